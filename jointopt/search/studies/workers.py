@@ -147,35 +147,28 @@ class Queue:
         ]
 
     @on_studies
-    def finish(self, numbers: Sequence[int], plans: Columns) -> int:
-        """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's."""
-        done = 0
+    def finish(self, numbers: Sequence[int], plans: Columns | None, error: str = "") -> int:
+        """Writes what came of claimed trials, a row of ``plans`` each, or the ``error`` of those without a result.
+
+        Returns how many were still this worker's.
+        """
+        done, storage = 0, self._storage.rdb
         with self._storage.together():
             for row, number in enumerate(numbers):
-                done += self._end(number, TrialState.COMPLETE, **outcome_of(plans, row, self.goals))
+                trial_id = self._trial_id(number)
+                if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
+                    continue
+                came: dict[str, Any] = {"user_attrs": {ERROR: error}, "system_attrs": {}, "values": None}
+                if plans is not None:
+                    came = outcome_of(plans, row, self.goals)
+                state = TrialState.FAIL if plans is None else TrialState.COMPLETE
+                with suppress(UpdateFinishedTrialError):  # taken over and finished between looking and writing
+                    for key, value in came["user_attrs"].items():
+                        storage.set_trial_user_attr(trial_id, key, value)
+                    for key, value in came["system_attrs"].items():
+                        storage.set_trial_system_attr(trial_id, key, value)
+                    done += storage.set_trial_state_values(trial_id, state, came["values"])
         return done
-
-    @on_studies
-    def fail(self, number: int, error: str) -> int:
-        """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
-        with self._storage.together():
-            return int(self._end(number, TrialState.FAIL, {ERROR: error}, {}))
-
-    def _end(
-        self, number: int, state: TrialState, user_attrs: Mapping[str, Any], system_attrs: Mapping[str, Any],
-        values: list[float] | None = None,
-    ) -> bool:  # fmt: skip
-        storage, trial_id = self._storage.rdb, self._trial_id(number)
-        if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
-            return False
-        try:
-            for key, value in user_attrs.items():
-                storage.set_trial_user_attr(trial_id, key, value)
-            for key, value in system_attrs.items():
-                storage.set_trial_system_attr(trial_id, key, value)
-            return storage.set_trial_state_values(trial_id, state, values)
-        except UpdateFinishedTrialError:  # taken over and finished between looking and writing
-            return False
 
     def _trial_id(self, number: int) -> int:
         return self._storage.rdb.get_trial_id_from_study_id_trial_number(self._study_id, number)
@@ -362,7 +355,7 @@ class _Worker:
             return
         if isinstance(error, OutOfMemoryError):
             self._seen.closed |= set(self.out_with(self._bare(claimed)["layout_index"]).tolist())
-        self.failed += self.queue.fail(claimed[0].number, f"{type(error).__name__}: {error}")
+        self.failed += self.queue.finish([claimed[0].number], None, f"{type(error).__name__}: {error}")
         self._failed_in_a_row += not isinstance(error, RunFailedError)
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             raise LauncherError(
