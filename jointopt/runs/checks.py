@@ -1,28 +1,35 @@
-"""Rules that the cells of one measured run must keep among each other, and on the GPU that they name."""
+"""What the cells of one measured run must keep among each other, and on the GPU that they name: one table of checks."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
-from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Floats
+from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Bools, Floats
 from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
 from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
+from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.catalog.models import known_model, near_models
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.job import TF32
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
-from jointopt.runs import peak_share
-from jointopt.runs.cells import Rule, above, broken_rules, contradicts, with_precision
+from jointopt.runs.cells import Cells, is_known, of_distinct, spelled
+from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.peak_share import (
-    HELD,
     LEAST_REACHED,
+    MEMORY_COLUMNS,
     MOST_REACHED,
-    TIMED,
+    TIME_COLUMNS,
     again_flop,
     attention_flop,
     flop,
@@ -30,7 +37,9 @@ from jointopt.runs.peak_share import (
     least_time_s,
     rates,
     reached,
-    stated_flops,
+    reason_of_memory,
+    reason_of_power,
+    reason_of_time,
 )
 from jointopt.runs.shapes import SHAPE, whole_name
 
@@ -40,357 +49,317 @@ _PEAK_OF_LIMIT = 1.3  # that a peak may reach: boards hold their limit on averag
 _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
 
 
-def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
-    degrees = runs[list(DEGREES)]
-    product = degrees.prod(axis=1)  # a blank counts as 1
-    complete = degrees.notna().all(axis=1)
-    return (runs["num_gpus"] % product > 0) | (complete & ((product - runs["num_gpus"]).abs() > 0))
+# Figures of runs that checks compare, arrays in and out; each is NaN where a cell that it needs is blank.
 
 
-def _clocks_miscounted(runs: pd.DataFrame) -> pd.Series:
-    cells = runs["stage_clock_mhz"]  # of a million plans mostly blank, and then not walked through
-    count = (cells.map(len, na_action="ignore") if cells.notna().any() else cells).astype(float)
-    return (count > 1) & ((count - runs["pp"]).abs() > 0)
+def _of_gpu(runs: Cells, figure: Callable[[Gpu], float | None]) -> Floats:
+    """A figure of the GPU of each row, (n,), NaN where it is not known."""
+    gpus = known_gpus(pd.Series(runs["gpu"]).dropna().unique())
+    figures = {name: figure(gpu) for name, gpu in gpus.items()}
+    return of_distinct(runs["gpu"], figures.get, None).astype(np.float64)
 
 
-def _energy_contradicts(runs: pd.DataFrame) -> pd.Series:
-    by_power = runs["avg_power_w"] * runs["iteration_time_s"] * runs["num_gpus"]
-    return (runs["energy_j"] / by_power - 1).abs() > _AGREEMENT
+def _span(runs: Cells, name: str) -> Floats:
+    """(lowest, highest), (2, n), of a span that `Gpu` has by that name; without bounds where the GPU is unknown."""
+    none = (0.0, math.inf)
+    return of_distinct(runs["gpu"], lambda gpu: getattr(known_gpu(gpu), name, none), none).T
 
 
-def _energy_excessive(runs: pd.DataFrame) -> pd.Series:
-    return (_drawn_w(runs) > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
+def _off_span(runs: Cells, cells: npt.NDArray[Any], name: str, slack: float = 0.0) -> Bools:
+    """Whether a number, or one clock of several, lies outside that span of the row's GPU, (n,)."""
+    if pd.isna(cells).all():
+        return np.zeros(len(cells), bool)
+    low, high = _span(runs, name)
+    least = most = cells
+    if cells.dtype == object:
+        least, most = of_distinct(cells, lambda clocks: (min(clocks), max(clocks)), (math.nan, math.nan)).T
+    return np.asarray((least < low - slack) | (most > high + slack))
 
 
-def _at_most(smaller: str, larger: str) -> Rule:
-    return Rule((smaller, larger), f"{smaller} to be at most {larger}", above(smaller, larger))
+def _power_by_energy_w(runs: Cells) -> Floats:
+    return np.asarray(runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"]))
 
 
-def _partly_latent(runs: pd.DataFrame) -> pd.Series:
-    stated = runs[list(LATENT)].fillna(0.0) > 0
-    return stated.any(axis=1) & ~stated[list(LATENT_NEEDED)].all(axis=1)
+def _power_w(runs: Cells) -> Floats:
+    """Mean power of a GPU in W, (n,): as stated, else by energy."""
+    return np.where(np.isnan(runs["avg_power_w"]), _power_by_energy_w(runs), runs["avg_power_w"])
 
 
-def _kinds_contradict(runs: pd.DataFrame) -> pd.Series:
-    return runs["attention_kind"].isin(["mha", "gqa", "mqa"]) & (runs["kv_lora_rank"].fillna(0.0) > 0)
+def _limits_w(runs: Cells) -> Floats:
+    """Power limit of a GPU of each row in W, (n,): its own, else what the board is rated for, else infinite."""
+    rated = _of_gpu(runs, lambda gpu: gpu.tdp_w or None)
+    limits = np.where(np.isnan(runs["power_limit_w"]), rated, runs["power_limit_w"])
+    return np.where(np.isnan(limits), math.inf, limits)
 
 
-_AGREEING_ENERGY = Rule(
-    ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
-    f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}", _energy_contradicts,
-    use="power and energy are learned from avg_power_w instead",
-)  # fmt: skip
-RUN_RULES = (
-    Rule(("num_gpus", *DEGREES), f"{'*'.join(DEGREES)} to be num_gpus", _degrees_contradict),
-    Rule(("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size"), True),
-    _at_most("num_attention_heads", "hidden_size"),
-    Rule(("moe_router_topk", "num_experts"), "moe_router_topk to be at most num_experts",  # a single one is no choice
-         lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 1)),
-    Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
-    Rule(("moe_load_imbalance", "num_experts", "moe_router_topk"),
-         "moe_load_imbalance to be at most num_experts / moe_router_topk, as a token goes to an expert once",
-         lambda runs: runs["moe_load_imbalance"] * runs["moe_router_topk"] > runs["num_experts"]),
-    Rule(("moe_load_imbalance", "moe_router_force_load_balancing"),
-         "moe_load_imbalance to be 1 or blank where balance is forced, which draws experts at random",
-         lambda runs: (runs["moe_load_imbalance"] > 1) & (runs["moe_router_force_load_balancing"] > 0)),
-    Rule((*LATENT,), "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together, for latent attention",
-         _partly_latent),
-    Rule(("attention_kind", "kv_lora_rank"), "attention_kind to be mla where kv_lora_rank is above 0",
-         _kinds_contradict),
-    *(Rule(pair, f"{pair[0]} and {pair[1]} to mean the same", contradicts(*pair)) for pair in
-      itertools.combinations(("precision", "dtype", "fp8_recipe"), 2)),
-)  # fmt: skip
-RULES = (
-    *RUN_RULES,
-    _at_most("ep", "num_gpus"),
-    _at_most("num_query_groups", "num_attention_heads"),
-    _AGREEING_ENERGY,
-    Rule(("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
-         f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W", _energy_excessive),
-    Rule(("peak_power_w", "avg_power_w"), f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
-         above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT))),
-)  # fmt: skip
+def _precisions_contradict(runs: Cells, columns: tuple[str, str]) -> Bools:
+    """Whether two columns name different precisions, or different recipes where both name one."""
 
-# --- rules of a GPU: what the spans mean, and where their figures come from, is with the properties of `Gpu`
+    def dtype(text: object) -> str | None:
+        recipe = named_recipe(str(text))
+        found = scaled_dtype(recipe) if recipe else named_precision(str(text))
+        return "fp32" if found == TF32 else found
+
+    wrong = np.zeros(len(runs.runs), bool)
+    if np.logical_and(*(pd.notna(runs[name]) for name in columns)).any():
+        for named in (dtype, lambda text: named_recipe(str(text))):
+            one, other = (of_distinct(runs[name], named, None) for name in columns)
+            wrong |= pd.notna(one) & pd.notna(other) & (one != other)
+    return wrong
 
 
-@functools.cache
-def _span(figure: str, gpu: str) -> tuple[float, float]:
-    """A span of the GPU of that name; without bounds where the catalogue does not know it."""
-    span: tuple[float, float] = getattr(known_gpu(gpu), figure, (0.0, math.inf))
-    return span
+def _degrees_contradict(runs: Cells) -> Bools:
+    degrees = np.stack([runs[name] for name in DEGREES])
+    product, complete = np.nanprod(degrees, axis=0), ~np.isnan(degrees).any(axis=0)  # a blank counts as 1
+    return np.asarray((runs["num_gpus"] % product > 0) | (complete & (np.abs(product - runs["num_gpus"]) > 0)))
 
 
-def _bound(value: float, low: float, high: float) -> str:
-    return f"at least {low:.4g}" if value < low else f"at most {high:.4g}"
+def _partly_latent(runs: Cells) -> Bools:
+    stated = {name: runs[name] > 0 for name in LATENT}
+    whole = np.all([stated[name] for name in LATENT_NEEDED], axis=0)
+    return np.asarray(np.any([*stated.values()], axis=0) & ~whole)
 
 
-def _spans(figure: str, names: pd.Series) -> Floats:
-    """(lowest, highest) for each row's GPU, (n, 2); without bounds where it names no GPU."""
-    codes, distinct = pd.factorize(names)
-    return np.array([*(_span(figure, str(name)) for name in distinct), (0.0, math.inf)])[codes]
+def _clocks_miscounted(runs: Cells) -> Bools:
+    count = of_distinct(runs["stage_clock_mhz"], len, 0)
+    return np.asarray((count > 1) & (np.abs(count - runs["pp"]) > 0))
 
 
-def _on_gpu(
-    column: str, figure: str, unit: str, slack: float = 0.0, result: Callable[[pd.Series], str] | None = None
-) -> Rule:
-    """The rule that clocks, limits or results lie in a span of the GPU; of a ``result`` the likeliest reason."""
-
-    def words(run: pd.Series) -> str:
-        low, high = _span(figure, str(run["gpu"]))
-        if result is None:
-            return f"{column} to be from {low:g} to {high:g} {unit} on this GPU"
-        return f"{column} to be {_bound(run[column], low, high)} {unit} on this GPU ({result(run)})"
-
-    def broken(runs: pd.DataFrame) -> pd.Series:
-        codes, distinct = pd.factorize(runs[column])
-        ends = [(min(cell), max(cell)) if isinstance(cell, tuple) else (cell, cell) for cell in distinct]
-        bounds = np.array([*ends, (np.nan, np.nan)], np.float64)
-        spans = _spans(figure, runs["gpu"].drop_duplicates())
-        if not ends or (bounds[:-1].min() >= spans[:, 0].max() and bounds[:-1].max() <= spans[:, 1].min()):
-            return pd.Series(False, index=runs.index)  # without a look at a million rows
-        given, (low, high) = bounds[codes], _spans(figure, runs["gpu"]).T
-        return pd.Series((given[:, 0] < low - slack) | (given[:, 1] > high + slack), index=runs.index)
-
-    return Rule((column, "gpu"), words, broken)
+# What sentences quote of one run: names in their braces.
 
 
-GPU_RULES = (
-    _on_gpu("clock_mhz", "clock_span_mhz", "MHz", _TOLERANCE_MHZ),
-    _on_gpu("stage_clock_mhz", "clock_span_mhz", "MHz", _TOLERANCE_MHZ),
-    _on_gpu("power_limit_w", "power_limit_span_w", "W"),
-)
+def _bound(run: Cells, watts_or_gib: Floats, name: str) -> str:
+    (low,), (high,) = _span(run, name)
+    return f"at least {low:.4g}" if watts_or_gib[0] < low else f"at most {high:.4g}"
 
 
-def _limit_without_power(runs: pd.DataFrame) -> pd.Series:
-    """Whether a row limits a GPU of which it is not known what a limit does, (n,)."""
-    unknown = [name for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items() if gpu.power is None]
-    return runs["gpu"].isin(unknown) & runs["power_limit_w"].notna()
-
-
-KNOWN_POWER = Rule(
-    ("power_limit_w", "gpu"), "no power limit on a GPU of whose power nothing is known (leave power_limit_w blank to "
-    "predict the run without it)", _limit_without_power,
-)  # fmt: skip
-
-
-def _nodes_are_broken(runs: pd.DataFrame) -> pd.Series:
-    """Jobs on part of one node are common; those on whole nodes and a part of another are no job that was recorded."""
-    return (runs["num_gpus"] > runs["gpus_per_node"]) & (runs["num_gpus"] % runs["gpus_per_node"] > 0)
-
-
-def _too_fast(runs: pd.DataFrame) -> pd.Series:
-    return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_time_s(runs), index=runs.index)
-
-
-def _near_peak(runs: pd.DataFrame) -> pd.Series:
-    return reached(runs) > MOST_REACHED
-
-
-def _too_slow(runs: pd.DataFrame) -> pd.Series:
-    share = reached(runs)
-    return (share < LEAST_REACHED) & (share > 0)  # 0: a core, whose rate has no bound
-
-
-def _slow_words(run: pd.Series) -> str:
-    most_s = float(reached(run.reindex(TIMED).to_frame().T).iloc[0] * run["iteration_time_s"]) / LEAST_REACHED
-    return (
-        f"iteration_time_s to be at most {most_s:.3g}, {1 / LEAST_REACHED:,.0f} times what forward and backward pass "
-        "take at the full rate of these GPUs (is it in seconds, and of one iteration?)"
-    )
-
-
-def _slowest_words(run: pd.Series) -> str:
-    row = run.reindex(TIMED).to_frame().T
-    reason = peak_share.of_time(with_precision(row).iloc[0], float(flop(row)[0] / run["iteration_time_s"]))
-    return (
-        f"iteration_time_s to be at least {float(least_time_s(row)[0]):.3g}, what 6 flop for each parameter and token "
-        f"take at the full rate of these GPUs ({reason})"
-    )
-
-
-def _peak_words(run: pd.Series) -> str:
-    row = run.reindex(TIMED).to_frame().T
-    once, again = float((flop(row) + attention_flop(row))[0]), float(again_flop(row)[0])
-    rate, time_s = float(rates(row, stated_flops)[0]), float(run["iteration_time_s"])
+def _full_rate(run: Cells) -> dict[str, Any]:
+    """What a run takes at the full rate of its GPUs, and why it seems to have reached more of that than any run."""
+    (once,), (again,) = flop(run) + attention_flop(run), again_flop(run)
+    (rate,), time_s = rates(run)[1], float(run["iteration_time_s"][0])
     share = (once + again) / time_s / rate
-    passes = "forward, backward and recomputed" if again else "forward and backward"
-    if again and once / time_s <= MOST_REACHED * rate:
-        reason = "was nothing recomputed, or a part?"
-    else:
-        reason = peak_share.of_time(with_precision(row).iloc[0], share * rate)
-    return (
-        f"iteration_time_s to be at least {(once + again) / rate / MOST_REACHED:.3g}, what {passes} pass take at "
-        f"{MOST_REACHED:g} of the full rate of these GPUs: it is {share:.2f} of that rate ({reason})"
-    )
+    part = again and once / time_s <= MOST_REACHED * rate
+    return {
+        "passes": "forward, backward and recomputed" if again else "forward and backward", "share": share,
+        "least_s": (once + again) / rate / MOST_REACHED,
+        "reason": "was nothing recomputed, or a part?" if part else reason_of_time(run, share * rate),
+    }  # fmt: skip
 
 
-def _drawn_w(runs: pd.DataFrame) -> pd.Series:
-    """`reasons.drawn_w` of each row, (n,)."""
-    return runs["avg_power_w"].fillna(runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).astype(float)
+_QUOTED: dict[str, Callable[[Cells], Any]] = {
+    "clock_span_mhz": lambda run: _span(run, "clock_span_mhz")[:, 0],
+    "power_limit_span_w": lambda run: _span(run, "power_limit_span_w")[:, 0],
+    "gpu": lambda run: load_gpu(str(run["gpu"][0])),
+    "memory_bound": lambda run: _bound(run, run["peak_memory_gib"], "memory_span_gib"),
+    "memory_reason": reason_of_memory,
+    "power_bound": lambda run: _bound(run, run["avg_power_w"], "mean_power_span_w"),
+    "energy_bound": lambda run: _bound(run, _power_by_energy_w(run), "mean_power_span_w"),
+    "power_w": lambda run: _power_w(run)[0],
+    "power_reason": lambda run: reason_of_power(run, _power_w(run)[0], is_known(run["avg_power_w"][0])),
+    "energy_reason": lambda run: reason_of_power(run, _power_by_energy_w(run)[0], stated=False),
+    "peak_reason": lambda run: reason_of_power(run, run["peak_power_w"][0], stated=True),
+    "limit_w": lambda run: _limits_w(run)[0],
+    "peak_limit_w": lambda run: _PEAK_OF_LIMIT * _limits_w(run)[0],
+    "least_memory_gib": lambda run: least_memory_gib(run)[0],
+    "least_time_s": lambda run: least_time_s(run)[0],
+    "most_time_s": lambda run: reached(run)[0] * run["iteration_time_s"][0] / LEAST_REACHED,
+    "time_reason": lambda run: reason_of_time(run, flop(run)[0] / run["iteration_time_s"][0]),
+    "full_rate": _full_rate,
+}
 
 
-def _limits_w(runs: pd.DataFrame) -> Floats:
-    """Power limit of a GPU of each row in W, (n,): its own, else what the board is rated for."""
-    rated = {name: gpu.tdp_w or math.inf for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items()}
-    limits = runs["power_limit_w"].astype(float).fillna(runs["gpu"].map(rated).astype(float))
-    return np.asarray(limits.fillna(math.inf), np.float64)
+# The table of checks.
 
 
-def _above_limit(runs: pd.DataFrame) -> pd.Series:
-    return _drawn_w(runs) > _MOST_OF_LIMIT * _limits_w(runs)
+@dataclass(frozen=True)
+class Check:
+    """One rule that runs must keep. ``broken`` is false wherever a cell that it needs is blank.
+
+    ``kind``: "cells" of any run, also of one without results; "row": of measured runs; "price": that physics needs;
+    "gpu": what the GPU can be set to; "result": what it cannot have done; "nodes": of jobs on several; "doubt": what
+    it hardly did.
+    """
+
+    kind: str
+    columns: tuple[str, ...]  # the first one is blamed
+    broken: Callable[[Cells], Bools]
+    expected: str  # with names of `_QUOTED` in braces
+    may_fail: bool = False  # no contradiction where the run failed: that may be just why
+    use: str = "used"  # of the first column where the check is but a doubt
 
 
-def _limit_words(run: pd.Series) -> str:
-    row = run.reindex([*_DRAWN, "power_limit_w"]).to_frame().T
-    drawn, limit = float(_drawn_w(row).iloc[0]), float(_limits_w(row)[0])
-    return f"at most {limit:g} W of a GPU, its limit, not {drawn:.0f} ({peak_share.of_power(run)})"
-
-
-def _peak_above_limit(runs: pd.DataFrame) -> pd.Series:
-    return runs["peak_power_w"].astype(float) > _PEAK_OF_LIMIT * _limits_w(runs)
-
-
-def _peak_power_words(run: pd.Series) -> str:
-    limit = float(_limits_w(run.reindex(["power_limit_w", "gpu"]).to_frame().T)[0])
-    reason = peak_share.of_power(pd.Series({"gpu": run["gpu"], "avg_power_w": run["peak_power_w"]}))
-    return f"at most {_PEAK_OF_LIMIT * limit:.0f} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({reason})"
-
-
-def _above_memory(runs: pd.DataFrame) -> pd.Series:
-    known = known_gpus(runs["gpu"].dropna().unique())
-    held = {name: gpu.memory_gib for name, gpu in known.items() if not gpu.is_cpu}
-    return runs["peak_memory_gib"].astype(float) > runs["gpu"].map(held).astype(float)
-
-
-def _memory_words(run: pd.Series) -> str:
-    gpu = load_gpu(str(run["gpu"]))
-    return (
-        f"peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({peak_share.of_memory(run)})"
-    )
-
-
-def _below_weights(runs: pd.DataFrame) -> pd.Series:
-    return runs["peak_memory_gib"].astype(float) < least_memory_gib(runs)
-
-
-def _weights_words(run: pd.Series) -> str:
-    least = float(least_memory_gib(run.reindex(HELD).to_frame().T)[0])
-    return (
-        f"peak_memory_gib to be at least {least:.3g} GiB, a byte of each weight of its layers that a GPU holds (is it "
-        "a share of the memory, or in TiB?)"
-    )
-
-
-def _energy_beyond(runs: pd.DataFrame) -> pd.Series:
-    watts = (runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).to_numpy(float)
-    low, high = _spans("mean_power_span_w", runs["gpu"]).T
-    return pd.Series((watts < low) | (watts > high), index=runs.index)
-
-
-def _energy_words(run: pd.Series) -> str:
-    run = run.drop("avg_power_w", errors="ignore")  # the reason is one of the energy
-    words = _bound(peak_share.drawn_w(run), *_span("mean_power_span_w", str(run["gpu"])))
-    return f"energy_j over iteration_time_s and num_gpus to be {words} W on this GPU ({peak_share.of_power(run)})"
-
-
-# the first column is what was measured, and cannot be
-RESULT_RULES = (
-    _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=peak_share.of_memory),
-    _on_gpu("avg_power_w", "mean_power_span_w", "W", result=peak_share.of_power),
-    Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _energy_beyond),
-    Rule(TIMED, _slowest_words, _too_fast),
-)
-_DRAWN = ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus")
-# Results that are used, and that one sentence doubts: beyond what the GPU is sold for, and not impossible.
-DOUBTS = (
-    Rule(("peak_memory_gib", "gpu"), _memory_words, _above_memory),
-    Rule(HELD, _weights_words, _below_weights),
-    Rule((*_DRAWN, "power_limit_w"), _limit_words, _above_limit),
-    Rule(("peak_power_w", "gpu", "power_limit_w"), _peak_power_words, _peak_above_limit),
-    Rule(TIMED, _peak_words, _near_peak),
-    Rule(TIMED, _slow_words, _too_slow),
-    _AGREEING_ENERGY,
-)
-MEASUREMENT_RULES = (
-    *RULES, *GPU_RULES, *RESULT_RULES,
-    Rule(("num_gpus", "gpus_per_node"), "num_gpus to be a multiple of gpus_per_node, or below it", _nodes_are_broken),
+_AGREEING_ENERGY = Check(
+    "row", ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
+    lambda runs: np.abs(_power_by_energy_w(runs) / runs["avg_power_w"] - 1) > _AGREEMENT,
+    f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}",
 )  # fmt: skip
+CHECKS = (
+    Check("cells", ("num_gpus", *DEGREES), _degrees_contradict, f"{'*'.join(DEGREES)} to be num_gpus"),
+    Check("cells", ("global_batch_size", "dp"), lambda runs: runs["dp"] > runs["global_batch_size"],
+          "global_batch_size to be at least dp", may_fail=True),
+    Check("cells", ("num_attention_heads", "hidden_size"),
+          lambda runs: runs["num_attention_heads"] > runs["hidden_size"],
+          "num_attention_heads to be at most hidden_size"),
+    Check("cells", ("moe_router_topk", "num_experts"),  # a single one is no choice
+          lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 1),
+          "moe_router_topk to be at most num_experts"),
+    Check("cells", ("stage_clock_mhz", "pp"), _clocks_miscounted, "stage_clock_mhz to have one clock or pp of them"),
+    Check("cells", ("moe_load_imbalance", "num_experts", "moe_router_topk"),
+          lambda runs: runs["moe_load_imbalance"] * runs["moe_router_topk"] > runs["num_experts"],
+          "moe_load_imbalance to be at most num_experts / moe_router_topk, as a token goes to an expert once"),
+    Check("cells", ("moe_load_imbalance", "moe_router_force_load_balancing"),
+          lambda runs: (runs["moe_load_imbalance"] > 1) & (runs["moe_router_force_load_balancing"] > 0),
+          "moe_load_imbalance to be 1 or blank where balance is forced, which draws experts at random"),
+    Check("cells", LATENT, _partly_latent,
+          "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together, for latent attention"),
+    Check("cells", ("attention_kind", "kv_lora_rank"),
+          lambda runs: np.isin(runs["attention_kind"], ["mha", "gqa", "mqa"]) & (runs["kv_lora_rank"] > 0),
+          "attention_kind to be mla where kv_lora_rank is above 0"),
+    *(Check("cells", pair, functools.partial(_precisions_contradict, columns=pair),
+            f"{pair[0]} and {pair[1]} to mean the same")
+      for pair in itertools.combinations(("precision", "dtype", "fp8_recipe"), 2)),
+    # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
+    Check("price", ("pp", "num_layers"), lambda runs: runs["pp"] > runs["num_layers"],
+          "pp to be at most num_layers"),
+    Check("price", ("power_limit_w", "gpu"),
+          lambda runs: ~np.isnan(runs["power_limit_w"]) & (_of_gpu(runs, lambda gpu: gpu.power is None) > 0),
+          "no power limit on a GPU of whose power nothing is known (leave power_limit_w blank to predict the run "
+          "without it)"),
+    Check("row", ("ep", "num_gpus"), lambda runs: runs["ep"] > runs["num_gpus"], "ep to be at most num_gpus"),
+    Check("row", ("num_query_groups", "num_attention_heads"),
+          lambda runs: runs["num_query_groups"] > runs["num_attention_heads"],
+          "num_query_groups to be at most num_attention_heads"),
+    _AGREEING_ENERGY,
+    Check("row", ("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
+          lambda runs: (_power_by_energy_w(runs) > MOST_GPU_POWER_W) & np.isnan(runs["avg_power_w"]),
+          f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W"),
+    Check("row", ("peak_power_w", "avg_power_w"),
+          lambda runs: runs["avg_power_w"] > runs["peak_power_w"] / (1 - _AGREEMENT),
+          f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}"),
+    Check("gpu", ("clock_mhz", "gpu"),
+          lambda runs: _off_span(runs, runs["clock_mhz"], "clock_span_mhz", _TOLERANCE_MHZ),
+          "clock_mhz to be from {clock_span_mhz[0]:g} to {clock_span_mhz[1]:g} MHz on this GPU"),
+    Check("gpu", ("stage_clock_mhz", "gpu"),
+          lambda runs: _off_span(runs, runs["stage_clock_mhz"], "clock_span_mhz", _TOLERANCE_MHZ),
+          "stage_clock_mhz to be from {clock_span_mhz[0]:g} to {clock_span_mhz[1]:g} MHz on this GPU"),
+    Check("gpu", ("power_limit_w", "gpu"), lambda runs: _off_span(runs, runs["power_limit_w"], "power_limit_span_w"),
+          "power_limit_w to be from {power_limit_span_w[0]:g} to {power_limit_span_w[1]:g} W on this GPU"),
+    Check("result", ("peak_memory_gib", "gpu"),
+          lambda runs: _off_span(runs, runs["peak_memory_gib"], "memory_span_gib"),
+          "peak_memory_gib to be {memory_bound} GiB on this GPU ({memory_reason})"),
+    Check("result", ("avg_power_w", "gpu"), lambda runs: _off_span(runs, runs["avg_power_w"], "mean_power_span_w"),
+          "avg_power_w to be {power_bound} W on this GPU ({power_reason})"),
+    Check("result", ("energy_j", "iteration_time_s", "num_gpus", "gpu"),
+          lambda runs: _off_span(runs, _power_by_energy_w(runs), "mean_power_span_w"),
+          "energy_j over iteration_time_s and num_gpus to be {energy_bound} W on this GPU ({energy_reason})"),
+    Check("result", TIME_COLUMNS, lambda runs: runs["iteration_time_s"] < least_time_s(runs),
+          "iteration_time_s to be at least {least_time_s:.3g}, what 6 flop for each parameter and token take at the "
+          "full rate of these GPUs ({time_reason})"),
+    Check("nodes", ("num_gpus", "gpus_per_node"),  # jobs on part of one node are common, on one and a half unheard of
+          lambda runs: (runs["num_gpus"] > runs["gpus_per_node"]) & (runs["num_gpus"] % runs["gpus_per_node"] > 0),
+          "num_gpus to be a multiple of gpus_per_node, or below it"),
+    # beyond what the GPU is sold for, and not impossible
+    Check("doubt", ("peak_memory_gib", "gpu"),
+          lambda runs: runs["peak_memory_gib"] > _of_gpu(runs, lambda gpu: None if gpu.is_cpu else gpu.memory_gib),
+          "peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({memory_reason})"),
+    Check("doubt", MEMORY_COLUMNS, lambda runs: runs["peak_memory_gib"] < least_memory_gib(runs),
+          "peak_memory_gib to be at least {least_memory_gib:.3g} GiB, a byte of each weight of its layers that a GPU "
+          "holds (is it a share of the memory, or in TiB?)"),
+    Check("doubt", ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus", "power_limit_w"),
+          lambda runs: _power_w(runs) > _MOST_OF_LIMIT * _limits_w(runs),
+          "at most {limit_w:g} W of a GPU, its limit, not {power_w:.0f} ({power_reason})"),
+    Check("doubt", ("peak_power_w", "gpu", "power_limit_w"),
+          lambda runs: runs["peak_power_w"] > _PEAK_OF_LIMIT * _limits_w(runs),
+          f"at most {{peak_limit_w:.0f}} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({{peak_reason}})"),
+    Check("doubt", TIME_COLUMNS, lambda runs: reached(runs) > MOST_REACHED,
+          "iteration_time_s to be at least {full_rate[least_s]:.3g}, what {full_rate[passes]} pass take at "
+          f"{MOST_REACHED:g} of the full rate of these GPUs: it is {{full_rate[share]:.2f}} of that rate "
+          "({full_rate[reason]})"),
+    Check("doubt", TIME_COLUMNS,
+          lambda runs: (reached(runs) < LEAST_REACHED) & (reached(runs) > 0),  # 0: a core, whose rate has no bound
+          f"iteration_time_s to be at most {{most_time_s:.3g}}, {1 / LEAST_REACHED:,.0f} times what forward and "
+          "backward pass take at the full rate of these GPUs (is it in seconds, and of one iteration?)"),
+    replace(_AGREEING_ENERGY, kind="doubt", use="power and energy are learned from avg_power_w instead"),
+)  # fmt: skip
+
+
+def checks_of(*kinds: str) -> tuple[Check, ...]:
+    """The checks of these kinds, in their order."""
+    return tuple(check for check in CHECKS if check.kind in kinds)
+
+
+RULES, RESULT_RULES, DOUBTS = checks_of("cells", "row"), checks_of("result"), checks_of("doubt")
+MEASUREMENT_RULES = checks_of("cells", "row", "gpu", "result", "nodes")
+_PRICED = checks_of("cells", "price", "gpu")
+
+
+def broken_checks(runs: pd.DataFrame, checks: Iterable[Check]) -> Iterator[tuple[Check, Bools]]:
+    """(check, which rows break it, (n,)) for rows as `clean_runs` leaves them; columns may be missing."""
+    cells = Cells(runs)
+    for check in checks:
+        with np.errstate(all="ignore"):
+            yield check, np.asarray(check.broken(cells), bool)
+
+
+def complaint(check: Check, runs: pd.DataFrame, row: int) -> str:
+    """What was expected of a row, and the cells that contradict it."""
+    run = Cells(runs.iloc[[row]])
+    stated = [(name, spelled(run[name][0])) for name in check.columns if is_known(run[name][0])]
+    got = " ".join(f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in stated)
+    fields = (name for _, name, _, _ in string.Formatter().parse(check.expected) if name)
+    names = {name.partition("[")[0].partition(".")[0] for name in fields}
+    with np.errstate(all="ignore"):
+        expected = check.expected.format(**{name: _QUOTED[name](run) for name in names})
+    return f"expected {expected}, got {got}"
 
 
 # Rows of tables that no physics can price, and why.
 
 
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
-# nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
-_ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
+_near_models = functools.cache(near_models)
 
 
 def check_required(runs: pd.DataFrame) -> None:
     """Raises TableError for a table that lacks a column without which no run can be predicted."""
-    missing = [name for name in _REQUIRED if name not in runs]
-    if missing:
-        hint = _shape_hint(runs) if missing[0] in SHAPE else ""
-        raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
-
-
-def _shape_hint(runs: pd.DataFrame) -> str:
-    """A hint at the catalogue names that stand for a column of the model's shape."""
+    missing = next((name for name in _REQUIRED if name not in runs), None)
+    if missing is None:
+        return
     names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
-    if not names:
-        return " (a catalogue name in the column model stands for it)"
-    return f" ({names[0]!r} in the column model is not listed by `jointopt catalog models`{near_models(names[0])})"
+    hint = "" if missing not in SHAPE else " (a catalogue name in the column model stands for it)"
+    if hint and names:
+        hint = f" ({names[0]!r} in the column model is not listed by `jointopt catalog models`{near_models(names[0])})"
+    raise TableError(f"The table lacks the column {missing!r}{hint}, without which no run can be predicted.")
 
 
 def impossible(runs: pd.DataFrame) -> dict[int, str]:
     """Rows by position that no physics can price, and the first reason of each."""
-    checks = _unknown_models(runs)
+    cells, reasons = Cells(runs), dict[int, str]()
+    open_shape = (np.isnan(cells["num_layers"]) | np.isnan(cells["hidden_size"])) & pd.notna(cells["model"])
+    for row in np.flatnonzero(open_shape).tolist():
+        name = str(cells["model"][row])
+        if known_model(whole_name(name, cells["block"][row])) is None:
+            blank = [column for column in ("num_layers", "hidden_size") if np.isnan(cells[column][row])]
+            reasons[row] = (
+                f"{' and '.join(blank)} {'are' if len(blank) > 1 else 'is'} blank, and the model {name[:80]!r} is not "
+                f"in the catalogue{_near_models(name)}; `jointopt catalog models` lists the known ones."
+            )
     shape = "; a catalogue name in the column model stands for it"
-    checks |= {f"{name} is blank{shape * (name in SHAPE)}.": runs[name].isna() for name in _REQUIRED}
-    checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
-    if POWER_PROFILE in runs:
-        checks["it ran under a power_profile, whose effect is measured and never predicted."] = runs[
-            POWER_PROFILE
-        ].notna()
-    reasons: dict[int, str] = {}
-    for reason, rows in checks.items():
-        reasons = {int(row): reason for row in runs.index[rows]} | reasons
-    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, KNOWN_POWER, *GPU_RULES)):
-        reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
-    return reasons
-
-
-def _unknown_models(runs: pd.DataFrame) -> dict[str, pd.Series]:
-    """Rows that leave their shape to a model that the catalogue does not know, by a sentence on each model."""
-    if "model" not in runs:
-        return {}
-    blank = runs[["num_layers", "hidden_size"]].isna()
-    open_shape = blank.any(axis=1) & runs["model"].notna()
-    cells = runs.reindex(columns=["model", "block"]).assign(**blank)[open_shape].drop_duplicates()
-    found = {}
-    for name, block, layers, hidden in cells.itertuples(index=False):
-        if known_model(whole_name(name, block)) is None:
-            rows = open_shape & (runs["model"] == name) & (blank["num_layers"] == layers)
-            found[_unknown_model(str(name), layers, hidden)] = rows & (blank["hidden_size"] == hidden)
-    return found
-
-
-def _unknown_model(name: str, layers: bool, hidden: bool) -> str:
-    blank = "num_layers and hidden_size are" if layers and hidden else f"{'num_layers' if layers else 'hidden_size'} is"
-    return (
-        f"{blank} blank, and the model {name[:80]!r} is not in the catalogue{near_models(name)}; "
-        "`jointopt catalog models` lists the known ones."
-    )
-
-
-def _unknown_gpus(names: pd.Series) -> dict[object, str]:
-    messages: dict[object, str] = {}
-    for name in names.dropna().unique():
+    refused = {f"{name} is blank{shape * (name in SHAPE)}.": pd.isna(cells[name]) for name in _REQUIRED}
+    for name in runs["gpu"].dropna().unique():
         try:
             load_gpu(str(name))
         except CatalogError as error:
-            messages[name] = str(error)
-    return messages
+            refused[str(error)] = cells["gpu"] == name
+    refused["it ran under a power_profile, whose effect is measured and never predicted."] = pd.notna(
+        cells[POWER_PROFILE]
+    )
+    for reason, rows in refused.items():
+        reasons = dict.fromkeys(np.flatnonzero(rows).tolist(), reason) | reasons
+    for check, broken in broken_checks(runs, _PRICED):
+        for row in np.flatnonzero(broken).tolist():
+            reasons.setdefault(row, f"{complaint(check, runs, row)}.")
+    return reasons
 
 
 # Runs of one plan of one job that a table has more than once: how far their times are apart.
@@ -433,33 +402,37 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
 _SOURCE = ["source", "framework"]
 
 
-def states_class(table: pd.DataFrame) -> bool:
-    """Whether a row of the table states a recipe class, or names one in the framework's text."""
-    texts = table["framework"].dropna().unique() if "framework" in table else ()
-    stated = "recipe_class" in table and bool(table["recipe_class"].notna().any())
-    return stated or any(named_class(str(text)) for text in texts)
+def states_class(*tables: pd.DataFrame | None) -> bool:
+    """Whether a row of a table states a recipe class, or names one in the framework's text."""
+    for table in tables:
+        if table is not None:
+            texts = table["framework"].dropna().unique() if "framework" in table else ()
+            if any(named_class(str(text)) for text in texts):
+                return True
+            if "recipe_class" in table and table["recipe_class"].notna().any():
+                return True
+    return False
 
 
-def with_classes_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
+def with_classes_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
     """Blank recipe classes filled with that of the same source and framework, where its rows state one efficiency.
 
     Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
     by different classes, and what the runs show of theirs counted a second time.
     """
-    if not (states_class(runs) or (others is not None and states_class(others))):
+    if not states_class(runs, others):
         return runs
-    one = {key: names[0] for key, names in _stated(runs, others).items() if same_efficiency(names)}
-    ours = _classes(runs)
-    keys = zip(*(ours[name] for name in (*_SOURCE, "recipe_class")), strict=True)
+    one = {key: names[0] for key, names in _stated_classes(runs, others).items() if same_efficiency(names)}
+    keys = _classes(runs).itertuples(index=False)
     found = np.array([name or one.get((source, framework), "") for source, framework, name in keys], dtype=object)
     return runs.assign(recipe_class=pd.Series(found, runs.index).where(found != ""))
 
 
 def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
-    """A sentence on each recipe class that `with_classes_of_kin` gives rows which state none."""
-    if not (states_class(runs) or (others is not None and states_class(others))):
+    """A sentence on each recipe class that `with_classes_of_others` gives rows which state none."""
+    if not states_class(runs, others):
         return []
-    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_kin(runs, others)))
+    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_others(runs, others)))
     counts = taken[(stated == "") & (taken != "")].value_counts()
     return [
         f"{count:,} row{'s' * (count > 1)} without a recipe class predicted as a {name} recipe, as other rows of the "
@@ -470,16 +443,16 @@ def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[
 
 def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
     """A sentence on each source of both tables whose rows state classes of different efficiency."""
-    if not (states_class(measured) or states_class(queried)):
+    if not states_class(measured, queried):
         return []
-    both = [set(zip(*(_classes(table)[name] for name in _SOURCE), strict=True)) for table in (measured, queried)]
-    stated = {key: names for key, names in _stated(measured, queried).items() if key in both[0] & both[1]}
+    both = [set(_classes(table)[_SOURCE].itertuples(index=False, name=None)) for table in (measured, queried)]
+    stated = {key: names for key, names in _stated_classes(measured, queried).items() if key in both[0] & both[1]}
     return [
         conflict(", ".join(filter(None, key)), names) for key, names in stated.items() if not same_efficiency(names)
     ]
 
 
-def _stated(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:
+def _stated_classes(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:
     """The classes that rows of each source and framework state."""
     rows = pd.concat([_classes(table) for table in tables if table is not None]).drop_duplicates()
     found: dict[tuple[str, str], list[str]] = {}
@@ -491,16 +464,11 @@ def _stated(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:
 def _classes(table: pd.DataFrame) -> pd.DataFrame:
     """Source, framework profile (or text) and class of every row; a blank source is a source, a blank class none."""
     cells = table.reindex(columns=[*_SOURCE, "recipe_class"]).astype(object).fillna("").astype(str)
-    texts = {text: _framework(text) for text in cells["framework"].unique()}
-    words = {word: word.strip().lower() for word in cells["recipe_class"].unique()}
-    classes = cells["recipe_class"].map(words)
-    named = cells["framework"].map({text: named_class(text) for text in texts})
+    profiles = {text: recognise_framework(text) for text in cells["framework"].unique()}
+    names = {text: one.name if known else text.strip().lower() for text, (one, known) in profiles.items()}
+    classes = cells["recipe_class"].str.strip().str.lower()
+    named = cells["framework"].map({text: named_class(text) for text in profiles})
     return pd.DataFrame({
-        "source": cells["source"], "framework": cells["framework"].map(texts),
+        "source": cells["source"], "framework": cells["framework"].map(names),
         "recipe_class": classes.where(classes.isin(RECIPE_CLASSES), named),
     })  # fmt: skip
-
-
-def _framework(text: str) -> str:
-    profile, known = recognise_framework(text)
-    return profile.name if known else text.strip().lower()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.quote import sh_word
 from jointopt.core.secrets import masked
-from jointopt.runs.outages import passes
+from jointopt.runs.outages import passes, wait_out
 
 if TYPE_CHECKING:
     import sqlalchemy
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 SCHEMA = "jointopt_schema"  # the versions that its tables have reached, and by which jointopt
@@ -55,36 +57,21 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
     """The engine of a URL; nothing is connected, and no file made, before its first use.
 
     ``lock_first``: on SQLite a transaction takes the write lock as it begins, so that what it reads is still true when
-    it writes (PostgreSQL locks rows).
+    it writes (PostgreSQL locks rows). The first connection ends in a UsageError where the measurements are of a version
+    that is not known here, so that nothing is read or written as what it is not, whoever opens the database.
     """
     import sqlalchemy
 
-    parsed = sqlalchemy.engine.make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        # a server has few connections (PostgreSQL 100), and many processes share it: none is kept between two uses
-        engine = sqlalchemy.create_engine(parsed, poolclass=sqlalchemy.pool.NullPool)
-        _refuse_newer(engine, url)
-        return engine
-    in_memory = parsed.database in (None, "", ":memory:")
-    pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
-    engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": LOCK_WAIT_S})
-    sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
-    _refuse_newer(engine, url)
-    if lock_first:
-        sqlalchemy.event.listen(engine, "connect", _begin_by_hand)
-        sqlalchemy.event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
-    return engine
-
-
-def _refuse_newer(engine: sqlalchemy.Engine, url: str) -> None:
-    """Has the first connection end in a UsageError where the measurements are of a version that is not known here.
-
-    So nothing is read or written as what it is not, whoever opens the database.
-    """
-    import sqlalchemy
-
-    def refuse(connection: Any, _: object) -> None:
-        found = [row for name in ("version, jointopt", "version, NULL") for row in _selected(connection, name)]
+    def refuse_newer(connection: Any, _: object) -> None:
+        found: list[tuple[Any, ...]] = []
+        for columns in ("version, jointopt", "version, NULL"):  # none where the table or a column is missing
+            try:
+                cursor = connection.cursor()
+                cursor.execute(f"SELECT {columns} FROM {SCHEMA}")
+                found += cursor.fetchall()
+            except Exception:  # of any driver: whoever opened the database meets it again, and reports it
+                with suppress(Exception):
+                    connection.rollback()
         newest, maker = max(found, key=lambda row: int(row[0]), default=(0, None))
         if int(newest) > VERSION:
             by = f"jointopt {maker}" if maker else "the jointopt that made it"
@@ -93,24 +80,26 @@ def _refuse_newer(engine: sqlalchemy.Engine, url: str) -> None:
                 f"{VERSION} at most; use {by} or a newer one, or another database with --storage: nothing was changed."
             )
 
-    sqlalchemy.event.listen(engine, "first_connect", refuse)
+    def begin_by_hand(connection: Any, _: object) -> None:
+        """Keeps Python's SQLite driver from beginning transactions in its own, late way."""
+        connection.isolation_level = None
 
-
-def _selected(connection: Any, columns: str) -> list[tuple[Any, ...]]:
-    """Rows of the table of versions; none where it, or a column, is missing, or the database cannot be read."""
-    try:
-        cursor = connection.cursor()
-        cursor.execute(f"SELECT {columns} FROM {SCHEMA}")
-        return [tuple(row) for row in cursor.fetchall()]
-    except Exception:  # of any driver: whoever opened the database meets it again, and reports it
-        with suppress(Exception):
-            connection.rollback()
-        return []
-
-
-def _begin_by_hand(connection: Any, _: object) -> None:
-    """Keeps Python's SQLite driver from beginning transactions in its own, late way."""
-    connection.isolation_level = None
+    parsed = sqlalchemy.engine.make_url(url)
+    # a server has few connections (PostgreSQL 100), and many processes share it: none is kept between two uses
+    arguments: dict[str, Any] = {"poolclass": sqlalchemy.pool.NullPool}
+    of_file = parsed.get_backend_name() == "sqlite"
+    if of_file:
+        arguments["connect_args"] = {"timeout": LOCK_WAIT_S}
+        if parsed.database in (None, "", ":memory:"):
+            arguments["poolclass"] = sqlalchemy.pool.StaticPool
+    engine = sqlalchemy.create_engine(parsed, **arguments)
+    if of_file:
+        sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
+    sqlalchemy.event.listen(engine, "first_connect", refuse_newer)
+    if of_file and lock_first:
+        sqlalchemy.event.listen(engine, "connect", begin_by_hand)
+        sqlalchemy.event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
 
 
 @contextmanager
@@ -159,6 +148,23 @@ def has_table(url: str, name: str) -> bool:
     return sqlalchemy.inspect(open_database(url)).has_table(name)
 
 
+def on_database(what: str, wrappers: tuple[type[Exception], ...] = ()) -> Callable[[Method], Method]:
+    """A decorator of methods of an object with a ``url``, or of functions of one: with `database_errors`.
+
+    They are begun again as by `wait_out`.
+    """
+
+    def decorated(method: Method) -> Method:
+        @functools.wraps(method)
+        def waiting(owner: Any, *given: Any, **named: Any) -> Any:
+            url = getattr(owner, "url", owner)
+            return wait_out(url, lambda: database_errors(url, what, wrappers)(method)(owner, *given, **named))
+
+        return cast("Method", waiting)
+
+    return decorated
+
+
 @contextmanager
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
@@ -176,27 +182,22 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
         cause = error.__cause__ if isinstance(error, wrappers) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
         known = next((words for part, words in _REASONS.items() if part in reason.lower()), "")
-        known = _FULL if known.startswith("cannot be read or written: the disk") and _is_full(url) else known
-        expected = (
-            "expected a database URL such as sqlite:///jointopt.db in a folder that exists and can be written, or "
-            "postgresql+psycopg://user@host/name with its driver installed."
-        )
-        place = masked(url)
+        file, place = file_of(url), masked(url)
+        if known.startswith("cannot be read or written: the disk") and file is not None:
+            with suppress(OSError):  # SQLite may call a disk without room an error of the disk
+                room = shutil.disk_usage(file.absolute().parent).free
+                known = _FULL if room < _LEAST_ROOM else known
         sentence = f"The {what} {place!r} {known.format(url=sh_word(place), reason=masked(reason).replace('. ', '; '))}"
         if passes(error):
             silent = f"The {what} {place!r} does not answer: {masked(reason)}."
             raise OutageError(sentence if known else silent) from error
         if not known:
-            sentence = f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
+            sentence = (
+                f"The {what} {place!r} cannot be used: {masked(reason)}; expected a database URL such as "
+                "sqlite:///jointopt.db in a folder that exists and can be written, or "
+                "postgresql+psycopg://user@host/name with its driver installed."
+            )
         raise UsageError(sentence) from error
-
-
-def _is_full(url: str) -> bool:
-    """Whether the disk of an SQLite file has no room, which SQLite may call an error of the disk."""
-    file = file_of(url)
-    with suppress(OSError):
-        return file is not None and shutil.disk_usage(file.absolute().parent).free < _LEAST_ROOM
-    return False
 
 
 def may_hold_rows(url: str) -> bool:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
+from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
-from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
-from jointopt.jobs.cluster import FAR_LINK
+from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
+from jointopt.jobs.cluster import FAR_LINK, Gpu
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.jobs.job import TF32
-from jointopt.runs.cells import (
-    ALIKE,
-    TIME,
-    converted,
-    floats,
-    meant,
-    named_attention,
-    runnable_dtype,
-    shown,
-    with_precision,
-    within_node,
-)
+from jointopt.runs.cells import floats, named_attention, shown, with_precision
 from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
+from jointopt.runs.workloads import runnable_dtype
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +42,8 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
         try:
             load_gpu(str(name))
         except CatalogError as error:
-            lines.append(f"{_rows_are(count)} kept, but never learned from: {error}")
-    return lines + silent_lines(runs) + unfinished_lines(runs)
+            lines.append(f"{_rows(count, 'is', 'are')} kept, but never learned from: {error}")
+    return lines + _silent_lines(runs) + unfinished_lines(runs)
 
 
 def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
@@ -68,15 +59,11 @@ def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bool
 
     ``refused`` (n,): rows of which another sentence says that their results are not used.
     """
-    total = f"{len(runs):,}"
-    return (
-        [
-            f"{count:,} of {total} measured runs teach{'es' * (count == 1)} nothing (row {row + 1}): {reason}"
-            for reason, count, row in by_reason(reasons)
-        ]
-        + silent_lines(runs if refused is None else runs[~refused])
-        + unfinished_lines(runs)
-    )
+    lines = [
+        f"{count:,} of {len(runs):,} measured runs teach{'es' * (count == 1)} nothing (row {row + 1}): {reason}"
+        for reason, count, row in by_reason(reasons)
+    ]
+    return lines + _silent_lines(runs if refused is None else runs[~refused]) + unfinished_lines(runs)
 
 
 def silent(runs: pd.DataFrame) -> Bools:
@@ -87,160 +74,46 @@ def silent(runs: pd.DataFrame) -> Bools:
     return found.to_numpy(bool)
 
 
-def silent_lines(runs: pd.DataFrame) -> list[str]:
+def _silent_lines(runs: pd.DataFrame) -> list[str]:
     """One sentence where rows are `silent`."""
     count = int(silent(runs).sum())
-    if not count:
-        return []
-    return [f"{count:,} {'row has' if count == 1 else 'rows have'} neither {A_RESULT}."]
+    return [f"{_rows(count, 'has', 'have')} neither {A_RESULT}."] * bool(count)
 
 
-def none_ended_well(runs: pd.DataFrame) -> str:
-    """A clause with the count of each status where no run of a measurement table ended well; blank where one did."""
+def _none_ended_well(runs: pd.DataFrame) -> tuple[str, set[str]]:
+    """A clause with the count of each status where no run of a table ended well, and these; blank where one did."""
     if runs.empty or "status" not in runs or runs["status"].isna().any():
-        return ""
+        return "", set()
     status = runs["status"].astype(str).str.strip().str.lower()
-    if (status == "ok").any():
-        return ""
     counts = status.value_counts(sort=False)
     found = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    return f"none of {len(runs):,} runs ended well ({found})"
+    return ("", set()) if "ok" in counts else (f"none of {len(runs):,} runs ended well ({found})", set(counts.index))
 
 
 def unfinished_lines(runs: pd.DataFrame) -> list[str]:
     """One sentence where no run of a measurement table ended well: what the others teach, if anything."""
-    if not (clause := none_ended_well(runs)):
+    clause, statuses = _none_ended_well(runs)
+    if not clause:
         return []
-    status = runs["status"].astype(str).str.strip().str.lower()
-    fits = bool((status == "oom").any())
-    bounds = "iteration_time_s" in runs and bool(runs["iteration_time_s"][status == "timeout"].notna().any())
+    fits, bounds = "oom" in statuses, False
+    if "iteration_time_s" in runs:
+        timeout = runs["status"].astype(str).str.strip().str.lower() == "timeout"
+        bounds = bool(runs["iteration_time_s"][timeout].notna().any())
     taught = " and ".join(["which plans fit"] * fits + ["lower bounds of time"] * bounds) or "nothing"
     return [f"{clause}: they teach {taught}{', and nothing of time or power' * (fits and not bounds)}."]
 
 
-def _without_rate(runs: pd.DataFrame) -> list[str]:
-    """One sentence for each precision of rows `with_precision` that no source states a rate of on their GPU."""
-    if not {"gpu", "dtype"} <= set(runs):
-        return []
-    lines = []
-    counts = runs.groupby(["gpu", "dtype"], sort=False).size()
-    for (name, text), count in zip(counts.index.tolist(), counts.tolist(), strict=True):
-        gpu, dtype, taken = known_gpu(name), named_precision(str(text)), list[str]()
-        if gpu and dtype and (wider := runnable_dtype(str(text), gpu, taken)) and taken:
-            lines.append(
-                f"{_rows_are(count)} in {dtype} on {name}, of which no source states a rate: priced in {wider}, and "
-                f"marked out of domain; expected one of {', '.join((*gpu.peak_tflops, *[TF32] * gpu.has_tf32))}."
-            )
-    return lines
+def _rows(count: int, one: str, many: str) -> str:
+    return f"1 row {one}" if count == 1 else f"{count:,} rows {many}"
 
 
-def _without_precision(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows `with_precision` that can be priced have none."""
-    if "seq_length" not in runs:
-        return []
-    blank = runs["dtype"].isna() if "dtype" in runs else True
-    count = int((runs["seq_length"].notna() & blank).sum())
-    return [
-        f"{_rows_state(count)} no precision (columns dtype, precision, fp8_recipe): the 16-bit format of the GPU is "
-        "assumed, and nothing recorded supports what is predicted of them."
-    ] * bool(count)
-
-
-def _far_links(runs: pd.DataFrame) -> list[str]:
-    """One sentence for each GPU whose rows state a network that is far faster than its reference system's."""
-    if not {"gpu", _LINK} <= set(runs):
-        return []
-    stated, lines = floats(runs[_LINK]), []
-    for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items():
-        usual = gpu.usual_inter_node_gbytes_per_s
-        if usual and (far := (runs["gpu"] == name) & (stated > FAR_LINK * usual)).any():
-            rows = np.flatnonzero(far)
-            lines.append(
-                f"{_rows_state(len(rows))} a network over {FAR_LINK} times as fast as the {usual:g} GB/s of the "
-                f"reference system of {name} (row {rows[0] + 1}: {_LINK}={stated.iloc[rows[0]]:g}): is it in Gb/s "
-                f"per GPU? Then it is {stated.iloc[rows[0]] / 8:g}."
-            )
-    return lines
-
-
-def _raised_limits(runs: pd.DataFrame) -> list[str]:
-    """One sentence for each GPU whose rows state a power limit above what it is rated for."""
-    if not {"gpu", "power_limit_w"} <= set(runs):
-        return []
-    stated, lines = floats(runs["power_limit_w"]), []
-    for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items():
-        if gpu.tdp_w and len(rows := np.flatnonzero((runs["gpu"] == name) & (stated > gpu.tdp_w))):
-            lines.append(
-                f"{_rows_state(len(rows))} a power limit above the {gpu.tdp_w:g} W that {name} is rated for (row "
-                f"{rows[0] + 1}: power_limit_w={stated.iloc[rows[0]]:g}): taken as stated, though few boards allow it."
-            )
-    return lines
-
-
-def _plain_networks(runs: pd.DataFrame) -> list[str]:
-    """One sentence for each GPU of whose network between nodes neither rows nor sources state the speed."""
-    if not {"gpu", "num_gpus"} <= set(runs):
-        return []
-    known = known_gpus(runs["gpu"].dropna().unique())
-    without = {name: gpu for name, gpu in known.items() if not gpu.is_cpu and not gpu.usual_inter_node_gbytes_per_s}
-    if not without:
-        return []
-    blank = floats(runs["num_gpus"]) * np.nan
-    link, per_node = (floats(runs.get(name, blank)) for name in (_LINK, "gpus_per_node"))
-    lines = []
-    for name, gpu in without.items():
-        beyond = floats(runs["num_gpus"]) > per_node.fillna(gpu.usual_gpus_per_node or 8)
-        if len(rows := np.flatnonzero((runs["gpu"] == name) & link.isna() & beyond)):
-            lines.append(
-                f"{_rows_state(len(rows))} no network between nodes, and no source states a usual one of {name} (row "
-                f"{rows[0] + 1}): {PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_LINK}."
-            )
-    return lines
-
-
-def _rows_are(count: int) -> str:
-    return "1 row is" if count == 1 else f"{count:,} rows are"
-
-
-def _rows_state(count: int) -> str:
-    return "1 row states" if count == 1 else f"{count:,} rows state"
+# Sentences on cells that nothing is read from, or that may be of another unit.
 
 
 def unread_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads, or of whose cells some mean nothing."""
     stated = with_precision(table)
-    of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table)
-    of_precision = _without_rate(stated) + _without_precision(stated)
-    of_nodes = _far_links(table) + _raised_limits(table) + _plain_networks(table)
-    return misspelt_lines(table) + of_cells + of_precision + of_nodes
-
-
-def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:
-    """One sentence for each framework that no profile is of and whose name is nearly that of one."""
-    lines = []
-    for name, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
-        close = difflib.get_close_matches(str(name).strip().lower(), framework_names(), n=1, cutoff=ALIKE)
-        if close and not recognise_framework(str(name))[1]:
-            row = int(np.flatnonzero(table["framework"] == name)[0]) + 1
-            lines.append(
-                f"{count:,} row{'s have' if count > 1 else ' has'} an unknown framework (row {row}: {name!r}), "
-                f"predicted like any other without a profile (did you mean {close[0]!r}?)."
-            )
-    return lines
-
-
-def _targets_alone(table: pd.DataFrame) -> list[str]:
-    """One sentence where rows name the layers that LoRA adapts and no rank."""
-    if "lora_target_modules" not in table:
-        return []
-    ranks = table.reindex(columns=["lora_dim"])["lora_dim"]
-    rows = np.flatnonzero(table["lora_target_modules"].notna() & ranks.isna())
-    if not len(rows):
-        return []
-    return [
-        f"{_rows_state(len(rows))} lora_target_modules without lora_dim (row {rows[0] + 1}), the rank of the adapters: "
-        "all weights are taken to be trained."
-    ]
+    return [*misspelt_lines(table), *_unknown_words(table), *_precision_lines(stated), *_node_lines(table)]
 
 
 _DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"
@@ -251,23 +124,161 @@ _MEANINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
 }  # fmt: skip
 
 
-def _meaningless_lines(table: pd.DataFrame) -> list[str]:
-    """One sentence for each column of `_MEANINGS` with cells that mean none."""
-    lines = []
+def _unknown_words(table: pd.DataFrame) -> Iterator[str]:
+    """Yield sentences on words that mean nothing, frameworks nearly known, and layers of LoRA without a rank."""
     for name, (reading, expected) in _MEANINGS.items():
-        if name not in table:
-            continue
-        cells = table[name]
-        known = {cell: reading(str(cell)) for cell in cells.dropna().unique()}
-        unknown = [cell for cell, meaning in known.items() if not meaning]
-        if unknown:
-            rows = np.flatnonzero(cells.isin(unknown))
-            words = f"row{'s have' if len(rows) > 1 else ' has'} an"
-            lines.append(
-                f"{len(rows):,} {words} unknown {name} (row {rows[0] + 1}: {shown(table, rows[0], name)}), "
-                f"which is not read: the usual one is assumed. Expected {expected}."
+        if name in table:
+            unknown = [cell for cell in table[name].dropna().unique() if not reading(str(cell))]
+            if (rows := np.flatnonzero(table[name].isin(unknown))).size:
+                yield (
+                    f"{_rows(len(rows), 'has', 'have')} an unknown {name} (row {rows[0] + 1}: "
+                    f"{shown(table, rows[0], name)}), which is not read: the usual one is assumed. Expected {expected}."
+                )
+    for text, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
+        close = difflib.get_close_matches(str(text).strip().lower(), framework_names(), n=1, cutoff=_ALIKE)
+        if close and not recognise_framework(str(text))[1]:
+            row = int(np.flatnonzero(table["framework"] == text)[0]) + 1
+            yield (
+                f"{_rows(count, 'has', 'have')} an unknown framework (row {row}: {text!r}), predicted like any other "
+                f"without a profile (did you mean {close[0]!r}?)."
             )
-    return lines
+    if "lora_target_modules" in table:
+        lacking = table["lora_dim"].isna() if "lora_dim" in table else True
+        if (rows := np.flatnonzero(table["lora_target_modules"].notna() & lacking)).size:
+            yield (
+                f"{_rows(len(rows), 'states', 'state')} lora_target_modules without lora_dim (row {rows[0] + 1}), the "
+                "rank of the adapters: all weights are taken to be trained."
+            )
+
+
+def _precision_lines(runs: pd.DataFrame) -> Iterator[str]:
+    """Yield sentences on rows `with_precision`: in one that no source states a rate of on their GPU, or in none."""
+    if {"gpu", "dtype"} <= set(runs):
+        counts = runs.groupby(["gpu", "dtype"], sort=False).size()
+        gpus = known_gpus(runs["gpu"].dropna().unique())
+        for (name, text), count in zip(counts.index.tolist(), counts.tolist(), strict=True):
+            gpu, dtype, taken = gpus.get(name), named_precision(str(text)), list[str]()
+            if gpu and dtype and (wider := runnable_dtype(str(text), gpu, taken)) and taken:
+                known = ", ".join((*gpu.peak_tflops, *[TF32] * gpu.has_tf32))
+                yield (
+                    f"{_rows(count, 'is', 'are')} in {dtype} on {name}, of which no source states a rate: priced in "
+                    f"{wider}, and marked out of domain; expected one of {known}."
+                )
+    if "seq_length" in runs:
+        blank = runs["dtype"].isna() if "dtype" in runs else True
+        if count := int((runs["seq_length"].notna() & blank).sum()):
+            yield (
+                f"{_rows(count, 'states', 'state')} no precision (columns dtype, precision, fp8_recipe): the 16-bit "
+                "format of the GPU is assumed, and nothing recorded supports what is predicted of them."
+            )
+
+
+# Of nodes: which rows on a GPU (n,) are doubted, by the numbers of their cells, and what is said of them.
+_NODE_DOUBTS: tuple[tuple[Callable[[Gpu, Columns], Bools], str], ...] = (
+    (lambda gpu, cells: cells[_LINK] > FAR_LINK * (gpu.usual_inter_node_gbytes_per_s or np.nan),
+     f"a network over {FAR_LINK} times as fast as the {{gpu.usual_inter_node_gbytes_per_s:g}} GB/s of the reference "
+     f"system of {{name}} (row {{row}}: {_LINK}={{link:g}}): is it in Gb/s per GPU? Then it is {{eighth:g}}."),
+    (lambda gpu, cells: cells["power_limit_w"] > (gpu.tdp_w or np.nan),
+     "a power limit above the {gpu.tdp_w:g} W that {name} is rated for (row {row}: power_limit_w={limit:g}): taken as "
+     "stated, though few boards allow it."),
+    (lambda gpu, cells: np.isnan(cells[_LINK]) & (cells["num_gpus"] > np.where(
+        np.isnan(cells["gpus_per_node"]), gpu.usual_gpus_per_node or 8, cells["gpus_per_node"])
+     ) & (not gpu.is_cpu and not gpu.usual_inter_node_gbytes_per_s),
+     "no network between nodes, and no source states a usual one of {name} (row {row}): "
+     f"{PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_LINK}."),
+)  # fmt: skip
+
+
+def _node_lines(runs: pd.DataFrame) -> Iterator[str]:
+    """Yield a sentence for each of `_NODE_DOUBTS` and each GPU with such rows."""
+    gpus = known_gpus(runs["gpu"].dropna().unique()) if "gpu" in runs else {}
+    columns = (_LINK, "power_limit_w", "gpus_per_node", "num_gpus")
+    cells = {n: floats(runs[n]).to_numpy() if n in runs else np.full(len(runs), np.nan) for n in columns}
+    for doubted, words in _NODE_DOUBTS:
+        for name, gpu in gpus.items():
+            if (rows := np.flatnonzero((runs["gpu"] == name).to_numpy(bool) & doubted(gpu, cells))).size:
+                link, limit = (cells[column][rows[0]] for column in columns[:2])
+                said = words.format(name=name, gpu=gpu, row=rows[0] + 1, link=link, eighth=link / 8, limit=limit)
+                yield f"{_rows(len(rows), 'states', 'state')} {said}"
+
+
+# Columns by the names that other programs and people give them, and the units that such names state.
+
+
+TIME = "iteration_time_s"
+# Names in configs of Megatron-LM, Hugging Face, DeepSpeed and torchtitan, and what tables often call these.
+_ELSEWHERE = {
+    name: column for column, names in {
+        "dp": "data_parallel data_parallel_size dp_size", "cp": "context_parallel context_parallel_size cp_size",
+        "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
+        "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
+        "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
+        "etp": "expert_tensor_parallel_size",
+        "vpp": "virtual_pipeline virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size vp_size",
+        "micro_batch_size": "mbs micro_batch microbatch_size per_device_train_batch_size",
+        "global_batch_size": "gbs global_batch batch_size train_batch_size",
+        "zero_stage": "zero zero_level", "recompute": "recompute_granularity activation_checkpointing rc",
+        "sequence_parallel": "sp", "num_gpus": "gpus n_gpus world_size", "gpus_per_node": "ngpus_per_node",
+        "num_layers": "layers n_layers n_layer num_hidden_layers", "hidden_size": "hidden d_model n_embd",
+        "num_attention_heads": "heads n_heads n_head num_heads",
+        "num_query_groups": "kv_heads num_kv_heads num_key_value_heads n_kv_heads",
+        "ffn_hidden_size": "ffn intermediate_size ffn_size", "vocab_size": "vocab vocabulary",
+        "seq_length": "seq_len sequence_length max_seq_length max_position_embeddings",
+        "moe_router_topk": "experts_per_token num_experts_per_tok top_k topk",
+        "num_experts": "experts n_experts num_local_experts n_routed_experts",
+        "moe_ffn_hidden_size": "moe_intermediate_size",
+        "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration "
+        "time_per_iteration time_per_step time_per_iter seconds_per_iteration seconds_per_step sec_per_iter "
+        "sec_per_step s_per_it s_per_step s_per_iter iteration_latency step_latency",
+        "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
+        "energy_j": "energy",
+        "lora_dim": "lora_rank lora_r peft_dim",
+        "lora_target_modules": "lora_targets lora_target target_modules lora_modules",
+        "attention": "attn attention_kernel attention_backend attn_implementation attention_impl",
+        "dtype": "mixed_precision compute_dtype data_type", "framework": "software library",
+        "token_dispatcher": "moe_token_dispatcher_type moe_token_dispatcher",
+        "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
+    }.items() for name in names.split()
+}  # fmt: skip
+_WITHIN_NODE = {"intra", "intranode", "nvlink", "nvswitch"}  # words of links of which tables have no column
+_ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
+# What to do to a column in the unit that ends its name, by that of the column meant.
+_UNITS = {
+    "s": {"ms": "divide it by 1,000", "us": "divide it by 1,000,000", "min": "multiply it by 60",
+          "h": "multiply it by 3,600"},
+    "j": {"kj": "multiply it by 1,000", "mj": "multiply it by 1,000,000", "wh": "multiply it by 3,600",
+          "kwh": "multiply it by 3,600,000"},
+    "w": {"kw": "multiply it by 1,000", "mw": "divide it by 1,000"},
+    "gib": {"gb": "multiply it by 0.9313", "mib": "divide it by 1,024", "mb": "divide it by 1,074",
+            "bytes": "divide it by 1,073,741,824"},
+    "mhz": {"ghz": "multiply it by 1,000"},
+}  # fmt: skip
+_SPELLED = {"msec": "ms", "millis": "ms", "milliseconds": "ms", "usec": "us", "microseconds": "us", "minutes": "min",
+            "hours": "h", "sec": "s", "secs": "s", "seconds": "s"}  # fmt: skip
+
+
+def _words(name: str) -> tuple[list[str], str]:
+    """The words of a name in lower case, and its unit, blank for none: ``Step Time (msec)`` is step, time, ms; ms."""
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    words[-1:] = [_SPELLED.get(word, word) for word in words[-1:]]
+    known = {*_UNITS, *(unit for units in _UNITS.values() for unit in units)}
+    return words, words[-1] if len(words) > 1 and words[-1] in known else ""
+
+
+def _meant(name: str, lacking: Iterable[str]) -> str:
+    """The column of those ``lacking`` that a name nearly is, or that other programs call so; empty for none."""
+    (words, unit), lacking = _words(name), set(lacking)
+    for spelled in ("_".join(words), "_".join(words[:-1]) if unit else ""):
+        if spelled in _ELSEWHERE:
+            return _ELSEWHERE[spelled] if _ELSEWHERE[spelled] in lacking else ""
+    close = difflib.get_close_matches("_".join(words), sorted(lacking), n=1, cutoff=_ALIKE)
+    return close[0] if close and _WITHIN_NODE.isdisjoint(words) else ""
+
+
+def _conversion(name: str, column: str, before: str) -> str:
+    """The change that makes cells of a column called ``name`` those of ``column``; blank where no other unit shows."""
+    change = _UNITS.get(column.rsplit("_", 1)[-1], {}).get(_words(name)[1], "")
+    return f"{before}, and {change}" * bool(change)
 
 
 def misspelt_lines(table: pd.DataFrame) -> list[str]:
@@ -277,13 +288,12 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     is known has none. A blank column is lacking.
     """
     lacking = {*COLUMNS, "clock_mhz"} - {str(name) for name, cells in table.items() if cells.notna().any()}
-    known = {*COLUMNS, *OTHER_NAMES, "clock_mhz"}
-    found = {name: meant(name, lacking) for name in map(str, table.columns) if name not in known}
-    named = {name: column for name, column in found.items() if column}
+    others = [name for name in map(str, table.columns) if name not in {*COLUMNS, *OTHER_NAMES, "clock_mhz"}]
+    named = {name: column for name in others if (column := _meant(name, lacking))}
     links = [
         f"column {name} is kept, but nothing reads it: tables have no column for the links within a node; the job file "
         "(cluster.intra_node_gbytes_per_s) and the machine file have."
-        for name in found if within_node(name)
+        for name in others if not _WITHIN_NODE.isdisjoint(_words(name)[0])
     ][:1]  # fmt: skip
     if len(named) > _MOST_NAMED:
         first, column = next(iter(named.items()))
@@ -293,23 +303,17 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
             f"did you mean {column!r} by {first}, and so on?",
         ]
     return [
-        f"column {name} is kept, but nothing reads it (did you mean {one!r}?{_and_converted(name, one)})."
+        f"column {name} is kept, but nothing reads it (did you mean {one!r}?"
+        f"{_conversion(name, one, ' Then rename it')})."
         for name, one in named.items()
     ] + links
 
 
-def _and_converted(name: str, column: str) -> str:
-    """The rest of a question after the column that is meant; blank where its unit is the same."""
-    change = converted(name, column)
-    return f" Then rename it, and {change}" * bool(change)
-
-
 def renamed_time(table: pd.DataFrame) -> str:
     """How to turn a column that holds times by another name into the one that is read, as the end of a sentence."""
-    if not (name := _named_otherwise(table)):
-        return ""
-    change = converted(name, TIME)
-    return f"; rename the column {name} to {TIME}{f', and {change}' * bool(change)}"
+    names = (str(name) for name in table.columns if str(name) not in COLUMNS)
+    name = next((name for name in names if _meant(name, {TIME})), "")
+    return f"; rename the column {name} to {TIME}{_conversion(name, TIME, '')}" if name else ""
 
 
 def without_time(table: pd.DataFrame) -> str:
@@ -317,27 +321,19 @@ def without_time(table: pd.DataFrame) -> str:
 
     Blank where no reason shows.
     """
-    if renamed := renamed_time(table):
+    renamed, (clause, _) = renamed_time(table), _none_ended_well(table)
+    if renamed or not clause:
         return renamed
-    if not (clause := none_ended_well(table)):
-        return ""
     return (
         f"; {clause}: add runs that did, or give these to `jointopt propose --measured`, which learns from runs that "
         "are out of memory which plans fit"
     )
 
 
-def _named_otherwise(table: pd.DataFrame) -> str:
-    """The first column that seems to be the iteration time by another name; empty for none."""
-    names = (str(name) for name in table.columns if str(name) not in COLUMNS)
-    return next((name for name in names if meant(name, {TIME})), "")
-
-
 def untimed_lines(table: pd.DataFrame) -> list[str]:
     """One sentence where rows, as `with_results` reads them, ended well and have no time, by whatever name."""
-    blank = (table["status"] == "ok") & table[TIME].isna()
-    rows = np.flatnonzero(blank)
-    if not len(rows) or _named_otherwise(table):
+    rows = np.flatnonzero((table["status"] == "ok") & table[TIME].isna())
+    if not len(rows) or renamed_time(table):
         return []
     ended = "row says that its run ended" if len(rows) == 1 else "rows say that their runs ended"
     return [

@@ -129,11 +129,6 @@ def kind_ids(connection: sa.Connection, kinds: Iterable[Kind]) -> dict[Kind, int
     return known
 
 
-def _to_version_2(connection: sa.Connection) -> None:
-    """Make room for each row's kind."""
-    _add_column(connection, "kind_id INTEGER")
-
-
 def _to_version_3(connection: sa.Connection) -> None:
     """Say of each row of what kind it is, in more than version 2 had, and of which plan."""
     _log.info("The measurement store is brought up to version 3, once; of a million rows that takes minutes.")
@@ -163,4 +158,7 @@ def _add_column(connection: sa.Connection, column: str, table: sa.Table = MEASUR
         connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {column}"))
 
 
-STEPS: dict[int, Callable[[sa.Connection], None]] = {2: _to_version_2, 3: _to_version_3}  # the last to `VERSION`
+STEPS: dict[int, Callable[[sa.Connection], None]] = {  # by the version that they reach, the last `VERSION`
+    2: lambda connection: _add_column(connection, "kind_id INTEGER"),  # room for each row's kind
+    3: _to_version_3,
+}

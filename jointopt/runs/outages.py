@@ -6,7 +6,6 @@ calls them: a minute where a command has nothing else to do, as long as it takes
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import random
@@ -15,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from jointopt.core.errors import OutageError
 from jointopt.core.secrets import masked
 
 T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., Any])
+
 PATIENCE_S = 60.0
 WORD_S = 2.0  # that an outage lasts before it is mentioned
 _PAUSE_S = 0.5  # the longest between two attempts
@@ -94,13 +93,3 @@ def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
         if mentioned:
             _log.info("%s answers again after %.0f s.", masked(url), time.monotonic() - began)
         return found
-
-
-def patient(method: Method) -> Method:
-    """The method of an object with a ``url``, begun again as by `wait_out`."""
-
-    @functools.wraps(method)
-    def waiting(self: Any, *given: Any, **named: Any) -> Any:
-        return wait_out(self.url, lambda: method(self, *given, **named))
-
-    return cast("Method", waiting)

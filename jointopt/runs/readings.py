@@ -6,16 +6,15 @@ Numpy alone. Times are seconds since 1970, so that nodes can be cut at the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Floats
 
 LEAST_WINDOW_S = 2.0  # counters move every 10 to 100 ms, some sensors average over a second
 _SLACK_S = 1.0  # how much a power sensor may lag behind the counter
@@ -57,20 +56,20 @@ class Reading:
         return {
             "energy_j": total / iterations,
             "avg_power_w": total / self.seconds / self.gpus if self.gpus and self.seconds else float("nan"),
-            "peak_power_w": _highest(self.peak_power_w),
-            "temperature_c": _highest(self.temperature_c),
+            "peak_power_w": float(np.fmax.reduce(self.peak_power_w, initial=np.nan)),
+            "temperature_c": float(np.fmax.reduce(self.temperature_c, initial=np.nan)),
         }
 
     def words(self) -> str:
         """One line for people."""
         if self.reason:
             return f"Energy not measured: {self.reason}"
-        hottest = _highest(self.temperature_c)
+        hottest, peak_w = (np.fmax.reduce(gpus, initial=np.nan) for gpus in (self.temperature_c, self.peak_power_w))
         heat = f", hottest {hottest:.0f} °C" if np.isfinite(hottest) else ""
         return (
             f"{self.gpus} GPUs, {self.seconds:.1f} s: {self.total_energy_j:,.0f} J, "
             f"{self.total_energy_j / self.seconds / self.gpus:.0f} W per GPU, "
-            f"peak {_highest(self.peak_power_w):.0f} W{heat}"
+            f"peak {peak_w:.0f} W{heat}"
         )
 
 
@@ -122,13 +121,16 @@ class Series:
         cut = self._cut(start, end)
         if len(cut.time_s) < 2:
             return not_measured(self.reason or "the meter took no sample in that time", end - start)
-        reason = self._uncovered(start, end) or cut.trouble(still_s)
+        early, late = self.time_s[0] - start, end - self.time_s[-1]
+        reason = cut.trouble(still_s)
+        if max(early, late) > _STILL_S:
+            reason = self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
         energy = np.full(len(self.gpus), np.nan) if reason else cut.energy_j[-1] - cut.energy_j[0]
-        return Reading(
-            end - start, energy, energy / (end - start), _over_time(np.max, cut.power_w),
-            _over_time(np.max, cut.temperature_c), _over_time(np.mean, cut.utilisation),
-            _over_time(np.mean, cut.clock_mhz), reason,
-        )  # fmt: skip
+        peak_w, hottest = (np.fmax.reduce(values, axis=0) for values in (cut.power_w, cut.temperature_c))
+        with np.errstate(invalid="ignore"):  # of a GPU without a known sample
+            mean = [np.nansum(values, axis=0) / np.isfinite(values).sum(axis=0)
+                    for values in (cut.utilisation, cut.clock_mhz)]  # fmt: skip
+        return Reading(end - start, energy, energy / (end - start), peak_w, hottest, mean[0], mean[1], reason)
 
     def trouble(self, still_s: float = _STILL_S) -> str:
         """Why a counter cannot be trusted, blank where all can: it stands, falls, jumps, or contradicts the power."""
@@ -141,25 +143,22 @@ class Series:
                 return f"the energy counter of {name} {wrong}"
         return ""
 
-    def _uncovered(self, start: float, end: float) -> str:
-        early, late = self.time_s[0] - start, end - self.time_s[-1]
-        if max(early, late) <= _STILL_S:
-            return ""
-        return self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
-
     def _cut(self, start: float, end: float) -> Series:
         """Samples inside and one on each edge: the counter's from both sides, the others' from the inside alone."""
         edges = np.clip([start, end], self.time_s[0], self.time_s[-1])
         inside = (self.time_s >= edges[0]) & (self.time_s <= edges[1])
         at = np.unique(np.concatenate([edges[:1], self.time_s[inside], edges[1:]]))
         known = inside if inside.any() else np.ones(len(self.time_s), bool)
-        columns = {name: _at(at, self.time_s[known], getattr(self, name)[known]) for name in QUANTITIES}
-        columns["energy_j"] = _at(at, self.time_s, self.energy_j)
+        columns = {}
+        for name in QUANTITIES:
+            of = slice(None) if name == "energy_j" else known
+            values: Floats = getattr(self, name)[of]
+            columns[name] = np.stack([np.interp(at, self.time_s[of], gpu) for gpu in values.T], axis=1)
         return Series(self.gpus, at, **columns, reason=self.reason)
 
     def write(self, path: Path) -> None:
         """As JSON, for the launcher that adds nodes up."""
-        write_whole(path, json.dumps(asdict(self), default=_plain))
+        write_whole(path, json.dumps(asdict(self), default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
 
     @classmethod
     def read(cls, path: Path) -> Series:
@@ -182,50 +181,21 @@ def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) ->
     """The fault of one counter (n,) beside the power sensor (n,) of the same GPU; blank = none."""
     if not np.isfinite(energy_j).all():
         return "does not exist"
-    if (np.diff(energy_j) < 0).any():
+    rise_j = np.diff(energy_j)
+    if (rise_j < 0).any():
         return "went backwards"
-    if (still := _longest_still(time_s, energy_j)) > still_s:
+    still = float(np.diff(np.concatenate([time_s[:1], time_s[1:][rise_j > 0], time_s[-1:]])).max())
+    if still > still_s:
         return f"stood still for {still:.1f} s"
     if not np.isfinite(power_w).all():
         return ""  # nothing to compare with
     length = max(_BLOCK_S, still_s)
-    if (block := _most_in_a_block(time_s, energy_j, length)) > 2 * power_w.max():
+    at = np.append(np.arange(time_s[0], time_s[-1] - length / 2, length), time_s[-1])  # blocks of about that length
+    block = float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())
+    if block > 2 * power_w.max():
         return f"jumped: {block:,.0f} W over {length:.0f} s where the sensor never saw more than {power_w.max():.0f} W"
     counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
     allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
     if abs(counted - integrated) > allowed:
         return f"reports {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
     return ""
-
-
-def _longest_still(time_s: Floats, energy_j: Floats) -> float:
-    """Longest time without any rise, in s."""
-    moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
-    edges = np.concatenate([time_s[:1], time_s[moved], time_s[-1:]])
-    return float(np.diff(edges).max())
-
-
-def _most_in_a_block(time_s: Floats, energy_j: Floats, block_s: float) -> float:
-    """Highest mean power of the counter over any block of about so many seconds, in W."""
-    borders = np.arange(time_s[0], time_s[-1] - block_s / 2, block_s)
-    at = np.append(borders, time_s[-1])
-    return float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())
-
-
-def _at(times: Floats, time_s: Floats, values: Floats) -> Floats:
-    return np.stack([np.interp(times, time_s, column) for column in values.T], axis=1)
-
-
-def _over_time(of: Callable[..., Any], values: Floats) -> Floats:
-    """Max or mean of (n, gpus) over the known samples; NaN where there is none."""
-    out = [of(column[np.isfinite(column)]) if np.isfinite(column).any() else np.nan for column in values.T]
-    return np.array(out, float)
-
-
-def _highest(values: Floats) -> float:
-    known: Bools = np.isfinite(values)
-    return float(values[known].max()) if known.any() else float("nan")
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else str(value)

@@ -131,7 +131,10 @@ def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:
 
 def distance_from(jobs: Iterable[Job]) -> Callable[[Kind], int]:
     """A function: the distance of a kind's rows from the nearest of ``jobs``; another model counts most."""
-    known = [(job.model.name.lower(), _numbers(job)) for job in jobs]
+    known = [
+        (job.model.name.lower(), (job.cluster.num_gpus, job.training.seq_length, job.training.global_batch_size))
+        for job in jobs
+    ]
 
     def distance(kind: Kind) -> int:
         stated = (kind.num_gpus, kind.seq_length, kind.global_batch_size)
@@ -142,10 +145,6 @@ def distance_from(jobs: Iterable[Job]) -> Callable[[Kind], int]:
         return min(apart, default=0)
 
     return distance
-
-
-def _numbers(job: Job) -> tuple[int, int, int]:
-    return job.cluster.num_gpus, job.training.seq_length, job.training.global_batch_size
 
 
 @functools.cache
@@ -160,6 +159,3 @@ _id = functools.cache(gpu_id)
 def _whole(value: Any) -> int:
     """A whole number as a row states it; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else 0
-
-
-# Measured runs whose plan is not known: what blank degrees are taken for is a guess, and no evidence of any plan.

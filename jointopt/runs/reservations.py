@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.core.system import may_live, this_process
-from jointopt.runs.database import database_errors, make_table, now_s, open_database
-from jointopt.runs.outages import patient
+from jointopt.runs.database import make_table, now_s, on_database, open_database
 
 LEASE_S = 60.0  # that a runner may be silent
+on_store = on_database("measurement store")
 _RUNNING, _DONE, _FREE = "running", "done", "free"
 _TABLE = sa.Table(
     "jointopt_reservations",
@@ -85,39 +85,37 @@ class Reservations:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _renews: bool = False  # whether a thread does, which ends where nothing is held any more
 
+    @on_store
     def __post_init__(self) -> None:
         self._runner = f"{this_process()}:{secrets.token_hex(4)}"
-        self._make()
+        self._engine = open_database(self.url, lock_first=True)
+        make_table(self._engine, _TABLE)
         self.look()
 
-    @patient
-    def _make(self) -> None:
-        with database_errors(self.url, "measurement store"):
-            self._engine = open_database(self.url, lock_first=True)
-            make_table(self._engine, _TABLE)
-
-    @patient
+    @on_store
     def look(self) -> dict[str, Reservation]:
         """All reservations of the study by plan; runs that have ended by now count as known to this runner."""
-        with database_errors(self.url, "measurement store"), self._engine.connect() as connection:
+        with self._engine.connect() as connection:
             at_s = now_s(connection)
             rows = connection.execute(sa.select(_TABLE).where(_TABLE.c.study == self.study)).all()
-        found = {
-            row.plan: Reservation(row.plan, row.state, row.runner, row.runs, row.lost, at_s - row.seen_s,
-                                  row.runner == self._runner)
-            for row in rows
-        }  # fmt: skip
+        found = {row.plan: self._of_row(row, at_s) for row in rows}
         self._known = {plan: one.runs for plan, one in found.items()}
         return found
 
-    @patient
+    def _of_row(self, row: Any, at_s: float) -> Reservation:
+        silent_s, mine = at_s - row.seen_s, row.runner == self._runner
+        return Reservation(row.plan, row.state, row.runner, row.runs, row.lost, silent_s, mine)
+
+    @on_store
     def take(self, plan: str, again: bool = False) -> bool:
         """Reserve a plan for this runner; False where another runs it, or has run it since this one last looked.
 
         ``again``: also where two runners of it have died.
         """
-        with database_errors(self.url, "measurement store"):
-            taken = self._insert(plan) or self._replace(plan, again)
+        try:
+            taken = self._take(plan, again)
+        except IntegrityError:  # another process was faster
+            taken = False
         with self._lock:
             if taken:
                 self._held.add(plan)
@@ -126,12 +124,13 @@ class Reservations:
                 threading.Thread(target=self._renew, daemon=True).start()
         return taken
 
-    @patient
+    @on_store
     def end(self, plan: str, ran: bool = True) -> None:
         """The plan was run, and its result is kept; or it was not, and is free for others."""
         values: Mapping[str, Any] = {"state": _DONE, "runs": _TABLE.c.runs + 1, "lost": 0} if ran else {"state": _FREE}
-        with database_errors(self.url, "measurement store"), self._engine.begin() as connection:
-            running = self._mine(plan) & (_TABLE.c.state == _RUNNING)  # a run counts once, however often this begins
+        own = (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan) & (_TABLE.c.runner == self._runner)
+        with self._engine.begin() as connection:
+            running = own & (_TABLE.c.state == _RUNNING)  # a run counts once, however often this begins
             connection.execute(sa.update(_TABLE).where(running).values(**values))
         self._held.discard(plan)
         if ran:
@@ -157,37 +156,24 @@ class Reservations:
         """Renew nothing any more."""
         self._stop.set()
 
-    def _insert(self, plan: str) -> bool:
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(sa.insert(_TABLE).values(study=self.study, plan=plan, runs=0, lost=0,
-                                                            **self._running(connection)))  # fmt: skip
-        except IntegrityError:  # there already
-            return False
-        return True
-
-    def _replace(self, plan: str, again: bool) -> bool:
-        """Take over a reservation that is free, ended as known, or abandoned: unless it has changed meanwhile."""
+    def _take(self, plan: str, again: bool) -> bool:
+        """Make a reservation, or take over one that is free, ended as known, or abandoned."""
+        own = (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan)
         with self._engine.begin() as connection:
-            row = connection.execute(sa.select(_TABLE).where(self._of(plan)).with_for_update()).one()
-            silent_s = now_s(connection) - row.seen_s
-            one = Reservation(plan, row.state, row.runner, row.runs, row.lost, silent_s, row.runner == self._runner)
+            row = connection.execute(sa.select(_TABLE).where(own).with_for_update()).one_or_none()
+            at_s = now_s(connection)
+            running = {"state": _RUNNING, "runner": self._runner, "seen_s": at_s}
+            if row is None:
+                new = sa.insert(_TABLE).values(study=self.study, plan=plan, runs=0, lost=0, **running)
+                connection.execute(new)
+                return True
+            one = self._of_row(row, at_s)
             known = row.state == _DONE and row.runs == self._known.get(plan, 0)
             lost = one.abandoned and (row.lost == 0 or again)
             if not (row.state == _FREE or known or lost or one.mine):
                 return False
-            values = self._running(connection) | {"lost": row.lost + int(one.abandoned)}
-            connection.execute(sa.update(_TABLE).where(self._of(plan)).values(**values))
+            connection.execute(sa.update(_TABLE).where(own).values(**running, lost=row.lost + int(one.abandoned)))
         return True
-
-    def _running(self, connection: sa.Connection) -> dict[str, Any]:
-        return {"state": _RUNNING, "runner": self._runner, "seen_s": now_s(connection)}
-
-    def _of(self, plan: str) -> sa.ColumnElement[bool]:
-        return (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan)
-
-    def _mine(self, plan: str) -> sa.ColumnElement[bool]:
-        return self._of(plan) & (_TABLE.c.runner == self._runner)
 
     def _renew(self) -> None:
         while not self._stop.wait(LEASE_S / 4):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Ints
+from jointopt.core.schema import Bools
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,27 +15,6 @@ if TYPE_CHECKING:
 
 _PLACES = "places"  # of a table's attributes: (name, rows) of each table that it was put together from, in order
 _KEPT = "kept"  # and the positions of its rows among those, where some were taken out
-
-
-@dataclass(frozen=True)
-class RowNames:
-    """Names of rows in messages: each by its number in the table that it is of.
-
-    ``parts``: (name, rows) of the tables in order, none where there is but one; ``at``: the position of each row among
-    the rows of all, (n,).
-    """
-
-    parts: tuple[tuple[str, int], ...]
-    at: Ints
-
-    def __call__(self, row: int) -> str:
-        """``row 3 of runs.csv``, or ``row 3`` where the table has no name."""
-        place = int(self.at[row])
-        for name, count in self.parts:
-            if place < count:
-                return f"row {place + 1} of {name}"
-            place -= count
-        return f"row {place + 1}"
 
 
 def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
@@ -47,10 +26,23 @@ def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     return whole
 
 
-def row_names(table: pd.DataFrame, kept: Bools | None = None) -> RowNames:
-    """Names of the rows of ``table`` that are ``kept`` (n,), by default of all."""
+def row_names(table: pd.DataFrame, kept: Bools | None = None) -> Callable[[int], str]:
+    """A function: the name of a row by its number among those that are ``kept`` (n,), by default of all.
+
+    That is ``row 3 of runs.csv``, or ``row 3`` where the table has no name.
+    """
     at = np.asarray(table.attrs.get(_KEPT, range(len(table))), np.int64)
-    return RowNames(table.attrs.get(_PLACES, ()), at if kept is None else at[kept])
+    at = at if kept is None else at[kept]
+
+    def name(row: int) -> str:
+        place = int(at[row])
+        for table_name, count in table.attrs.get(_PLACES, ()):
+            if place < count:
+                return f"row {place + 1} of {table_name}"
+            place -= count
+        return f"row {place + 1}"
+
+    return name
 
 
 def without(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:

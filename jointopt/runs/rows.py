@@ -22,7 +22,10 @@ WINDOW = ("measured_s", "iterations")
 
 def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The plan columns of ``plan`` that are not blank, as JSON has them; equal for equal plans, however written."""
-    plain: dict[str, Callable[[Any], Any]] = {"int": int, "bool": bool, "float": float, "str": str, "clocks": _clocks}
+    plain: dict[str, Callable[[Any], Any]] = {
+        "int": int, "bool": bool, "float": float, "str": str,
+        "clocks": lambda cell: parse_stage_clocks(cell.tolist() if isinstance(cell, np.ndarray) else cell),
+    }  # fmt: skip
     kinds = {column.name: plain[column.dtype] for column in COLUMNS.values() if column.role == "plan"}
     return {name: kind(plan[name]) for name, kind in kinds.items() if not is_blank(plan.get(name))}
 
@@ -34,10 +37,6 @@ def is_blank(value: Any) -> bool:
     import pandas as pd  # takes long to load, and `exec` meets nothing but those
 
     return np.ndim(value) == 0 and bool(pd.isna(value))
-
-
-def _clocks(value: Any) -> list[float]:
-    return parse_stage_clocks(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def result_row(notes: str, **known: float) -> dict[str, Any]:

@@ -17,11 +17,11 @@ import os
 import secrets
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import pandas as pd
 import sqlalchemy as sa
@@ -31,13 +31,22 @@ from jointopt.core.schema import COLUMNS
 from jointopt.core.secrets import masked
 from jointopt.core.system import state_home
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import TABLES, VERSION, database_errors, file_of, in_turn, open_database, write_ahead
+from jointopt.runs.database import (
+    TABLES,
+    VERSION,
+    database_errors,
+    file_of,
+    in_turn,
+    on_database,
+    open_database,
+    write_ahead,
+)
 from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, kind_ids, migrate, version
-from jointopt.runs.outages import patient
 from jointopt.runs.relevance import Kind, Wanted, kind_of, plan_key
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
+on_store = on_database("measurement store")
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 6  # to add rows that others add at the same moment
 _ROWS_READ = 5_000  # that are held as JSON at a time
@@ -72,7 +81,7 @@ class Store:
             if file_of(url) is not None:  # a write begins with the lock, so that it waits for others and never fails
                 self._writer = open_database(url, lock_first=True)
 
-    @patient
+    @on_store
     def add(self, rows: pd.DataFrame, origin: str) -> Added:
         """Adds the rows that are not there yet, all of them or, where that fails, none.
 
@@ -83,49 +92,46 @@ class Store:
         records, by_hash = _hashed(rows)
         if not by_hash:
             return Added(0, 0)
-        with database_errors(self.url, "measurement store"):
-            self._prepare()
-            new = _once_each(lambda: self._insert(by_hash, origin))
-            gone = self._retracted(by_hash)
-        return Added(new, records - new, len(gone))
+        self._prepare()
+        new = _once_each(lambda: self._insert(by_hash, origin))
+        with self._engine.connect() as connection:
+            retracted = _known_hashes(connection, RETRACTED, list(by_hash))
+        return Added(new, records - new, len(retracted))
 
-    @patient
+    @on_store
     def retract(self, rows: pd.DataFrame, origin: str) -> Retracted:
         """Marks the stored rows that are equal to ``rows``, all of them or none: they are kept, and `read` no more.
 
         Added again they stay retracted. ``rows`` and errors as for `add`.
         """
         records, by_hash = _hashed(rows)
-        with database_errors(self.url, "measurement store"):
-            if not by_hash or not self._has(MEASURED):
-                return Retracted(0, 0, records)
-            self._prepare()
-            new, absent = _once_each(lambda: self._mark(by_hash, origin))
+        if not by_hash or not self._has(MEASURED):
+            return Retracted(0, 0, records)
+        self._prepare()
+        new, absent = _once_each(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
-    @patient
+    @on_store
     def read(self, wanted: Wanted | None = None) -> pd.DataFrame:
         """Measurements in the order of adding but those retracted, all or those ``wanted``; no rows where none is.
 
         Columns are those of the schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and
         ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
         """
-        with database_errors(self.url, "measurement store"):
-            same: dict[str, str] = {}
-            parts = [_table(rows, same) for rows in self._rows(wanted)]
+        same: dict[str, str] = {}
+        parts = [_table(rows, same) for rows in self._rows(wanted)]
         if len(parts) < 2:
             return parts[0] if parts else _table([], {})
         extras = dict.fromkeys(name for part in parts for name in part.columns if name not in (*COLUMNS, *PROVENANCE))
         return pd.concat(parts, ignore_index=True).reindex(columns=[*COLUMNS, *extras, *PROVENANCE])
 
-    @patient
+    @on_store
     def count(self) -> int:
         """Number of measurements but those retracted."""
-        with database_errors(self.url, "measurement store"):
-            if not self._has(MEASURED):
-                return 0
-            with self._engine.connect() as connection:
-                return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
+        if not self._has(MEASURED):
+            return 0
+        with self._engine.connect() as connection:
+            return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def take_in(self) -> int:
         """Add what processes have left in files (`Spill`); how many rows the store did not have."""
@@ -149,8 +155,9 @@ class Store:
         with self._engine.connect().execution_options(yield_per=_ROWS_READ) as connection:
             if wanted is None:
                 yield from connection.execute(query).partitions()
-            elif old:
-                yield from _of_version_1(connection.execute(query).partitions(), wanted)
+            elif old:  # whose rows do not state their kind
+                every = (row for part in connection.execute(query).partitions() for row in part)
+                yield list(deque((row for row in every if wanted.related(kind_of(row.content))), wanted.whole))
             else:
                 ids, all_of_them = nearest_rows(connection, wanted, self._kept())
                 if not all_of_them:
@@ -170,11 +177,6 @@ class Store:
                 _once_each(lambda: migrate(self._writer))
             write_ahead(self._engine, self.url)
 
-    def _retracted(self, hashes: Collection[str]) -> set[str]:
-        """The hashes among these whose rows were retracted."""
-        with self._engine.connect() as connection:
-            return _known_hashes(connection, RETRACTED, list(hashes))
-
     def _has(self, table: sa.Table) -> bool:
         file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
         if file and file != ":memory:" and not file.startswith("file:") and not Path(file).exists():
@@ -191,7 +193,8 @@ class Store:
             rows = [_provenance(key, origin)
                     | {"content": content, "kind_id": known_kinds[kinds[key]], "plan_key": plan_key(content)}
                     for key, content in new.items()]  # fmt: skip
-            _insert_rows(connection, MEASURED, rows)
+            if rows:
+                connection.execute(sa.insert(MEASURED), rows)
         return len(rows)
 
     def _mark(self, by_hash: Mapping[str, dict[str, Any]], origin: str) -> tuple[int, int]:
@@ -199,8 +202,9 @@ class Store:
         with self._writer.begin() as connection:
             stored = _known_hashes(connection, MEASURED, list(by_hash))
             new = stored - _known_hashes(connection, RETRACTED, list(stored))
-            rows = [_provenance(content_hash, origin) for content_hash in by_hash if content_hash in new]
-            _insert_rows(connection, RETRACTED, rows)
+            if new:
+                rows = [_provenance(content_hash, origin) for content_hash in by_hash if content_hash in new]
+                connection.execute(sa.insert(RETRACTED), rows)
         return len(new), len(by_hash) - len(stored)
 
 
@@ -221,11 +225,6 @@ def _hashed(rows: pd.DataFrame) -> tuple[int, dict[str, dict[str, Any]]]:
 def _provenance(content_hash: str, origin: str) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"content_hash": content_hash, "origin": origin, "recorded_at": now}
-
-
-def _insert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-    for some in _pieces(rows, _ROWS_PER_STATEMENT):
-        connection.execute(sa.insert(table), some)
 
 
 def _known_hashes(connection: sa.Connection, table: sa.Table, hashes: list[str]) -> set[str]:
@@ -251,12 +250,6 @@ def _table(rows: Sequence[Any], same: dict[str, str]) -> pd.DataFrame:
     return table.assign(origin=origin, recorded_at=at)
 
 
-def _of_version_1(parts: Iterable[Sequence[Any]], wanted: Wanted) -> Iterator[list[Any]]:
-    """The newest related rows of a database whose rows do not state their kind."""
-    every = (row for part in parts for row in part if wanted.related(kind_of(row.content)))
-    yield list(deque(every, wanted.whole))
-
-
 def content_hash(record: Mapping[str, Any]) -> str:
     """The hash by which a row is known: of its content, whatever the order of its cells."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -271,9 +264,12 @@ _OF_PLANS = 4  # a share of the rows, as a divisor
 
 def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> tuple[list[int], bool]:
     """(ids, ascending, of the rows that are wanted, whether these are all related ones); ``kept``: of which at all."""
-    ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
-    kinds, few = _enough(connection, wanted)
+    fields = (KINDS.c[name] for name in Kind._fields)
+    newest = connection.execute(sa.select(KINDS.c.id, *fields).order_by(KINDS.c.id.desc()).limit(_MOST_KINDS))
+    related = ((row[0], kind) for row in newest if wanted.related(kind := Kind(*row[1:])))
+    kinds, few = _enough(connection, wanted, sorted(related, key=lambda one: wanted.distance(one[1])))
     most = None if few else wanted.most or wanted.whole
+    ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
     found: dict[Kind, list[int]] = {}
     first: list[int] = []
     for number, kind in kinds:
@@ -287,9 +283,11 @@ def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnEleme
     return shared(first, groups, most or sum(map(len, groups)), wanted.kinds), few
 
 
-def _enough(connection: sa.Connection, wanted: Wanted) -> tuple[list[tuple[int, Kind]], bool]:
-    """(the related kinds to read, the nearest first, whether all of their rows are): counted in the index alone."""
-    kinds, total = _kinds(connection, wanted), 0
+def _enough(
+    connection: sa.Connection, wanted: Wanted, kinds: list[tuple[int, Kind]]
+) -> tuple[list[tuple[int, Kind]], bool]:
+    """(those of the related ``kinds`` to read, whether all of their rows are): counted in the index alone."""
+    total = 0
     if wanted.whole is None:
         return kinds, True
     for place, (number, _) in enumerate(kinds, 1):
@@ -312,14 +310,6 @@ def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kin
     part = most // 2 // max(len(groups) - 1, 1)
     order = [*first, *groups[0][: most // 2], *itertools.chain.from_iterable(group[:part] for group in groups[1:])]
     return sorted(list(dict.fromkeys([*order, *itertools.chain.from_iterable(groups)]))[:most])
-
-
-def _kinds(connection: sa.Connection, wanted: Wanted) -> list[tuple[int, Kind]]:
-    """Numbers and fields of the related kinds, the nearest first, of those the newest."""
-    fields = (KINDS.c[name] for name in Kind._fields)
-    rows = connection.execute(sa.select(KINDS.c.id, *fields).order_by(KINDS.c.id.desc()).limit(_MOST_KINDS))
-    related = ((row[0], kind) for row in rows if wanted.related(kind := Kind(*row[1:])))
-    return sorted(related, key=lambda one: wanted.distance(one[1]))
 
 
 # Rows that a database may not have yet: in a file beside it before anything else is done with them.
@@ -347,23 +337,28 @@ class Spill:
         line = (json.dumps({"origin": self._origin, "row": dict(row)}) + "\n").encode()
         for file in _places(self._url, f".{self._token}", self._kind):
             with suppress(OSError):
-                _append(self._handle(file), line)
+                handle = self._handle(file)
+                size = os.fstat(handle).st_size
+                try:
+                    if os.write(handle, line) != len(line):
+                        raise OSError
+                    os.fsync(handle)
+                except OSError:  # a full disk may take a part of the line
+                    with suppress(OSError):
+                        os.ftruncate(handle, size)
+                    raise
                 return file
         return None
 
     def clear(self) -> None:
-        """Forget all rows, which the database has now."""
-        for file, handle in self._open.items():
-            with suppress(OSError):  # what stays is taken in again, and stored once
-                file.unlink(missing_ok=True)
-            os.close(handle)
-        self._open = {}
+        """Forget all rows, which the database has now; what cannot be removed is taken in again, and stored once."""
+        self.close(forget=True)
 
-    def close(self) -> None:
-        """Leave the rows to the next start."""
+    def close(self, forget: bool = False) -> None:
+        """Leave the rows to the next start, or ``forget`` them."""
         for file, handle in self._open.items():
             with suppress(OSError):
-                if not os.fstat(handle).st_size:
+                if forget or not os.fstat(handle).st_size:
                     file.unlink(missing_ok=True)
             os.close(handle)
         self._open = {}
@@ -386,7 +381,11 @@ class Spill:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)  # one that takes files in may look at an empty one, and remove it
                 if os.fstat(handle).st_nlink:
-                    _sync_folder(file.parent)
+                    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+                    try:
+                        os.fsync(folder)  # so that the disk knows of a new file
+                    finally:
+                        os.close(folder)
                     self._open[file] = handle
                     return handle
             except BaseException:
@@ -406,9 +405,15 @@ def spill_files(url: str, kind: str = SPILL) -> list[Path]:
     return list(found)
 
 
-def rows_in(file: Path) -> list[tuple[str, dict[str, Any]]]:
+def rows_in(file: Path | TextIO) -> list[tuple[str, dict[str, Any]]]:
     """(origin, row) of each line of a file but torn ones."""
-    return list(_rows(file.read_text(encoding="utf-8", errors="replace")))
+    text = file.read_text(encoding="utf-8", errors="replace") if isinstance(file, Path) else file.read()
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            held = json.loads(line)
+            found.append((str(held["origin"]), dict(held["row"])))
+    return found
 
 
 def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
@@ -423,8 +428,7 @@ def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str,
                 if os.fstat(handle).st_uid != os.geteuid():
                     continue
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found = list(_rows(stream.read()))
-                yield file, found
+                yield file, rows_in(stream)
                 file.unlink(missing_ok=True)
 
 
@@ -438,32 +442,3 @@ def _places(url: str, token: str, kind: str) -> list[Path]:
     with suppress(OSError):  # no folder takes temporary files
         files.append(Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}"))
     return files
-
-
-def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for line in text.splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            held = json.loads(line)
-            yield str(held["origin"]), dict(held["row"])
-
-
-def _append(handle: int, line: bytes) -> None:
-    """Append a whole line, or nothing: a full disk may take a part of it."""
-    size = os.fstat(handle).st_size
-    try:
-        if os.write(handle, line) != len(line):
-            raise OSError
-        os.fsync(handle)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(handle, size)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the disk know of a new file in a folder; some file systems cannot, and need not."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +34,21 @@ class Checked:
 
 def check(url: str) -> Checked:
     """Look at every row of a store, and at the database around them; nothing is changed."""
-    engine = _there(url)
-    faults = list(_file_faults(url))
-    with database_errors(url, _WHAT):
+    engine, file = _there(url), file_of(url)
+    faults: list[str] = []
+    if file is not None and file.stat().st_mode & 0o002:
+        faults.append(f"every user may change {file}: {sh_command(['chmod', '600', str(file)])}")
+    rows = changed = last = 0
+    with database_errors(url, _WHAT), engine.connect() as connection:
         if engine.dialect.name == "sqlite":
-            with engine.connect() as connection:
-                found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+            found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
             faults += [f"the file is damaged: {line}" for line in found if line != "ok"][:10]
         at = version(engine)
-        rows, changed = _counted(engine) if at else (0, 0)
+        columns = (MEASURED.c.id, MEASURED.c.content_hash, MEASURED.c.content)
+        some = sa.select(*columns).order_by(MEASURED.c.id).limit(_BATCH)
+        while at and (read := connection.execute(some.where(MEASURED.c.id > last)).all()):
+            rows, last = rows + len(read), read[-1].id
+            changed += sum(content_hash(row.content) != row.content_hash for row in read)
     if changed:
         one = changed == 1
         they = "row has changed since it was added: its" if one else "rows have changed since they were added: their"
@@ -111,25 +116,6 @@ def _there(url: str) -> sa.Engine:
         return open_database(url)
 
 
-def _file_faults(url: str) -> Iterator[str]:
-    file = file_of(url)
-    if file is not None and file.stat().st_mode & 0o002:
-        yield f"every user may change {file}: {sh_command(['chmod', '600', str(file)])}"
-
-
-def _counted(engine: sa.Engine) -> tuple[int, int]:
-    """(rows, those whose content does not match its hash)."""
-    rows = changed = last = 0
-    columns = (MEASURED.c.id, MEASURED.c.content_hash, MEASURED.c.content)
-    with engine.connect() as connection:
-        while found := connection.execute(
-            sa.select(*columns).where(MEASURED.c.id > last).order_by(MEASURED.c.id).limit(_BATCH)
-        ).all():
-            rows, last = rows + len(found), found[-1].id
-            changed += sum(content_hash(row.content) != row.content_hash for row in found)
-    return rows, changed
-
-
 def _copy(engine: sa.Engine, to: sa.Engine) -> None:
     """The rows of the store and those retracted."""
     migrate(to, keep=False)
@@ -149,47 +135,37 @@ def _salvaged(damaged: Path, new: sqlite3.Connection) -> tuple[int, int]:
     """Copy every table as far as it can be read; (rows of measurements that could, about how many could not)."""
     saved = lost = 0
     with closing(sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)) as old:
-        for kind, name, text in _schema(old):
+        wanted = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+        try:
+            schema = sorted(old.execute(wanted).fetchall(), key=lambda row: str(row[0]) != "table")  # tables first
+        except sqlite3.Error as error:
+            raise UsageError(f"The database cannot be read at all: {error}; take a backup of it.") from error
+        for kind, name, text in schema:
             with suppress(sqlite3.Error):
                 new.execute(text)
             if kind == "table":
-                read, gone = _salvaged_table(old, new, name)
-                if name == MEASURED.name:
-                    saved, lost = read, gone
+                rows = _readable_rows(old, name)
+                for _, row in sorted(rows.items()):
+                    with suppress(sqlite3.Error):
+                        new.execute(f'INSERT OR IGNORE INTO "{name}" VALUES ({",".join("?" * len(row))})', row)
+                if name == MEASURED.name and rows:
+                    saved, lost = len(rows), max(rows) - min(rows) + 1 - len(rows)
         new.commit()
     return saved, lost
 
 
-def _schema(old: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    """(table or index, name, statement), tables first."""
-    wanted = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
-    try:
-        return sorted(old.execute(wanted).fetchall(), key=lambda row: str(row[0]) != "table")
-    except sqlite3.Error as error:
-        raise UsageError(f"The database cannot be read at all: {error}; take a backup of it.") from error
+def _readable_rows(old: sqlite3.Connection, name: str) -> dict[int, tuple[object, ...]]:
+    """Rows by number from the beginning up to what cannot be read, and from the end down to it.
 
-
-def _salvaged_table(old: sqlite3.Connection, new: sqlite3.Connection, name: str) -> tuple[int, int]:
-    """Rows from the beginning up to what cannot be read, and from the end down to it."""
+    Of measurements those that are as they were added; what is wrong in the others their readers find.
+    """
     rows: dict[int, tuple[object, ...]] = {}
     for order in ("ASC", "DESC"):
         with suppress(sqlite3.Error):
             for row in old.execute(f'SELECT rowid, * FROM "{name}" NOT INDEXED ORDER BY rowid {order}'):
                 if row[0] in rows:
                     break
-                if _is_whole(name, row):
-                    rows[row[0]] = row[1:]
-    for _, row in sorted(rows.items()):
-        with suppress(sqlite3.Error):
-            new.execute(f'INSERT OR IGNORE INTO "{name}" VALUES ({",".join("?" * len(row))})', row)
-    return len(rows), (max(rows) - min(rows) + 1 - len(rows)) if rows else 0
-
-
-def _is_whole(name: str, row: tuple[object, ...]) -> bool:
-    """Whether a row of measurements is as it was added; what is wrong in the others their readers find."""
-    if name != MEASURED.name:
-        return True
-    try:
-        return content_hash(json.loads(str(row[5]))) == row[2]
-    except (ValueError, TypeError, RecursionError):
-        return False
+                with suppress(ValueError, TypeError, RecursionError):
+                    if name != MEASURED.name or content_hash(json.loads(str(row[5]))) == row[2]:
+                        rows[row[0]] = row[1:]
+    return rows

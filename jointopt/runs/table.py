@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import gzip
 import io
 import re
@@ -28,15 +27,14 @@ from jointopt.runs.cells import (
     MEASURED,
     READERS,
     STRICT_READERS,
-    Rule,
+    Cells,
     as_table,
-    broken_rules,
     floats,
     json_rows,
     read_columns,
     shown,
 )
-from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES
+from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES, Check, broken_checks, complaint
 from jointopt.runs.peak_share import in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
@@ -69,34 +67,32 @@ class Problem:
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV or CSV.gz file (UTF-8) with a header and at least one row; blank cells are NaN. Raises TableError."""
     text = _read_text(path)
-    _header(text, path)
+    next(_records(text, path))  # the header, looked at
     table = _parse(text, path)
     if table.empty:
         raise TableError(f"{path} holds no rows; expected a header and one run per row.")
     return table
 
 
-def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[pd.DataFrame, list[Problem]]:
+def read_measurements(path: Path, rules: Sequence[Check] | None = None) -> tuple[pd.DataFrame, list[Problem]]:
     """The good rows of a measurement file as `check_measurements` returns them, and what is wrong with the others.
 
     A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
     ``rules``: by default `RULES`. Raises TableError for a file that is no table.
     """
-    text = _read_text(path)
-    header = _header(text, path)
-    records, lines, ragged = [header], [], []
-    for line, record in _records(text, path):
-        if len(record) == len(header):
-            records.append(record)
+    lines, rows, ragged = list[int](), list[list[str]](), list[Problem]()
+    for line, cells in _records(_read_text(path), path):
+        if not rows or len(cells) == len(rows[0]):
             lines.append(line)
+            rows.append(cells)
         else:
-            got = f"expected {len(header)} cells as in the header, got {len(record)}"
-            ragged.append(Problem(line, header[min(len(record), len(header)) - 1], got))
-    if not lines and ragged:
-        return pd.DataFrame(columns=list(dict.fromkeys(header))), ragged  # heads may be blank, or one twice
+            got = f"expected {len(rows[0])} cells as in the header, got {len(cells)}"
+            ragged.append(Problem(line, rows[0][min(len(cells), len(rows[0])) - 1], got))
+    if len(rows) == 1 and ragged:
+        return pd.DataFrame(columns=list(dict.fromkeys(rows[0]))), ragged  # heads may be blank, or one twice
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(records)
-    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines, rules)
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines[1:], rules)
     return good, sorted([*problems, *ragged], key=lambda problem: problem.line)
 
 
@@ -137,63 +133,59 @@ def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) 
 
 
 def _read_text(path: Path) -> str:
+    raw, reason = b"", ""
     try:
         raw = regular_bytes(path, _MOST_BYTES, "a CSV file", TableError)
         raw = unpacked(raw, path, _MOST_BYTES, TableError)
         text = raw.decode("utf-8-sig")
+        if "\0" in text:
+            reason = f"character {text.index(chr(0)):,} is a zero, as in a binary file"
+        elif not text.strip():
+            raise ValueError("the file is empty")
     except UnicodeDecodeError as error:
-        raise _no_text(path, raw, f"byte {error.start:,} is not UTF-8 text") from error
+        reason = f"byte {error.start:,} is not UTF-8 text"
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or error) from error
-    if "\0" in text:
-        raise _no_text(path, raw, f"character {text.index(chr(0)):,} is a zero, as in a binary file")
-    if not text.strip():
-        raise _unreadable(path, "the file is empty")
+    if reason:
+        kind = next((kind for start, kind in _OTHER_FILES.items() if raw.startswith(start)), reason)
+        raise _unreadable(path, f"{kind}; expected comma-separated UTF-8 text")
     return text
-
-
-def _no_text(path: Path, raw: bytes, otherwise: str) -> TableError:
-    what = next((kind for start, kind in _OTHER_FILES.items() if raw.startswith(start)), otherwise)
-    return _unreadable(path, f"{what}; expected comma-separated UTF-8 text")
 
 
 def _unreadable(path: Path, reason: object) -> TableError:
     return TableError(f"{path} cannot be read as CSV: {_WHITE.sub(' ', str(reason)).strip(' .')}.")
 
 
-def _header(text: str, path: Path) -> list[str]:
-    _, first = next(_records(text, path, header=True), (0, None))
-    if first is None:
-        raise _unreadable(path, "it holds only blank cells")
-    header = [name.strip() for name in first]
-    for mark, word in _OTHER_MARKS.items():
-        if len(header) == 1 and header[0].count(mark) > 1:
-            raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
-    if len(header) > _MOST_COLUMNS:
-        raise TableError(f"{path} has {len(header):,} columns; expected at most {_MOST_COLUMNS:,}.")
-    named = [name for name in header if name]
-    twice = next((name for name in named if named.count(name) > 1), None)
-    if twice:
-        raise TableError(f"{path} has the column {twice!r} more than once; expected every column once.")
-    return header
-
-
-def _records(text: str, path: Path, header: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """(line on which it starts, cells) of every record that is not blank; the header alone, or all but it."""
+def _records(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line on which it starts, cells) of every record that is not blank, the header (stripped) first."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    start, headers = 1, 0
+    start, count = 1, 0
     try:
         for record in reader:
             line, start = start, reader.line_num + 1
             if not any(cell.strip() for cell in record):
                 continue
-            headers += 1
-            if headers > _MOST_ROWS + 1:
+            count += 1
+            if count > _MOST_ROWS + 1:
                 raise TableError(f"{path} has more than {_MOST_ROWS:,} rows; expected that many at most.")
-            if (headers == 1) == header:
-                yield line, record
+            yield line, record if count > 1 else _header(record, path)
     except csv.Error as error:
         raise _unreadable(path, f"line {start}: {error}") from error
+    if not count:
+        raise _unreadable(path, "it holds only blank cells")
+
+
+def _header(record: list[str], path: Path) -> list[str]:
+    header = [name.strip() for name in record]
+    for mark, word in _OTHER_MARKS.items():
+        if len(header) == 1 and header[0].count(mark) > 1:
+            raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
+    if len(header) > _MOST_COLUMNS:
+        raise TableError(f"{path} has {len(header):,} columns; expected at most {_MOST_COLUMNS:,}.")
+    twice = next((name for name, count in Counter(filter(None, header)).items() if count > 1), None)
+    if twice:
+        raise TableError(f"{path} has the column {twice!r} more than once; expected every column once.")
+    return header
 
 
 def _parse(text: str, path: Path) -> pd.DataFrame:
@@ -203,13 +195,15 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(io.BytesIO(text.encode()), low_memory=False, index_col=False, dtype=_TEXT)
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
-        raise _unreadable(path, _ragged(text, path) or error) from error
+        (_, header), *rows = _records(text, path)
+        size = len(header)
+        cells = f"{size} cells as in the header" if size > 1 else "1 cell as in the header (is it a table?)"
+        longer = (f"line {line}: expected {cells}, got {len(row)}" for line, row in rows if len(row) > size)
+        raise _unreadable(path, next(longer, "") or error) from error
     table.columns = table.columns.str.strip()
-    return _as_given(table) if "'" in text else table
-
-
-def _as_given(table: pd.DataFrame) -> pd.DataFrame:
-    """Text without the apostrophe by which `csv_cell` keeps a spreadsheet from taking it for a formula."""
+    if "'" not in text:
+        return table
+    # without the apostrophe by which `csv_cell` keeps a spreadsheet from taking text for a formula
     for at, dtype in enumerate(table.dtypes):
         if not pd.api.types.is_numeric_dtype(dtype):
             column = table.iloc[:, at]
@@ -217,14 +211,6 @@ def _as_given(table: pd.DataFrame) -> pd.DataFrame:
             if guarded.any():
                 table.isetitem(at, column.where(~guarded, column.astype(str).map(csv_original)).to_numpy())
     return table.rename(columns=csv_original)
-
-
-def _ragged(text: str, path: Path) -> str:
-    """The first line that has more cells than the header, and how many; blank where none has."""
-    header = len(_header(text, path))
-    line, got = next(((at, len(record)) for at, record in _records(text, path) if len(record) > header), (0, 0))
-    cells = f"{header} cells as in the header" if header > 1 else "1 cell as in the header (is it a table?)"
-    return f"line {line}: expected {cells}, got {got}" if line else ""
 
 
 def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -263,7 +249,7 @@ def readable_runs(
 
 
 def check_measurements(
-    frame: pd.DataFrame, lines: Sequence[int] | None = None, rules: Sequence[Rule] | None = None
+    frame: pd.DataFrame, lines: Sequence[int] | None = None, rules: Sequence[Check] | None = None
 ) -> tuple[pd.DataFrame, list[Problem]]:
     """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
 
@@ -282,34 +268,24 @@ def check_measurements(
     clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
     at = range(2, len(table) + 2) if lines is None else lines
     problems: list[Problem] = []
+
+    def describe(column: str, rows: list[int], words: Iterable[str]) -> None:
+        """Add a problem for each row: the first in words, which take milliseconds, the others as like the first."""
+        problems.extend(Problem(at[row], column, text) for row, text in zip(rows[:_SHOWN], words, strict=False))
+        problems.extend(Problem(at[row], column, "", at[rows[0]]) for row in rows[_SHOWN:])
+
     for name, wrong, expected in faults:
-        words = functools.partial(_cell_words, table, name, expected)
-        problems += _described(name, np.flatnonzero(wrong), at, words)
-    for rule, broken in broken_rules(clean, RULES if rules is None else rules):
-        rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail))
-        problems += _described(rule.columns[0], rows, at, functools.partial(_rule_words, clean, rule))
+        rows = np.flatnonzero(wrong).tolist()
+        describe(name, rows, (f"expected {expected}, got {shown(table, row, name)}" for row in rows))
+    for check, broken in broken_checks(clean, RULES if rules is None else rules):
+        rows = np.flatnonzero(broken & ~_unfinished(clean).to_numpy() if check.may_fail else broken).tolist()
+        describe(check.columns[0], rows, (complaint(check, clean, row) for row in rows))
     bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
     good = as_table(json_rows(clean[~bad]), [str(name) for name in table.columns])
     return good, sorted(problems, key=lambda problem: problem.line)
 
 
-def _described(column: str, rows: Ints, lines: Sequence[int], words: Callable[[int], str]) -> Iterator[Problem]:
-    """A problem for each row: the first ones in words, which take milliseconds, the others as being like the first."""
-    for row in rows[:_SHOWN].tolist():
-        yield Problem(lines[row], column, words(row))
-    for row in rows[_SHOWN:].tolist():
-        yield Problem(lines[row], column, "", lines[rows[0]])
-
-
-def _cell_words(table: pd.DataFrame, name: str, expected: str, row: int) -> str:
-    return f"expected {expected}, got {shown(table, row, name)}"
-
-
-def _rule_words(clean: pd.DataFrame, rule: Rule, row: int) -> str:
-    return rule.complaint(clean.iloc[row])
-
-
-def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.DataFrame, list[str]]:
+def sound_results(frame: pd.DataFrame, rules: Iterable[Check] = ()) -> tuple[pd.DataFrame, list[str]]:
     """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
 
     A status that is no known word becomes ``unknown``; blank become a number beyond the range of its column, a result
@@ -320,29 +296,28 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     clean, faults = read_columns(table, names, STRICT_READERS)
     messages: list[str] = []
     for name, wrong, expected in faults:
-        wrong = wrong if name == "status" else wrong & floats(table.reset_index(drop=True)[name]).notna()
-        if wrong.any():
-            rows = np.flatnonzero(wrong)
+        rows = np.flatnonzero(wrong if name == "status" else wrong.to_numpy() & floats(table[name]).notna().to_numpy())
+        if len(rows):
             messages.append(_not_used(name, rows, f"expected {expected}, got {shown(table, rows[0], name)}"))
-            kept = table[name].mask(wrong.to_numpy(), "unknown" if name == "status" else np.nan)
-            table = table.assign(**{name: kept})
+            other = "unknown" if name == "status" else np.nan
+            table = table.assign(**{name: table[name].mask(np.isin(np.arange(len(table)), rows), other)})
     if "status" in table:
         known = pd.Series(clean["status"].tolist(), table.index)
         table = table.assign(status=known.where(known.notna(), table["status"]))
-    return _held_to(table, rules, messages)
-
-
-def _held_to(table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The table with results blank that break a rule, and the ``messages`` with one on each such rule."""
-    judged = [rule for rule in rules if rule.columns[0] in table]
-    clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)
-    for rule, broken in broken_rules(clean, judged):
-        rows = np.flatnonzero(broken)
-        if len(rows):
-            name = rule.columns[0]
-            messages.append(_not_used(name, rows, rule.complaint(clean.iloc[rows[0]])))
-            table = table.assign(**{name: table[name].mask(broken.to_numpy(bool))})
+    judged = [check for check in rules if check.columns[0] in table]
+    clean, _ = read_columns(table, {name for check in judged for name in check.columns}, STRICT_READERS)
+    for check, broken in broken_checks(clean, judged):
+        if (rows := np.flatnonzero(broken)).size:
+            name = check.columns[0]
+            messages.append(_not_used(name, rows, complaint(check, clean, rows[0])))
+            table = table.assign(**{name: table[name].mask(broken)})
     return table, messages
+
+
+def _not_used(name: str, rows: Ints, complaint: str) -> str:
+    many, their = ("s", "their") if len(rows) > 1 else ("", "its")
+    where = f"(row {rows[0] + 1}: {complaint})"
+    return f"{len(rows):,} row{many} with an impossible {name} {where}: not used, unlike {their} other cells."
 
 
 def checked_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -352,27 +327,23 @@ def checked_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def doubtful_lines(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each rule of `DOUBTS` that rows with sound results break, and the likeliest reason."""
-    judged = [rule for rule in DOUBTS if set(rule.columns) & set(MEASURED) & set(frame)]
-    clean, _ = read_columns(frame, {name for rule in judged for name in rule.columns}, STRICT_READERS)
+    """One sentence for each rule of `DOUBTS` that rows with sound results break, and the likeliest reason.
+
+    And one for each source whose GPUs seem to be hotter than they work for long.
+    """
+    judged = [check for check in DOUBTS if set(check.columns) & set(MEASURED) & set(frame)]
+    clean, _ = read_columns(frame, {name for check in judged for name in check.columns}, STRICT_READERS)
     lines = []
-    for rule, broken in broken_rules(clean, judged):
-        rows = np.flatnonzero(broken)
-        if len(rows):
-            many, name = "s" * (len(rows) > 1), rule.columns[0]
-            complaint = rule.complaint(clean.iloc[rows[0]])
-            where = f"(row {rows[0] + 1}: {complaint})"
-            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful {where}: {rule.use}.")
-    return lines + _hot_lines(frame)
-
-
-def _hot_lines(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each source of a measurement table whose GPUs seem to be hotter than they work for long."""
+    for check, broken in broken_checks(clean, judged):
+        if (rows := np.flatnonzero(broken)).size:
+            many, name = "s" * (len(rows) > 1), check.columns[0]
+            where = f"(row {rows[0] + 1}: {complaint(check, clean, rows[0])})"
+            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful {where}: {check.use}.")
     if "temperature_c" not in frame:
-        return []
+        return lines
     source = frame["source"].fillna("").astype(str) if "source" in frame else pd.Series("", frame.index)
     medians = floats(frame["temperature_c"]).groupby(source).median()
-    return [
+    return lines + [
         f"the median temperature_c{f' of {name}' * bool(name)} is {value:.3g}; expected °C of the hottest GPU, below "
         f"{_HOT_C} while it trains (is it in °F? Then it is {(value - 32) / 1.8:.3g} °C): used."
         for name, value in medians[medians > _HOT_C].items()
@@ -382,13 +353,8 @@ def _hot_lines(frame: pd.DataFrame) -> list[str]:
 def doubtful_precision(frame: pd.DataFrame) -> Bools:
     """Rows (n,) that `doubtful_lines` suspects of a faster precision than they state."""
     clean, _ = read_columns(frame, [*COLUMNS], STRICT_READERS)
-    return in_faster_precision(clean)
-
-
-def _not_used(name: str, rows: Ints, complaint: str) -> str:
-    many, their = ("s", "their") if len(rows) > 1 else ("", "its")
-    where = f"(row {rows[0] + 1}: {complaint})"
-    return f"{len(rows):,} row{many} with an impossible {name} {where}: not used, unlike {their} other cells."
+    with np.errstate(all="ignore"):
+        return in_faster_precision(Cells(clean))
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:
@@ -428,7 +394,7 @@ def csv_texts(table: pd.DataFrame, rounded: Collection[str] = ()) -> Iterator[st
     Floats are written as Python does, those of ``rounded`` columns to seven significant digits: 1e-7 off at most.
     Text that a spreadsheet would take for a formula is guarded as by `csv_cell`, which `read_table` takes back.
     """
-    yield _lines([[_quoted(csv_cell(str(name)))] for name in table.columns])
+    yield _lines([[_cell(str(name))] for name in table.columns])
     for start in range(0, len(table), _ROWS):
         some = table.iloc[start : start + _ROWS]
         yield _lines([_cells(column, name in rounded) for name, column in some.items()])
@@ -446,35 +412,22 @@ def _lines(columns: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(column: pd.Series[Any], rounded: bool) -> list[str]:
-    """The text of each cell, quoted where it has to be."""
+    """The text of each cell, quoted where it has to be, blank for nothing."""
     numbers = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
     if column.dtype in (np.float16, np.float32):  # 0.1 and not what it is in twice as many digits
         column = pd.Series([float(str(value)) for value in column.to_numpy()], column.index)
-    if not numbers and pd.api.types.infer_dtype(column) != "string":  # where 1 and True would pass for one value
-        return _without_blanks(column, map(_cell, column.tolist()))
-    text = _cell if not numbers else _of_floats(rounded) if column.dtype.kind == "f" else str
-    codes, values = pd.factorize(column)  # -1 for nothing: the last of the texts
-    if len(values) * _REPEATED > len(column) and numbers:
-        return _without_blanks(column, map(text, column.tolist()))
-    return list(np.array([*map(text, values.tolist()), ""], dtype=object)[codes])
-
-
-def _without_blanks(column: pd.Series[Any], texts: Iterable[str]) -> list[str]:
-    blank = column.isna()
-    return ["" if no else text for no, text in zip(blank.tolist(), texts, strict=True)] if blank.any() else list(texts)
+    text: Callable[[Any], str] = str if numbers else _cell
+    if numbers and rounded and column.dtype.kind == "f":
+        text = f"{{:.{_DIGITS}g}}".format
+    one_kind = numbers or pd.api.types.infer_dtype(column) == "string"  # else 1 and True would pass for one value
+    codes, values = pd.factorize(column) if one_kind else (np.zeros(0), column)
+    if one_kind and not (numbers and len(values) * _REPEATED > len(column)):
+        return list(np.array([*map(text, values.tolist()), ""], dtype=object)[codes])  # -1 for nothing: the last
+    texts = map(text, column.tolist())
+    return ["" if no else text for no, text in zip(column.isna().tolist(), texts, strict=True)]
 
 
 def _cell(value: object) -> str:
-    """The text of a cell of text, or of a column with other values too, whose numbers are no formula."""
-    return _quoted(csv_cell(value) if isinstance(value, str) else str(value))
-
-
-def _of_floats(rounded: bool) -> Callable[[float], str]:
-    return f"{{:.{_DIGITS}g}}".format if rounded else str
-
-
-def _quoted(text: str) -> str:
+    """A cell as CSV, quoted where it has to be; numbers among text are no formula."""
+    text = csv_cell(value) if isinstance(value, str) else str(value)
     return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
-
-
-# Names of rows that several tables were put together from.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,18 +27,14 @@ def runs_with_plans(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tup
         names = {text: [name for name in _SPLIT if name in text.split()] for text in set(work.assumed.tolist())}
         guessed = np.array([bool(names[text]) for text in work.assumed.tolist()], bool)
         for row, text in zip(work.rows[guessed].tolist(), work.assumed[guessed].tolist(), strict=True):
-            reasons[row] = _left_open(names[text], work.job.cluster.num_gpus)
+            one = len(names[text]) == 1
+            reasons[row] = (
+                f"{' and '.join(names[text])} {'is' if one else 'are'} blank, and num_gpus={work.job.cluster.num_gpus} "
+                f"leaves open what {'it was' if one else 'they were'}; expected dp, tp and pp of a measured run."
+            )
         if not guessed.all():
             kept.append(work.take(np.flatnonzero(~guessed).astype(np.int64)) if guessed.any() else work)
     if not kept:
         row = min(reasons)
         raise TableError(f"No row of the table states its plan; row {row + 1}: {reasons[row]}")
     return kept, reasons
-
-
-def _left_open(names: Sequence[str], num_gpus: int) -> str:
-    one = len(names) == 1
-    return (
-        f"{' and '.join(names)} {'is' if one else 'are'} blank, and num_gpus={num_gpus} leaves open what "
-        f"{'it was' if one else 'they were'}; expected dp, tp and pp of a measured run."
-    )

@@ -19,7 +19,7 @@ from jointopt.jobs import defaults
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import job_of_class, named_class, names_release, of_class, recognise_framework
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.catalog.kernels import runnable_attention
+from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.cluster import Cluster, Gpu, Machine, is_of
 from jointopt.jobs.defaults import fill_degrees
@@ -27,30 +27,18 @@ from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
 from jointopt.jobs.model import LATENT, NOT_IN, Model, block_of
 from jointopt.runs.cells import (
+    Cells,
     first_rows,
     named_attention,
     named_cuda_graph,
     named_dispatcher,
-    number_cells,
-    plan_cells,
+    of_distinct,
     row_codes,
-    runnable_dtype,
-    runnable_recipe,
-    stated_clocks,
-    stated_layouts,
     with_precision,
 )
-from jointopt.runs.checks import check_required, impossible, with_classes_of_kin
+from jointopt.runs.checks import check_required, impossible, with_classes_of_others
 from jointopt.runs.dtype_names import named_dtype, named_precision
-from jointopt.runs.shapes import (
-    FROM_CATALOGUE,
-    expert_shape,
-    latent_shape,
-    position_shape,
-    whole_name,
-    window_shape,
-    with_catalogue_shapes,
-)
+from jointopt.runs.shapes import FROM_CATALOGUE, stated_details, whole_name, with_catalogue_shapes
 from jointopt.runs.table import readable_runs
 
 _WORKLOAD = (
@@ -61,8 +49,11 @@ _WORKLOAD = (
     "global_batch_size", "dtype", "fp8_recipe", *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher",
     "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing", "cuda_graph", "lora_dim",
     "lora_target_modules", "framework", "recipe_class", "gpu", "gpus_per_node", "num_gpus",
-    "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
+    "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_others",
 )  # fmt: skip
+_NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
+_OF_EXPERTS: dict[str, Any] = {"moe_load_imbalance": 1.0, "overlap_moe_a2a": False}  # what a model without has
+_USUAL_LATENT = dict(zip(LATENT, (1536, 512, 128, 64, 128), strict=True))  # of DeepSeek-V2, V3 and Kimi K2
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
@@ -143,12 +134,13 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     runs = with_precision(clean)
     runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     check_required(runs)
-    runs = _with_degrees(runs)
+    cells = Cells(runs)
+    degrees, guessed = fill_degrees({name: cells[name] for name in DEGREES}, cells["num_gpus"])
+    runs = runs.assign(**degrees, assumed_plan=_assumed_bits(guessed))
     if lacks_heads(runs):
-        runs = with_heads_of_kin(
-            runs, None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
-        )
-    runs = with_classes_of_kin(runs, kin)
+        others = None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
+        runs = with_heads_of_others(runs, others)
+    runs = with_classes_of_others(runs, kin)
     reasons = impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
@@ -178,74 +170,104 @@ def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any
         yield {name: cell for name, cell, no in zip(columns, cells, blank, strict=True) if not no}, rows
 
 
-def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
-    """Degrees without blanks, and ``assumed_plan``: the bits of those that are taken as 1."""
-    given = {name: number_cells(runs, name) for name in DEGREES}
-    filled, guessed = fill_degrees(given, runs["num_gpus"].to_numpy(float))
-    return runs.assign(**filled, assumed_plan=_bits(guessed))
-
-
 def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
-    size = pd.Series(number_cells(runs, "micro_batch_size"), index=runs.index)
-    share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
-    cut = size.fillna(1.0).clip(upper=share)
-    step = runs["dp"] * cut
-    batch = np.ceil(runs["global_batch_size"] / step) * step
-    changed = {"micro_batch_size": size.isna() | (cut < size), "global_batch_size": batch > runs["global_batch_size"]}
-    assumed = runs["assumed_plan"] | _bits(changed)
+    cells = Cells(runs)
+    size, dp, stated = (cells[name] for name in ("micro_batch_size", "dp", "global_batch_size"))
+    cut = np.minimum(np.where(np.isnan(size), 1.0, size), np.maximum(stated // dp, 1.0))
+    batch = np.ceil(stated / (dp * cut)) * (dp * cut)
+    changed = {"micro_batch_size": np.isnan(size) | (cut < size), "global_batch_size": batch > stated}
+    assumed = runs["assumed_plan"] | _assumed_bits(changed)
     return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
 
 
-def _bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
+def _assumed_bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
     """Per row, (n,), the bits of the fields of `_ASSUMABLE` that were assumed there."""
     bits = [np.asarray(rows, np.int64) << _ASSUMABLE.index(name) for name, rows in assumed.items()]
     return np.asarray(np.bitwise_or.reduce(bits), np.int64)
 
 
+def plan_cells(runs: pd.DataFrame) -> Columns:
+    """The cells of plans of all jobs, (n,): layouts as numbers, NaN where blank, and clocks and what was assumed.
+
+    ``layout``: the number of each layout.
+    """
+    cells: Columns = {}
+    for name in LAYOUT_COLUMNS:
+        if name in runs:
+            column = COLUMNS[name]
+            text = of_distinct(runs[name], column.inside, np.nan) if column.codes else runs[name]
+            cells[name] = np.asarray(text, np.float64)
+    cells |= {"layout": row_codes(cells.values()), "assumed_plan": runs["assumed_plan"].to_numpy(np.int64)}
+    return cells | {name: runs[name].to_numpy() for name in ("clock_mhz", "stage_clock_mhz") if name in runs}
+
+
 def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
     """The workload of ``rows`` of the ``plans`` of a table; all other cells they share with the ``first`` of them."""
     gpu = load_gpu(str(first["gpu"]))
-    framework, known = recognise_framework(str(first.get("framework", "")))
+    software = str(first.get("framework", ""))
+    framework, known = recognise_framework(software)
     assumed = [] if known else ["framework"]
     training = _training(first, gpu, framework, assumed)
     model = _model(first, assumed)
-    training = _of_model(training, model, assumed)
+    if not model.is_moe:  # job files refuse what needs experts, here it is passed over
+        passed = {name: none for name, none in _OF_EXPERTS.items() if getattr(training, name) != none}
+        training, assumed = replace(training, **passed), [*assumed, *passed]
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
-    default, of_row = stated_layouts(plans, rows, job)
-    notes = _named(assumed, plans["assumed_plan"][rows] | _bits(default.assumed)[of_row])
-    again = row_codes(default.layouts.values())  # what cells state and what blank ones mean may be the same
-    layouts, layout = {name: values[first_rows(again)] for name, values in default.layouts.items()}, again[of_row]
-    clocks = stated_clocks(plans, rows, layouts["pp"][layout], gpu)
-    of_release = names_release(str(first.get("framework", "")))
-    return Workload(job, rows, layouts, layout, clocks, notes, of_release, _as_stated(first, training))
-
-
-def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
-    """Whether nothing stands in for a row's precision, nor for an attention kernel that it names.
-
-    A blank precision is none: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for bf16: median
-    error 35 % instead of 5 %). A blank kernel is a default; recorded runs that leave it blank are covered.
-    """
-    if named_precision(str(row.get("dtype", ""))) not in (training.dtype, training.precision):
-        return False
-    kernel, in_full = named_attention(str(row.get("attention", training.attention)))
-    return kernel == training.attention if in_full else kernel is not None
-
-
-def _named(assumed: list[str], bits: Ints) -> npt.NDArray[np.object_]:
-    """The assumed fields of every row as text, (n,): names common to all rows, then those of its ``bits``."""
-    codes, distinct = pd.factorize(bits)
+    stated = row_codes([plans["layout"][rows]])
+    default = defaults.default_plan(
+        job, {name: plans[name][rows[first_rows(stated)]] for name in LAYOUT_COLUMNS if name in plans}
+    )
+    # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
+    filled = defaults.canonical(job, default.layouts) | {"zero_stage": default.layouts["zero_stage"]}
+    again = row_codes(filled.values())  # what cells state and what blank ones mean may be the same
+    layouts, layout = {name: values[first_rows(again)] for name, values in filled.items()}, again[stated]
+    codes, distinct = pd.factorize(plans["assumed_plan"][rows] | _assumed_bits(default.assumed)[stated])
     words = [" ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()]
-    return np.array(words, dtype=object)[codes]
+    clocks = _stated_clocks(plans, rows, layouts["pp"][layout], gpu)
+    # A blank precision is not as stated: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for
+    # bf16: median error 35 % instead of 5 %). A blank kernel is a default; recorded runs without one are covered.
+    kernel, in_full = named_attention(str(first.get("attention", training.attention)))
+    as_stated = named_precision(str(first.get("dtype", ""))) in (training.dtype, training.precision)
+    as_stated &= kernel == training.attention if in_full else kernel is not None
+    notes = np.array(words, dtype=object)[codes]
+    return Workload(job, rows, layouts, layout, clocks, notes, names_release(software), as_stated)
+
+
+def _stated_clocks(plans: Columns, rows: Ints, pp: Ints, gpu: Gpu) -> Floats:
+    """Clocks as `Workload`'s, from ``stage_clock_mhz``, else ``clock_mhz``, else the GPU's maximum (1.0 if unknown)."""
+    one = np.full(len(rows), gpu.clock_max_mhz or 1.0)
+    if "clock_mhz" in plans:
+        clocks = plans["clock_mhz"][rows].astype(float)
+        one = np.where(np.isnan(clocks), one, clocks)
+    out = one[:, None]
+    given = pd.Series(plans["stage_clock_mhz"][rows] if "stage_clock_mhz" in plans else None, dtype=object)
+    if given.notna().any():
+        beyond = np.arange(int(pp.max())) >= pp[:, None]
+        out = np.where(beyond, np.nan, out)
+        counts = given.map(len, na_action="ignore").fillna(0).to_numpy(np.int64)
+        for count in np.unique(counts[counts > 0]).tolist():
+            at = np.flatnonzero(counts == count)
+            clocks = np.array(given.iloc[at].tolist(), np.float64)
+            width = out.shape[1] if count == 1 else count  # one clock is that of all stages
+            out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
+    return out
+
+
+# tables have many jobs on one cluster
+_build_cluster = functools.lru_cache(maxsize=1024)(lambda *items: build_cluster(dict(items)))
 
 
 def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
     num_gpus = int(row["num_gpus"])
     if "gpus_per_node" not in row:
         assumed.append("gpus_per_node")
-    per_node = _gpus_per_node(int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus, gpu)
+    stated = int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8))
+    # of a rack that is stated as one node, whose trays a job need not fill, a node is a tray
+    tray, rack = gpu.usual_gpus_per_node or stated, gpu.scale_up_gpus or 0
+    of_trays = tray < stated <= rack and stated % tray == 0 and num_gpus % tray == 0
+    per_node = min(tray if of_trays else stated, num_gpus)
     where: dict[str, Any] = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
     if "inter_node_gbytes_per_s" in row:
         where["inter_node_gbytes_per_s"] = float(row["inter_node_gbytes_per_s"])
@@ -254,49 +276,58 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
         assumed.append(_PLAIN_NETWORK.key)
     if "power_limit_w" in row:
         where["power_limit_w"] = float(row["power_limit_w"])
-    cluster = _built(*where.items())
+    cluster: Cluster = _build_cluster(*where.items())
     taken = (_PLAIN_NETWORK,) * (_PLAIN_NETWORK.key in assumed)
     return replace(cluster, stated=cluster.stated - {*assumed}, assumed=(*cluster.assumed, *taken))
 
 
-def _gpus_per_node(stated: int, num_gpus: int, gpu: Gpu) -> int:
-    """GPUs of a node: of a rack that is stated as one, whose trays a job need not fill, those of a tray."""
-    tray, rack = gpu.usual_gpus_per_node or stated, gpu.scale_up_gpus or 0
-    of_trays = tray < stated <= rack and stated % tray == 0 and num_gpus % tray == 0
-    return min(tray if of_trays else stated, num_gpus)
-
-
-@functools.lru_cache(maxsize=1024)
-def _built(*described: tuple[str, Any]) -> Cluster:
-    """The cluster of a mapping's items: tables have many jobs on one."""
-    return build_cluster(dict(described))
-
-
-def _attention(row: Mapping[str, Any], dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
-    """The attention kernel that a row means; what is unclear, or does not run there, is assumed."""
-    named, stated = named_attention(str(row.get("attention", "")))
-    software = str(row.get("framework", ""))
-    usual = defaults.default_attention(framework, gpu, dtype, software, newer=False)
-    kernel = runnable_attention(gpu, named) if named else usual
-    if not stated or kernel != named:
-        assumed.append("attention")
-    return kernel
+def runnable_dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
+    """The precision that a cell means, or the next wider one that the GPU has a rate for, which is then ``assumed``."""
+    named = named_dtype(text)
+    dtype = named or defaults.default_dtype(gpu)
+    while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
+        dtype = _NEXT_WIDER[dtype]
+    if dtype != named or (named_precision(text) == TF32 and not gpu.has_tf32):
+        assumed.append("dtype")
+    return dtype
 
 
 def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
-    text = str(row.get("dtype", ""))
+    """The training of a row; what it leaves open or unclear, or what does not run on that GPU, is then ``assumed``."""
+    text, software = str(row.get("dtype", "")), str(row.get("framework", ""))
     dtype = runnable_dtype(text, gpu, assumed)
-    recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))
+    recipe_class = str(row.get("recipe_class", "")) or named_class(software)
     framework = of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
+    stated = str(row.get("fp8_recipe", ""))
+    recipe = None if stated else only_recipe(dtype, gpu)
+    if stated in recipes_of(dtype, gpu):
+        recipe = scaling_recipe(stated, gpu)
+    elif stated or recipe:
+        assumed.append("fp8_recipe")
+    named, in_full = named_attention(str(row.get("attention", "")))
+    kernel = defaults.default_attention(framework, gpu, dtype, software, newer=False)
+    kernel = runnable_attention(gpu, named) if named else kernel
+    if not in_full or kernel != named:
+        assumed.append("attention")
+    formats: dict[str, Any] = {
+        name: named_dtype(str(row[name])) if name.endswith("_dtype") else bool(row[name])
+        for name in STATE_FIELDS if name in row
+    }  # fmt: skip
+    words = re.split(r"[;,\s]+", str(row.get("lora_target_modules", "")))
+    targets = tuple(name for name in LORA_TARGETS if name in words)
+    adapters: dict[str, Any] = {}
+    if "lora_dim" in row:
+        some = targets if 0 < len(targets) < len(LORA_TARGETS) else None
+        adapters = {"lora_dim": int(row["lora_dim"]), "lora_target_modules": some}
     graphs = named_cuda_graph(str(row.get("cuda_graph", ""))) or ""
     return Training(
         seq_length=int(row["seq_length"]),
         global_batch_size=int(row["global_batch_size"]),
         dtype=dtype,
-        fp8_recipe=runnable_recipe(row, dtype, gpu, assumed),
-        attention=_attention(row, dtype, gpu, framework, assumed),
+        fp8_recipe=recipe,
+        attention=kernel,
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if named_precision(text) == TF32 and gpu.has_tf32 else framework,
@@ -306,64 +337,53 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         moe_load_imbalance=float(row.get("moe_load_imbalance", 1.0)),
         moe_router_force_load_balancing=bool(row.get("moe_router_force_load_balancing", False)),
         cuda_graph=graphs if framework.family == "megatron-core" else "",
-        **_state_formats(row),
-        **_adapters(row),
+        **formats,
+        **adapters,
     )
-
-
-def _of_model(training: Training, model: Model, assumed: list[str]) -> Training:
-    """The training without what needs experts where the model has none; job files refuse it, here it is ``assumed``."""
-    none: dict[str, Any] = {"moe_load_imbalance": 1.0, "overlap_moe_a2a": False}
-    passed = [] if model.is_moe else [name for name, value in none.items() if getattr(training, name) != value]
-    assumed += passed
-    return replace(training, **{name: none[name] for name in passed}) if passed else training
-
-
-def _adapters(row: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA's adapters where a row states their rank."""
-    if "lora_dim" not in row:
-        return {}
-    words = re.split(r"[;,\s]+", str(row.get("lora_target_modules", "")))
-    targets = tuple(name for name in LORA_TARGETS if name in words)
-    return {"lora_dim": int(row["lora_dim"]), "lora_target_modules": targets if len(targets) < 4 and targets else None}
-
-
-def _state_formats(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Formats of gradients and optimizer states that a row states."""
-    given = {name: row[name] for name in STATE_FIELDS if name in row}
-    return {n: named_dtype(str(v)) if n.endswith("_dtype") else bool(v) for n, v in given.items()}
 
 
 def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     """The model of a row, or the block of it that the row states."""
-    whole, block = _whole_model(row, assumed), str(row.get("block", ""))
+    block = str(row.get("block", ""))
+    if row.get(FROM_CATALOGUE):
+        known = load_model(whole_name(row["model"], row.get("block")))
+        whole = replace(known, **stated_details(row, known.max_position_embeddings))
+    else:
+        whole = _stated_model(row, block, assumed)
     return block_of(whole, block, int(row["num_layers"]), whole.name) if block else whole
 
 
-def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
-    if row.get(FROM_CATALOGUE):
-        known = load_model(whole_name(row["model"], row.get("block")))
-        positions = position_shape(row, known.max_position_embeddings)
-        return replace(known, mtp_num_layers=int(row.get("mtp_num_layers", 0)), **window_shape(row), **positions)
-    hidden = int(row["hidden_size"])
+def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Model:
+    """The model of the shape that a row states; what it leaves open is ``assumed``."""
+    hidden, layers = int(row["hidden_size"]), int(row["num_layers"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     experts = int(row.get("num_experts", 0))
     experts = experts if experts > 1 else 0  # a single expert is a dense MLP
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
-    shape = [name for name in shape if name not in NOT_IN.get(str(row.get("block", "")), ())]
+    shape = [name for name in shape if name not in NOT_IN.get(block, ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
-    assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_KIN))
+    assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_OTHERS))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
     gated = bool(row.get("gated_mlp", ffn != 4 * hidden))
+    more = stated_details(row)
+    if experts:  # as wide as the MLP where a table has one width
+        more |= {
+            "moe_ffn_hidden_size": int(row.get("moe_ffn_hidden_size", ffn)),
+            "num_shared_experts": int(row.get("num_shared_experts", 0)),
+            "num_dense_layers": min(int(row.get("num_dense_layers", 0)), layers - 1),
+        }
+    if row.get("kv_lora_rank"):
+        more |= {name: int(row.get(name, 0)) for name in LATENT}
+    elif row.get("attention_kind") == "mla":
+        assumed += LATENT
+        more |= _USUAL_LATENT
     found = Model(
-        name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
+        name=str(row.get("model", "")), num_layers=layers, hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
         vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
         rmsnorm=gated, num_experts=experts,
-        moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
-        mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(expert_shape(row, ffn) if experts else {}),
-        **latent_shape(row, assumed), **window_shape(row), **position_shape(row),
+        moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts), **more,
     )  # fmt: skip
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # known by the size in its name alone
@@ -373,7 +393,7 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 # Attention heads of rows that do not state them, from rows of the same source and width.
 
 
-HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
+HEADS_FROM_OTHERS = "heads_from_others"  # 1.0 where the head count is another row's of the same width
 _SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]
 
 
@@ -382,7 +402,7 @@ def lacks_heads(table: pd.DataFrame) -> bool:
     return "num_attention_heads" not in table or bool(table["num_attention_heads"].isna().any())
 
 
-def with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
+def with_heads_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
     """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one.
 
     Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
@@ -390,27 +410,23 @@ def with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) ->
     """
     if others is None and "num_attention_heads" not in runs:
         return runs
-    shape = _shape(runs).assign(row=np.arange(len(runs)))
-    known = pd.concat([_shape(table) for table in (runs, others) if table is not None]).dropna().drop_duplicates()
+    tables = [table.reindex(columns=_SHAPE) for table in (runs, others) if table is not None]
+    # a blank source is a source
+    shapes = [table.assign(source=table["source"].astype(object).fillna("")) for table in tables]
+    shape, known = shapes[0].assign(row=np.arange(len(runs))), pd.concat(shapes).dropna().drop_duplicates()
     pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
     pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
     best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
     heads, filled = shape["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
     heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
-    return runs.assign(num_attention_heads=heads, **{HEADS_FROM_KIN: filled})
+    return runs.assign(num_attention_heads=heads, **{HEADS_FROM_OTHERS: filled})
 
 
 def model_as_kin(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
-    """A model's shape as a row of each source of ``runs``, for `with_heads_of_kin`."""
+    """A model's shape as a row of each source of ``runs``, for `with_heads_of_others`."""
     sources = runs["source"].unique() if "source" in runs else [None]
     shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}
     return pd.DataFrame([{"source": source, **shape} for source in sources])
-
-
-def _shape(table: pd.DataFrame) -> pd.DataFrame:
-    """Source, width, depth and heads of every row; a blank source is a source."""
-    shape = table.reindex(columns=_SHAPE)
-    return shape.assign(source=shape["source"].astype(object).fillna(""))
 
 
 # Whether a model's head is its word embedding, where a table has no column for it but a name that states a size.

@@ -38,44 +38,28 @@ def acquire(
     eligible = np.flatnonzero(allowed & np.isfinite(gain))
     if not len(eligible):
         return np.empty(0, np.int64)
-    first = eligible[np.argmax(gain[eligible] / costs[eligible])]
-    chosen = [int(first)]
+    chosen = [int(eligible[np.argmax(gain[eligible] / costs[eligible])])]
     if k > 1:
         values, fits = _drawn(predicted, objectives, draws, rng)
         known = _known(predicted, measured, objectives)
-        both = np.concatenate([known, _log_normal(predicted, objectives)[0]])
-        batch = _Batch(known, values, fits, both)
+        everything = np.concatenate([known, _log_normal(predicted, objectives)[0]])
+        fronts = [known] * values.shape[1]  # of each draw, with the plans chosen so far
         while len(chosen) < min(k, len(eligible)):
-            batch.add(chosen[-1])
+            for draw in np.flatnonzero(fits[chosen[-1]]).tolist():
+                points = np.vstack([fronts[draw], values[chosen[-1], draw]])
+                fronts[draw] = points[non_dominated(points)]
             left = np.setdiff1d(eligible, chosen)
-            added = batch.gain(left) + _ALONE * gain[left]
+            total = np.zeros(len(left))
+            for draw, front in enumerate(fronts):
+                points = values[left, draw]
+                alone = len(objectives) == 1
+                added = (
+                    np.maximum(front.min() - points[:, 0], 0.0) if alone else added_volume(front, points, everything)
+                )
+                total += np.where(fits[left, draw], added, 0.0)
+            added = total / len(fronts) + _ALONE * gain[left]
             chosen.append(int(left[np.argmax(added / costs[left])]))
     return np.array(chosen, np.int64)
-
-
-class _Batch:
-    """Mean gain of plans over joint draws, beside what is measured and the plans already in the batch."""
-
-    def __init__(self, known: Floats, values: Floats, fits: Bools, everything: Floats) -> None:
-        self._values, self._fits, self._everything = values, fits, everything  # logs (n, s, objectives), (n, s)
-        self._fronts = [known] * values.shape[1]
-
-    def add(self, plan: int) -> None:
-        for draw in np.flatnonzero(self._fits[plan]):
-            points = np.vstack([self._fronts[draw], self._values[plan, draw]])
-            self._fronts[draw] = points[non_dominated(points)]
-
-    def gain(self, plans: Ints) -> Floats:
-        """Expected gain (m,) in log-volume."""
-        total = np.zeros(len(plans))
-        for draw, front in enumerate(self._fronts):
-            points = self._values[plans, draw]
-            if points.shape[1] == 1:
-                added = np.maximum(front.min() - points[:, 0], 0.0)
-            else:
-                added = added_volume(front, points, self._everything)
-            total += np.where(self._fits[plans, draw], added, 0.0)
-        return total / len(self._fronts)
 
 
 def _drawn(
@@ -115,10 +99,17 @@ def expected_gain(
         deviation = np.stack([apart[name] for name in objectives], axis=1)
     known = _known(predicted, measured, objectives)
     if len(objectives) == 1:
-        gain = _improvement(mean[:, 0], deviation[:, 0], float(known.min()))
+        z = (float(known.min()) - mean[:, 0]) / deviation[:, 0]
+        density = _PEAK * (1.0 + z**2 / _TAIL) ** (-(_TAIL + 1) / 2)
+        gain = deviation[:, 0] * (z * stdtr(_TAIL, z) + (_TAIL + z**2) / (_TAIL - 1) * density)
+        gain = np.maximum(gain, 0.0)
     else:
-        gain = _hypervolume_gain(mean, deviation, known, rng)
-    return gain * predicted["probability_fits"]
+        # the draws are common to all plans, so that plans differ by what is predicted alone
+        everything, count = np.concatenate([known, mean]), len(objectives)
+        draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, count))
+        added = added_volume(known, draws.reshape(-1, count), everything)
+        gain = added.reshape(len(mean), SAMPLES).mean(axis=1)
+    return np.asarray(gain * predicted["probability_fits"])
 
 
 def expected_saving(predicted: Columns, measured: Columns, *, objectives: tuple[str, ...]) -> Floats:
@@ -149,22 +140,6 @@ def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats
     mean = np.log(np.stack([predicted[name] for name in objectives], axis=1))
     span = np.log(np.stack([predicted[f"{n}_high"] / predicted[f"{n}_low"] for n in objectives], axis=1))
     return mean, np.maximum(span / _INTERVAL, 1e-6)
-
-
-def _improvement(mean: Floats, deviation: Floats, incumbent: float) -> Floats:
-    """Expected fall below the incumbent, of Student's errors of that scale."""
-    z = (incumbent - mean) / deviation
-    density = _PEAK * (1.0 + z**2 / _TAIL) ** (-(_TAIL + 1) / 2)
-    gain = deviation * (z * stdtr(_TAIL, z) + (_TAIL + z**2) / (_TAIL - 1) * density)
-    return np.asarray(np.maximum(gain, 0.0))
-
-
-def _hypervolume_gain(mean: Floats, deviation: Floats, known: Floats, rng: np.random.Generator) -> Floats:
-    """Two objectives and more: the draws are common to all plans, so that plans differ by what is predicted alone."""
-    everything, count = np.concatenate([known, mean]), mean.shape[1]
-    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, count))
-    gain = added_volume(known, draws.reshape(-1, count), everything).reshape(len(mean), SAMPLES)
-    return np.asarray(gain.mean(axis=1))
 
 
 def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:
@@ -229,22 +204,21 @@ def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], le
 
 
 def _volume_gain(known: Floats, values: Floats) -> float:
+    """Share by which the volume under the front of ``known`` grows in the mean draw of ``values``.
+
+    Of three goals and more by points drawn in the box of all.
+    """
     middle = np.median(values, axis=1)
-    everything = np.concatenate([known, middle[np.isfinite(middle).all(axis=1)]])
+    everything, draws = np.concatenate([known, middle[np.isfinite(middle).all(axis=1)]]), range(values.shape[1])
     if known.shape[1] > 2:
-        return _counted_gain(known, values, everything)
+        drawn = _drawn_in_box(everything)
+        covered = is_beaten(known, drawn)
+        left = drawn[~covered]
+        more = np.mean([is_beaten(values[:, draw], left).sum() for draw in draws])
+        return float(more / covered.sum()) if covered.any() else float("nan")
     reference = nadir(everything[:, 0], everything[:, 1])
     front = known[front_order(known[:, 0], known[:, 1])]
     before = hypervolume(front[:, 0], front[:, 1], reference)
-    draws = (np.concatenate([front, values[:, draw]]).T for draw in range(values.shape[1]))
-    after = np.mean([hypervolume(points[0], points[1], reference) for points in draws])
+    drawn_fronts = (np.concatenate([front, values[:, draw]]).T for draw in draws)
+    after = np.mean([hypervolume(points[0], points[1], reference) for points in drawn_fronts])
     return float(after / before - 1.0) if before > 0 else float("nan")
-
-
-def _counted_gain(known: Floats, values: Floats, everything: Floats) -> float:
-    """`_volume_gain` of three objectives and more, by points drawn in the box of all."""
-    drawn = _drawn_in_box(everything)
-    covered = is_beaten(known, drawn)
-    left = drawn[~covered]
-    after = np.mean([is_beaten(values[:, draw], left).sum() for draw in range(values.shape[1])])
-    return float(after / covered.sum()) if covered.any() else float("nan")

@@ -69,7 +69,7 @@ def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
     return np.concatenate([*chosen, nearest[:size]]).astype(np.int64)
 
 
-def first(genome: Genome, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
+def starting_genes(genome: Genome, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
     """Genes to begin with: points of the start front, also with all slack used; the rest is random."""
     if start is None or not len(start["slack"]):
         return genome.random(size, rng)
@@ -84,19 +84,17 @@ def breed(genome: Genome, parents: Columns, size: int, rng: np.random.Generator)
     """Genes of ``size`` children: tournament, crossover, mutation, and a few newcomers."""
     genes = genome.encode(parents)
     values, broken = stacked(parents, genome.problem.goals), np.maximum(parents["violation"], 0.0)
-    mothers, fathers = (genes[_tournament(values, broken, size, rng)] for _ in range(2))
+    chosen = []
+    for _ in range(2):  # the better of two parents: less violation, then domination, else the first
+        one, two = rng.choice(len(values), (2, size))
+        better = (values[two] <= values[one]).all(axis=1)
+        prefer_two = (broken[two] < broken[one]) | ((broken[two] == broken[one]) & better)
+        chosen.append(genes[np.where(prefer_two, two, one)])
+    mothers, fathers = chosen
     children = genome.mutate(genome.cross(mothers, fathers, rng), rng)
     fresh = rng.random(size) < FRESH_SHARE
     children[fresh] = genome.random(int(fresh.sum()), rng)
     return children
-
-
-def _tournament(values: Floats, violation: Floats, size: int, rng: np.random.Generator) -> Ints:
-    """``size`` times the better of two parents by goals (n, k): less violation, then domination, else the first."""
-    one, two = rng.choice(len(values), (2, size))
-    better = (values[two] <= values[one]).all(axis=1)
-    prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
-    return np.asarray(np.where(prefer_two, two, one), dtype=np.int64)
 
 
 def half_local(
@@ -119,10 +117,19 @@ def half_local(
 def local_moves(
     genome: Genome, around: Columns, seen: Seen, size: int, rng: np.random.Generator, *, clocks: bool
 ) -> Ints:
-    """Genes of at most ``size`` unseen plans one move away: in a layout's gene, and with ``clocks`` half in clocks."""
+    """Genes of at most ``size`` unseen plans one move away: in a layout's gene, and with ``clocks`` half in clocks.
+
+    These have clock and share of slack a step or two away.
+    """
     own = genome.encode(around)
     layouts = _unseen_moves(genome, genome.neighbours(own), seen, rng)
-    profiles = _unseen_moves(genome, _other_profiles(genome, own), seen, rng) if clocks else layouts[:0]
+    profiles = layouts[:0]
+    if clocks:
+        moved = np.repeat(own, len(PROFILE_STEPS), axis=0)
+        profile = moved[:, [CLOCK, SLACK]] + np.tile(PROFILE_STEPS, (len(own), 1))
+        moved[:, [CLOCK, SLACK]] = profile
+        inside = ((profile >= 0) & (profile < genome.sizes[[CLOCK, SLACK]])).all(axis=1)
+        profiles = _unseen_moves(genome, moved[inside], seen, rng)
     share = max(size - len(profiles), size // 2 if clocks else size)
     chosen = layouts[:share]
     return np.concatenate([profiles[: size - len(chosen)], chosen])
@@ -144,15 +151,6 @@ def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
     order = order[np.isfinite(product[order])]
     _, first = np.unique(combination[order], return_index=True)
     return take(plans, order[np.sort(first)][:CLIMBERS])
-
-
-def _other_profiles(genome: Genome, genes: Ints) -> Ints:
-    """The same layouts with clock and share of slack a step or two away."""
-    moved = np.repeat(genes, len(PROFILE_STEPS), axis=0)
-    profile = moved[:, [CLOCK, SLACK]] + np.tile(PROFILE_STEPS, (len(genes), 1))
-    moved[:, [CLOCK, SLACK]] = profile
-    inside: Bools = ((profile >= 0) & (profile < genome.sizes[[CLOCK, SLACK]])).all(axis=1)
-    return np.asarray(moved[inside], dtype=np.int64)
 
 
 def unseen(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator) -> tuple[Ints, Ints, Floats, Floats]:
@@ -259,16 +257,13 @@ class Genome:
         variable = self.sizes > 1
         variable[DERIVED] = False
         chosen = variable & (rng.random(genes.shape) < strength / max(1, variable.sum()))
-        return np.where(chosen, self._moved(genes, rng), genes)
-
-    def _moved(self, genes: Ints, rng: np.random.Generator) -> Ints:
         reach = np.ones(len(self.sizes))
         reach[CLOCK] = max(1.0, self.sizes[CLOCK] / 16.0)
         step = np.ceil(rng.exponential(reach, genes.shape)).astype(np.int64)
         step[:, :CLOCK] = 1
         moved = np.clip(genes + step * rng.choice((-1, 1), genes.shape), 0, self.sizes - 1)
-        reset: Bools = rng.random(genes.shape) < RESET_SHARE
-        return np.where(reset, rng.integers(0, self.sizes, genes.shape), moved)
+        reset = rng.random(genes.shape) < RESET_SHARE
+        return np.where(chosen, np.where(reset, rng.integers(0, self.sizes, genes.shape), moved), genes)
 
     def neighbours(self, genes: Ints, *, paired: bool = False) -> Ints:
         """Rows with one layout gene one step up or down; ``paired``: with two of them moved at once."""

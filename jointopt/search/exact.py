@@ -8,6 +8,7 @@ optional promises of the problem: lower bounds per layout, and how time and ener
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -45,11 +46,9 @@ class _Sweep:
 
     problem: Problem
     chunk_size: int
-    progress: Progress | None
+    front: Columns
     sample: Columns
-    front: Columns | None = None
     evaluated: int = 0
-    layouts_done: int = 0
 
     def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> None:
         """Merge these plans into the front, in chunks; ``keep`` them all.
@@ -78,12 +77,23 @@ class _Sweep:
             yield left[rows]
             left = np.delete(left, rows)
 
-    def report(self, layouts_done: int) -> None:
-        self.layouts_done += layouts_done
-        if self.progress is not None:
-            clocks = self.problem.num_clocks
-            size = 0 if self.front is None else len(self.front["layout_index"])
-            self.progress(self.layouts_done * clocks, self.problem.num_layouts * clocks, size)
+    def settle(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Visit every clock of these layouts, or those that are left when the range is halved; these in lots."""
+        grid = self.problem.clocks_mhz
+        if not self.problem.has_slope:
+            step = max(1, self.chunk_size // len(grid))
+            for start in range(0, len(layouts), step):
+                some = layouts[start : start + step]
+                self.visit(np.repeat(some, len(grid)), np.tile(np.arange(len(grid)), len(some)))
+            return
+        found = open_clocks(self.problem, lambda: self.front, layouts, fastest_s, lambda _, low, __: grid[low, None])
+        waiting = none = np.zeros((2, 0), np.int64)
+        for plans in itertools.chain(found, [None]):
+            waiting = waiting if plans is None else np.concatenate([waiting, np.stack(plans)], axis=1)
+            if plans is None or waiting.shape[1] >= LOT:
+                # of clocks that a power limit makes the same the highest comes first, and stays
+                self.visit(*waiting[:, np.argsort(-waiting[1], kind="stable")])
+                waiting = none
 
 
 def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progress | None = None) -> ExactFront:
@@ -92,33 +102,32 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
     ``progress(done, total, front_size)`` counts plans evaluated or ruled out. Memory grows with
     ``chunk_size`` times the largest pp, not with the size of the space.
     """
-    rows = max(1, min(chunk_size, STAGE_CELLS_PER_CHUNK // problem.max_pp))
-    none = np.zeros(0, dtype=np.int64)
+    none, every = np.zeros(0, dtype=np.int64), np.arange(problem.num_layouts)
     nothing = problem.plans(none, none, np.zeros(0))
-    sweep = _Sweep(problem, rows, progress, nothing)
-    _sweep_blocks(sweep)
-    covered = problem.num_layouts * problem.num_clocks
-    front = nothing if sweep.front is None else sweep.front
-    return ExactFront(front, covered, sweep.evaluated, sweep.sample)
+    rows = max(1, min(chunk_size, STAGE_CELLS_PER_CHUNK // problem.max_pp))
+    sweep, covered = _Sweep(problem, rows, nothing, nothing), len(every) * problem.num_clocks
 
+    def report(layouts_done: int) -> None:
+        if progress is not None:
+            progress(layouts_done * problem.num_clocks, covered, len(sweep.front["slack"]))
 
-def _sweep_blocks(sweep: _Sweep) -> None:
-    """Settle all layouts in blocks, the most promising first."""
-    problem, every = sweep.problem, np.arange(sweep.problem.num_layouts)
     order, time_lb_s, energy_lb_j = _ordered(problem, every, problem.quick_bound or problem.lower_bound)
-    _seed(sweep, order[:SEED_LAYOUTS])
+    if problem.lower_bound is not None or problem.has_slope:
+        # a first front from a few layouts at a few clocks, so that most others never need evaluating
+        clocks = np.unique(np.linspace(0, problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
+        first = order[:SEED_LAYOUTS]
+        sweep.visit(np.repeat(first, len(clocks)), np.tile(clocks, len(first)), keep=True)
     if problem.quick_bound is not None:
         order, time_lb_s, energy_lb_j = promising(problem, sweep.front, every)
-    sweep.report(len(every) - len(order))
-    block = max(1, min(sweep.chunk_size // 2, max(-(-len(order) // BLOCKS), SMALLEST_BLOCK)))
+    ruled_out = len(every) - len(order)
+    report(ruled_out)
+    block = max(1, min(rows // 2, max(-(-len(order) // BLOCKS), SMALLEST_BLOCK)))
     for start in range(0, len(order), block):
-        rows = slice(start, start + block)
-        alive = may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])
-        if not problem.has_slope:
-            _enumerate(sweep, order[rows][alive])
-        else:
-            _bisect(sweep, order[rows][alive], time_lb_s[rows][alive])
-        sweep.report(len(order[rows]))
+        some = slice(start, start + block)
+        alive = may_improve(sweep.front, time_lb_s[some], energy_lb_j[some])
+        sweep.settle(order[some][alive], time_lb_s[some][alive])
+        report(ruled_out + min(start + block, len(order)))
+    return ExactFront(sweep.front, covered, sweep.evaluated, sweep.sample)
 
 
 def promising(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[Ints, Floats, Floats]:
@@ -143,43 +152,6 @@ def _ordered(problem: Problem, layouts: Ints, bound: LowerBound | None) -> tuple
     return layouts[left].astype(np.int64), time_lb_s[left], energy_lb_j[left]
 
 
-def _seed(sweep: _Sweep, layouts: Ints) -> None:
-    """A first front from a few layouts at a few clocks, so that most others never need evaluating."""
-    if sweep.problem.lower_bound is None and not sweep.problem.has_slope:
-        return
-    clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
-    sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)), keep=True)
-
-
-def _enumerate(sweep: _Sweep, layouts: Ints) -> None:
-    """Every clock of these layouts, in slices that fit a chunk."""
-    clocks = np.arange(sweep.problem.num_clocks, dtype=np.int64)
-    step = max(1, sweep.chunk_size // len(clocks))
-    for start in range(0, len(layouts), step):
-        some = layouts[start : start + step]
-        sweep.visit(np.repeat(some, len(clocks)), np.tile(clocks, len(some)))
-
-
-def _bisect(sweep: _Sweep, layouts: Ints, fastest_s: Floats) -> None:
-    """Visit the clocks of each layout that are left when its range is halved; the last ones in lots."""
-
-    def slowest(row: Ints, low: Ints, _: Ints) -> Floats:
-        return sweep.problem.clocks_mhz[low, None]
-
-    waiting = np.zeros((2, 0), np.int64)
-    for found in open_clocks(sweep.problem, lambda: sweep.front, layouts, fastest_s, slowest):
-        waiting = np.concatenate([waiting, np.stack(found)], axis=1)
-        if waiting.shape[1] >= LOT:
-            _settle(sweep, waiting)
-            waiting = waiting[:, :0]
-    _settle(sweep, waiting)
-
-
-def _settle(sweep: _Sweep, plans: Ints) -> None:
-    """Visit (layouts, clocks); of clocks that a power limit makes the same the highest comes first, and stays."""
-    sweep.visit(*plans[:, np.argsort(-plans[1], kind="stable")])
-
-
 # The exact Pareto front where stages may use their slack: every layout, bottleneck clock and share of slack.
 
 
@@ -189,21 +161,45 @@ SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
 @dataclass
-class ProfileSweep:
-    """The running front, which rules plans out, and how many were evaluated or bounded one by one."""
+class _ProfileSweep:
+    """The running front, which rules plans out, and how many were evaluated or bounded one by one.
+
+    Of a level of layouts of about the same third goal the front is that of earlier levels, and ``found`` its own.
+    """
 
     problem: Problem
     stage_clocks: StageClocks
     front: Columns
+    found: Columns | None = None
     evaluated: int = 0
 
     def add(self, batch: Columns) -> None:
-        """Takes evaluated plans into the front."""
-        self.front = merge(self.front, batch)
+        """Takes evaluated plans into the front, of a level into what it found."""
+        if self.found is None:
+            self.front = merge(self.front, batch)
+        else:
+            self.found = front_of(concat([self.found, batch]), self.problem.goals)
 
     def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
-        """Indices of plans to evaluate, as `worth_evaluating` has them."""
-        return worth_evaluating(self.problem, self.front, layouts, clocks, bounds)
+        """Indices of plans to evaluate, as `worth_evaluating` has them, by what a level found too."""
+        left = worth_evaluating(self.problem, self.front, layouts, clocks, bounds)
+        if self.found is None:
+            return left
+        third = np.asarray(self.problem.third_goal)[layouts[left]]
+        least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
+        return left[~is_beaten(stacked(self.found, self.problem.goals), least)]
+
+    def uniform(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Settles one clock on all stages of layouts, whose times are not below these; the highest clock first."""
+        problem, grid = self.problem, self.problem.clocks_mhz
+        found = open_clocks(problem, lambda: self.front, layouts, fastest_s, lambda _, low, __: grid[low, None])
+        layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
+        order = np.argsort(-clock, kind="stable")
+        layout, clock = layout[order], clock[order]
+        clocks_mhz = grid[clock, None]
+        left = self.worth(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
+        self.add(problem.plans(layout[left], clock[left], np.zeros(len(left))))
+        self.evaluated += len(layout)
 
     def settle(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
         """Settles layouts of any depth, (n,), whose plans' times and energies are not below these."""
@@ -215,21 +211,18 @@ class ProfileSweep:
             for start in range(0, len(some), step):
                 rows = some[start : start + step]
                 rows = rows[may_improve(self.front, time_lb_s[rows], energy_lb_j[rows])]
-                self._settle_depth(layouts[rows], time_lb_s[rows])
+                if len(rows):
+                    self._settle_depth(layouts[rows], time_lb_s[rows])
 
     def _settle_depth(self, layouts: Ints, fastest_s: Floats) -> None:
         """Settles layouts of one depth."""
-        if not len(layouts):
-            return
         clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
         every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
         relaxed = self.stage_clocks(*every, np.ones(len(layouts) * clocks))[:, :depth].reshape(-1, clocks, depth)
         place, least = _of_halves(relaxed)
-
-        def slowest(row: Ints, low: Ints, high: Ints) -> Floats:
-            return np.asarray(least[place[low, high], row])
-
-        found = list(open_clocks(self.problem, lambda: self.front, layouts, fastest_s, slowest))
+        found = open_clocks(
+            self.problem, lambda: self.front, layouts, fastest_s, lambda row, low, high: least[place[low, high], row]
+        )
         layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
         for start in range(0, len(layout), MOST_AT_ONCE):
             some = slice(start, start + MOST_AT_ONCE)
@@ -288,12 +281,11 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     uniform = exact_front(problem, progress=progress)
     if problem.stage_clocks is None or not problem.has_slope or not problem.num_layouts:
         return uniform
-    sweep = ProfileSweep(problem, problem.stage_clocks, uniform.front)
+    sweep = _ProfileSweep(problem, problem.stage_clocks, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
     sweep.settle(*promising(problem, sweep.front, pipelines))
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
-    evaluated = uniform.evaluated + sweep.evaluated
-    return ExactFront(sweep.front, covered, evaluated, uniform.sample)
+    return ExactFront(sweep.front, covered, uniform.evaluated + sweep.evaluated, uniform.sample)
 
 
 # The exact Pareto front of time, energy and a third goal that the layout alone decides, such as memory.
@@ -303,80 +295,33 @@ SMALLEST_LEVEL = 64  # layouts; of fewer the calls cost more than the front of e
 LEVELS = 256  # at most so many of about equal size
 
 
-@dataclass
-class _Level(ProfileSweep):
-    """Plans of layouts of about the same third goal that the front of earlier levels leaves."""
-
-    found: Columns | None = None
-
-    def add(self, batch: Columns) -> None:
-        """Keeps evaluated plans; the front stays that of earlier levels."""
-        self.found = front_of(batch if self.found is None else concat([self.found, batch]), self.problem.goals)
-
-    def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
-        """Indices of plans that neither the front nor what this level found rules out by their bounds."""
-        left = super().worth(layouts, clocks, bounds)
-        if self.found is None:
-            return left
-        third = np.asarray(self.problem.third_goal)[layouts[left]]
-        least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
-        return left[~is_beaten(stacked(self.found, self.problem.goals), least)]
-
-    def uniform(self, layouts: Ints, fastest_s: Floats) -> None:
-        """Settles one clock on all stages of layouts, whose times are not below these; the highest clock first."""
-        problem = self.problem
-
-        def slowest(_: Ints, low: Ints, __: Ints) -> Floats:
-            return problem.clocks_mhz[low, None]
-
-        found = open_clocks(problem, lambda: self.front, layouts, fastest_s, slowest)
-        layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
-        order = np.argsort(-clock, kind="stable")
-        layout, clock = layout[order], clock[order]
-        clocks_mhz = problem.clocks_mhz[clock, None]
-        left = self.worth(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
-        self.add(problem.plans(layout[left], clock[left], np.zeros(len(left))))
-        self.evaluated += len(layout)
-
-
 def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None) -> tuple[Columns, int]:
     """(front by all three goals over layouts, clocks and shares of slack, plans evaluated or bounded one by one).
 
     ``problem.has_levels`` must hold. ``progress`` is as for `exact_front`.
     """
     none = np.zeros(0, np.int64)
-    parts, evaluated = [problem.plans(none, none, np.zeros(0))], 0
-    front, done = parts[0], 0
-    for layouts in _levels(problem):
-        level = _settled(problem, front, layouts)
-        evaluated, done = evaluated + level.evaluated, done + len(layouts)
-        if level.found is not None:
-            parts.append(level.found)
-            front = merge(front, parts[-1])
-        if progress is not None:
-            progress(done * problem.num_clocks, problem.num_layouts * problem.num_clocks, len(front["slack"]))
-    return front_of(concat(parts), problem.goals), evaluated
-
-
-def _levels(problem: Problem) -> Iterator[Ints]:
-    """Yield layouts by their third goal, the least first."""
+    nothing = problem.plans(none, none, np.zeros(0))
+    parts, evaluated, front = [nothing], 0, nothing
     order = np.argsort(np.asarray(problem.third_goal), kind="stable").astype(np.int64)
     size = max(SMALLEST_LEVEL, -(-len(order) // LEVELS))
     for start in range(0, len(order), size):
-        yield order[start : start + size]
-
-
-def _settled(problem: Problem, front: Columns, layouts: Ints) -> _Level:
-    """The level of these layouts, of which the ``front`` of earlier ones leaves what may improve it."""
-    level = _Level(problem, problem.stage_clocks or problem.decode_clocks, front)
-    layouts, *bounds = promising(problem, front, layouts)
-    left = may_improve(front, *bounds)
-    if len(left):
-        level.uniform(layouts[left], bounds[0][left])
-    if len(left) and problem.stage_clocks is not None:
-        left = left[problem.layouts["pp"][layouts[left]] > 1]
-        level.settle(layouts[left], *(values[left] for values in bounds))
-    return level
+        level = _ProfileSweep(problem, problem.stage_clocks or problem.decode_clocks, front, nothing)
+        layouts, *bounds = promising(problem, front, order[start : start + size])
+        left = may_improve(front, *bounds)
+        if len(left):
+            level.uniform(layouts[left], bounds[0][left])
+        if len(left) and problem.stage_clocks is not None:
+            left = left[problem.layouts["pp"][layouts[left]] > 1]
+            level.settle(layouts[left], *(values[left] for values in bounds))
+        evaluated += level.evaluated
+        if level.found is not None and len(level.found["slack"]):
+            parts.append(level.found)
+            front = merge(front, level.found)
+        if progress is not None:
+            done = min(start + size, len(order))
+            progress(done * problem.num_clocks, problem.num_layouts * problem.num_clocks, len(front["slack"]))
+    return front_of(concat(parts), problem.goals), evaluated
 
 
 # Branch and bound over boxes: a layout and a range of clocks, halved until the front covers it or one clock is left.
@@ -384,7 +329,7 @@ def _settled(problem: Problem, front: Columns, layouts: Ints) -> _Level:
 
 ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the truth by rounding
 
-Slowest = Callable[[Ints, Ints, Ints], Floats]
+Slowest = Callable[[Ints, Ints, Ints], Floats]  # rows, the range's lowest and highest clock index
 
 
 def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:

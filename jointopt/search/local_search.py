@@ -37,17 +37,28 @@ class LocalSearch:
     def improve(self, front: Columns, evaluations: int, *, per_stage: bool) -> Columns:
         """The front after local moves, until none helps or ``evaluations`` are spent; never worse anywhere.
 
-        Of plans with clocks per stage only those are merged that gain `RESOLUTION`.
+        With clocks ``per_stage`` also moves of pipelines: nearby clocks with every share of slack, then each stage one
+        clock up and down. Of those only what gains `RESOLUTION` is merged.
         """
-        stages = per_stage and self.problem.stage_clocks is not None and self.problem.max_pp > 1
+        problem = self.problem
+        stages = per_stage and problem.stage_clocks is not None and problem.max_pp > 1
         last = self.spent + evaluations
         for _ in range(ROUNDS):
-            plans = self._unexpanded(front, stages)
+            plans = take(front, self.expanded[stages].add(front["layout_index"], front["stage_clock_mhz"]))
             if self.spent >= last or not len(plans["slack"]):
                 break
             for batch in self._uniform_moves(plans, last):
                 front = merge(front, batch)
-            for batch in self._stage_moves(plans, last) if stages else ():
+            if not stages:
+                continue
+            piped = take(plans, problem.layouts["pp"][plans["layout_index"]] > 1)
+            batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
+            room = (last - self.spent) // (2 * problem.max_pp)
+            if room > 0 and len(piped["slack"]):
+                layout, clocks, _ = _moved_stages(problem, take(piped, evenly(piped, room)))
+                batches.append(explicit(problem, layout, clocks))
+                self.spent += len(layout)
+            for batch in batches:
                 front = merge(front, noticeable(front, batch))
         return front
 
@@ -65,13 +76,9 @@ class LocalSearch:
             for batch in self._evaluated(np.unique(np.concatenate(moves), axis=0), last):
                 front, best = merge(front, batch), best_of_combinations(self.genome, concat([best, batch]))
         clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, SWEEP).round().astype(np.int64))
-        for batch in self._evaluated(_at_clocks(self.genome.encode(best), clocks), last):
+        for batch in self._evaluated(self._at_clocks(best["layout_index"], clocks), last):
             front = merge(front, batch)
         return front
-
-    def _unexpanded(self, front: Columns, stages: bool) -> Columns:
-        """Plans of the front that no earlier round has started from; marks them."""
-        return take(front, self.expanded[stages].add(front["layout_index"], front["stage_clock_mhz"]))
 
     def _uniform_moves(self, plans: Columns, last: int) -> list[Columns]:
         """Every clock of layouts new on the front, and neighbouring layouts at the same clock."""
@@ -79,25 +86,16 @@ class LocalSearch:
         genes[:, SLACK] = 0
         some = genes[evenly(plans, PAIRED)]
         near, further = self.genome.neighbours(genes), self.genome.neighbours(some, paired=True)
-        moves = [self._clock_sweep(plans), near, further]
+        new = np.array(sorted(set(plans["layout_index"].tolist()) - self.swept), dtype=np.int64)
+        self.swept.update(new.tolist())
+        moves = [self._at_clocks(new, np.arange(self.problem.num_clocks)), near, further]
         return self._evaluated(np.unique(np.concatenate(moves), axis=0), last)
 
-    def _clock_sweep(self, plans: Columns) -> Ints:
-        layouts = np.array(sorted(set(plans["layout_index"].tolist()) - self.swept), dtype=np.int64)
-        self.swept.update(layouts.tolist())
-        layout_genes = self.genome.layout_genes[layouts]
-        return _at_clocks(np.pad(layout_genes, ((0, 0), (0, 2))), np.arange(self.problem.num_clocks))
-
-    def _stage_moves(self, plans: Columns, last: int) -> list[Columns]:
-        """Moves of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
-        piped = take(plans, self.problem.layouts["pp"][plans["layout_index"]] > 1)
-        batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
-        room = (last - self.spent) // (2 * self.problem.max_pp)
-        if room > 0 and len(piped["slack"]):
-            layout, clocks, _ = _moved_stages(self.problem, take(piped, evenly(piped, room)))
-            batches.append(explicit(self.problem, layout, clocks))
-            self.spent += len(batches[-1]["slack"])
-        return batches
+    def _at_clocks(self, layouts: Ints, clocks: Ints) -> Ints:
+        """Genes of each layout at each of the clocks, without slack."""
+        layout_genes = np.repeat(self.genome.layout_genes[layouts], len(clocks), axis=0)
+        clock = np.tile(clocks, len(layouts))
+        return np.column_stack([layout_genes, clock, np.zeros_like(clock)])
 
     def _evaluated(self, genes: Ints, last: int) -> list[Columns]:
         """The plans of these genes, thinned to what may still be spent."""
@@ -127,7 +125,11 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
         moved = take(piped, evenly(piped, min(room, STARTS)))
         layout, clocks, origin = _moved_stages(problem, moved)
         spent += len(layout)
-        time_s, energy_j = _bounds(problem, moved, layout, clocks, origin)
+        time_s, energy_j = problem.bounds(layout, clocks)
+        if problem.has_slope:  # where no clock rose, no less than the time of the plan itself
+            slower = (np.nan_to_num(clocks) <= np.nan_to_num(moved["stage_clock_mhz"][origin])).all(axis=1)
+            least_s = np.where(slower, moved["iteration_time_s"][origin], 0.0)
+            time_s, energy_j = problem.raised(layout, time_s, energy_j, least_s)
         left = np.flatnonzero(_may_be_noticed(front, time_s, energy_j))
         if problem.has_slope:
             least_s = _together_s(problem, layout[left], clocks[left], origin[left])
@@ -135,13 +137,6 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
             left = left[_may_be_noticed(front, *bounds)]
         front = merge(front, noticeable(front, explicit(problem, layout[left], clocks[left])))
     return front, spent
-
-
-def _at_clocks(genes: Ints, clocks: Ints) -> Ints:
-    """Each row at each of the clocks, without slack."""
-    out = np.repeat(genes, len(clocks), axis=0)
-    out[:, CLOCK], out[:, SLACK] = np.tile(clocks, len(genes)), 0
-    return out
 
 
 def noticeable(front: Columns, batch: Columns) -> Columns:
@@ -168,18 +163,6 @@ def slack_moves(genome: Genome, genes: Ints) -> Ints:
     return np.unique(around[inside], axis=0)
 
 
-def _bounds(problem: Problem, plans: Columns, layout: Ints, clocks: Floats, origin: Ints) -> tuple[Floats, Floats]:
-    """Time and energy, (n,) each, that ``plans`` of those rows (``origin``) do not go below with other ``clocks``.
-
-    Where none of them rose, no less than the time of the plan itself, as far as the problem promises that.
-    """
-    time_s, energy_j = problem.bounds(layout, clocks)
-    if not problem.has_slope:
-        return time_s, energy_j
-    slower = (np.nan_to_num(clocks) <= np.nan_to_num(plans["stage_clock_mhz"][origin])).all(axis=1)
-    return problem.raised(layout, time_s, energy_j, np.where(slower, plans["iteration_time_s"][origin], 0.0))
-
-
 def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) -> Floats:
     """Times (n,) that several moves of one plan made at once do not go below, in a problem with a slope.
 
@@ -197,24 +180,17 @@ def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) ->
 
 def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats, Ints]:
     """(layouts (n,), clocks (n, S), rows of plans): each stage of each plan one clock of the grid up and down."""
-    clocks, count = plans["stage_clock_mhz"], len(plans["slack"])
+    clocks, count, grid = plans["stage_clock_mhz"], len(plans["slack"]), problem.clocks_mhz
     stages = clocks.shape[1]
     moved = np.repeat(clocks, 2 * stages, axis=0)
     rows = np.arange(len(moved))
-    stage = np.tile(np.repeat(np.arange(stages), 2), count)
-    moved[rows, stage] = _next_clock(problem.clocks_mhz, moved[rows, stage], np.tile([-1, 1], stages * count))
-    real = np.isfinite(moved[rows, stage])
+    stage, up = np.tile(np.repeat(np.arange(stages), 2), count), np.tile([False, True], stages * count)
+    before = moved[rows, stage]
+    index = np.where(up, np.searchsorted(grid, before, side="right"), np.searchsorted(grid, before, side="left") - 1)
+    moved[rows, stage] = grid[np.clip(index, 0, len(grid) - 1)]
+    real = np.isfinite(before) & (index >= 0) & (index < len(grid))
     origin = np.repeat(np.arange(count), 2 * stages)[real]
     return plans["layout_index"][origin], moved[real], origin
-
-
-def _next_clock(grid: Floats, clock_mhz: Floats, direction: Ints) -> Floats:
-    """The next clock of the grid strictly above or below; NaN where there is none or no stage."""
-    above = np.searchsorted(grid, clock_mhz, side="right")
-    below = np.searchsorted(grid, clock_mhz, side="left") - 1
-    index = np.where(direction > 0, above, below)
-    known = np.isfinite(clock_mhz) & (index >= 0) & (index < len(grid))
-    return np.where(known, grid[np.clip(index, 0, len(grid) - 1)], np.nan)
 
 
 def explicit(problem: Problem, layout: Ints, clocks: Floats) -> Columns:

@@ -44,7 +44,10 @@ def sharpened(problem: Problem, front: Columns, evaluations: int = EVALUATIONS) 
         plans = take(front, started.add(front["layout_index"], front["stage_clock_mhz"]))
         if spent >= evaluations or not len(plans["slack"]):
             break
-        batch = _moves(genome, plans, evaluations - spent)
+        genes = genome.encode(plans)
+        moves = [slack_moves(genome, genes), genome.neighbours(genes)]
+        moves.append(genome.neighbours(genes[evenly(plans, PAIRED)], paired=True))
+        batch = _some(genome, np.unique(np.concatenate(moves), axis=0), evaluations - spent)
         spent += len(batch["slack"])
         front = _replaced(problem, front, batch, near)
     if evaluations > spent:
@@ -52,14 +55,6 @@ def sharpened(problem: Problem, front: Columns, evaluations: int = EVALUATIONS) 
         front = _replaced(problem, front, batch, 0.0 if few else near)
         spent += len(batch["slack"])
     return front, spent
-
-
-def _moves(genome: Genome, plans: Columns, most: int) -> Columns:
-    """At most so many plans one gene away from these, clocks with every share of slack; of some two genes away."""
-    genes = genome.encode(plans)
-    moves = [slack_moves(genome, genes), genome.neighbours(genes)]
-    moves.append(genome.neighbours(genes[evenly(plans, PAIRED)], paired=True))
-    return _some(genome, np.unique(np.concatenate(moves), axis=0), most)
 
 
 def _swept(genome: Genome, front: Columns) -> Ints:

@@ -97,17 +97,14 @@ def volume(points: Floats, front: Floats) -> float:
     return float(is_beaten(np.log(points), low + 1.1 * drawn * (high - low)).mean())
 
 
-def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, float]:
-    """A reference point just beyond the worst values of a front, by ``margin`` of each objective's span.
+def nadir(first: Floats, second: Floats) -> tuple[float, float]:
+    """A reference point just beyond the worst values of a front, by a tenth of each objective's span.
 
     Tight on purpose: with a loose reference the hypervolume saturates long before the front is found.
     """
-
-    def beyond(values: Floats) -> float:
-        span = float(np.ptp(values)) or abs(float(np.max(values)))
-        return float(np.max(values)) + margin * span
-
-    return beyond(first), beyond(second)
+    worst = [float(np.max(values)) for values in (first, second)]
+    spans = [float(np.ptp(values)) or abs(most) for values, most in zip((first, second), worst, strict=True)]
+    return worst[0] + 0.1 * spans[0], worst[1] + 0.1 * spans[1]
 
 
 def take(columns: Columns, index: Ints | Bools | slice) -> Columns:

@@ -121,11 +121,10 @@ class Problem:
 
     def unconstrained(self) -> Problem:
         """The problem of the same layouts without constraints: every plan is feasible."""
-
-        def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
-            return self.evaluate(index, stage_clock_mhz) | {"violation": np.zeros(len(index))}
-
-        return replace(self, evaluate=evaluate, least_violation=None, least_power_w=None)
+        return replace(
+            self, least_violation=None, least_power_w=None,
+            evaluate=lambda index, clocks: self.evaluate(index, clocks) | {"violation": np.zeros(len(index))},
+        )  # fmt: skip
 
     @property
     def has_slope(self) -> bool:
@@ -137,15 +136,13 @@ class Problem:
         slope = 0.0 if self.energy_slope_w is None else self.energy_slope_w
         return np.asarray(np.broadcast_to(slope, self.num_layouts)[layout_index], np.float64)
 
-    def uniform_clocks(self, layout_index: Ints, clock_index: Ints) -> Floats:
-        """One clock on all stages, shape (n, S), NaN beyond each layout's pp."""
-        beyond = np.arange(self.max_pp)[None, :] >= self.layouts["pp"][layout_index][:, None]
-        return np.where(beyond, np.nan, self.clocks_mhz[clock_index][:, None])
-
     def decode_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Floats:
-        """Clocks per stage, shape (n, S), for the bottleneck's clock and the share of slack to use."""
-        clocks = self.uniform_clocks(layout_index, clock_index)
-        # Without slack it is one clock, whatever a decoder would make of it.
+        """Clocks per stage, shape (n, S), for the bottleneck's clock and the share of slack to use.
+
+        Without slack it is one clock, whatever a decoder would make of it; NaN beyond each layout's pp.
+        """
+        beyond = np.arange(self.max_pp)[None, :] >= self.layouts["pp"][layout_index][:, None]
+        clocks = np.where(beyond, np.nan, self.clocks_mhz[clock_index][:, None])
         relaxed = np.flatnonzero(slack > 0.0)
         if self.stage_clocks is not None and len(relaxed):
             found = self.stage_clocks(layout_index[relaxed], clock_index[relaxed], slack[relaxed])
@@ -181,7 +178,9 @@ class Problem:
 
     def least_time(self, layout_index: Ints, clocks: Floats) -> Floats:
         """Time (n,) that plans of explicit stage clocks (n, S) do not go below."""
-        return (self.least_time_s or self._times)(layout_index, clocks)
+        if self.least_time_s is not None:
+            return self.least_time_s(layout_index, clocks)
+        return self.evaluate(layout_index, clocks)["iteration_time_s"]
 
     def work(self, layout_index: Ints, clocks: Floats) -> Floats:
         """Energy less `energy_slope_w`, which is promised, times the time of plans of explicit stage clocks, (n,)."""
@@ -189,9 +188,6 @@ class Problem:
             return self.work_j(layout_index, clocks)
         time_s, energy_j = objectives(self.evaluate(layout_index, clocks))
         return energy_j - self.slope_w(layout_index) * time_s
-
-    def _times(self, layout_index: Ints, clocks: Floats) -> Floats:
-        return self.evaluate(layout_index, clocks)["iteration_time_s"]
 
     def describe(self, plans: Columns) -> Columns:
         """The same plans with their layouts' columns and the bottleneck's clock, for a table or a study."""
@@ -218,23 +214,21 @@ def leanest(job: Job, layouts: Columns, fitting: Floats, fits: Fits, least: floa
     with everything recomputed, steps in between join them: cheap modules, and full recompute of a quarter, a half,
     three quarters of each chunk. They are what a job that lists none searches, where its framework has them.
     """
-    group = _groups(layouts)
-    finer = _in_between(job, layouts, fitting, group, least)
-    if len(finer[1]):
-        steps, owners = finer
-        layouts = {name: np.concatenate([layouts[name], steps[name]]) for name in LAYOUT_COLUMNS}
+    # a number per layout, equal for those that differ in recomputation alone: the space has them in a row
+    own = [values for name, values in layouts.items() if name in LAYOUT_COLUMNS and name not in _OWN]
+    group = np.cumsum(np.any([np.diff(values, prepend=values[:1]) != 0 for values in own], axis=0))
+    # where none but all is comfortable, all may be too much: steps in between join
+    plain = np.zeros(group.max(initial=-1) + 1, np.bool_)
+    plain[group[(layouts["recompute"] != _FULL) & (fitting >= COMFORTABLE)]] = True
+    whole = (layouts["recompute"] == _FULL) & (layouts["recompute_num_layers"] == 0)
+    rows = np.flatnonzero(whole & ~plain[group] & (fitting >= least))  # where it may fit at all
+    for step, at in _steps(job, {name: values[rows] for name, values in layouts.items()}):
+        layouts = {name: np.concatenate([values, step[name]]) for name, values in layouts.items()}
+        group = np.concatenate([group, group[rows[at]]])
+    steps = {name: values[len(fitting) :] for name, values in layouts.items()}
+    if len(steps["dp"]):
         fitting = np.concatenate([fitting, fits(steps)])
-        group = np.concatenate([group, owners])
     return layouts, fitting, _needed(group, _work(job, layouts), fitting)
-
-
-def _groups(layouts: Columns) -> Ints:
-    """A number per layout, (n,), equal for those that differ in recomputation alone: the space has them in a row."""
-    new = np.zeros(len(layouts["dp"]), np.bool_)
-    for name in LAYOUT_COLUMNS:
-        if name not in _OWN:
-            new[1:] |= layouts[name][1:] != layouts[name][:-1]
-    return np.cumsum(new)
 
 
 def _needed(group: Ints, work: Floats, fitting: Floats) -> Bools:
@@ -251,9 +245,14 @@ def _needed(group: Ints, work: Floats, fitting: Floats) -> Bools:
 
 def _work(job: Job, layouts: Columns) -> Floats:
     """Extra forward work as a share of a layer's, (n,): the order in which recomputation grows."""
-    share = _module_shares(job)
+    model = job.model
+    mlp = model.dense_mlp_parameters / (model.dense_mlp_parameters + model.attention_parameters)
+    shares = {  # rough, of each module that is repeated
+        "core_attn": 0.1, "layernorm": 0.01, "moe_act": 0.015, "mla_up_proj": 0.05, "shared_experts": 0.1, "mlp": mlp,
+        "moe": 0.7,
+    }  # fmt: skip
     modules = sum(
-        np.where(layouts["recompute_modules"] & MODULES.bit(name) > 0, part, 0.0) for name, part in share.items()
+        np.where(layouts["recompute_modules"] & MODULES.bit(name) > 0, part, 0.0) for name, part in shares.items()
     )
     usual = (layouts["recompute"] == _SELECTIVE) & (layouts["recompute_modules"] == 0)
     part = np.divide(layouts["recompute_num_layers"], largest_chunk(job.model, layouts))
@@ -262,49 +261,22 @@ def _work(job: Job, layouts: Columns) -> Floats:
     return np.asarray(np.where(layouts["recompute"] == _FULL, full, np.where(layouts["recompute"] == 0, 0.0, some)))
 
 
-def _module_shares(job: Job) -> dict[str, float]:
-    """Rough share of a layer's forward work that each module of the model repeats."""
-    model = job.model
-    shares = {"core_attn": 0.1, "layernorm": 0.01, "moe_act": 0.015, "mla_up_proj": 0.05, "shared_experts": 0.1}
-    shares["mlp"] = model.dense_mlp_parameters / (model.dense_mlp_parameters + model.attention_parameters)
-    return shares | {"moe": 0.7}
-
-
-def _in_between(job: Job, layouts: Columns, fitting: Floats, group: Ints, least: float) -> tuple[Columns, Ints]:
-    """Steps between none and everything recomputed for groups that need them, and the group of each."""
-    plain = np.zeros(group.max(initial=-1) + 1, np.bool_)
-    plain[group[(layouts["recompute"] != _FULL) & (fitting >= COMFORTABLE)]] = True
-    whole = (layouts["recompute"] == _FULL) & (layouts["recompute_num_layers"] == 0)
-    rows = np.flatnonzero(whole & ~plain[group] & (fitting >= least))  # where it may fit at all
-    steps = _steps(job, {name: values[rows] for name, values in layouts.items()})
-    joined = {name: np.concatenate([step[name] for step, _ in steps]) if steps else values[:0]
-              for name, values in layouts.items()}  # fmt: skip
-    owners = np.concatenate([group[rows[at]] for _, at in steps]) if steps else rows[:0]
-    return joined, owners
-
-
 def _steps(job: Job, whole: Columns) -> list[tuple[Columns, Ints]]:
     """Per step the layouts that have it, and which of the fully recomputed ones ``whole`` each comes from."""
-    found = []
-    largest = largest_chunk(job.model, whole)
-    if "no_recompute_layers" not in job.training.framework.rules and job.search.recompute_num_layers is None:
-        counts = [-(-largest * quarter // 4) for quarter in _QUARTERS]
-        for place, count in enumerate(counts):
-            new = (count < largest) & (count > (counts[place - 1] if place else 0))
-            at = np.flatnonzero(new)
+    found, largest = [], largest_chunk(job.model, whole)
+    rules, searched, model = job.training.framework.rules, job.search, job.model
+    if "no_recompute_layers" not in rules and searched.recompute_num_layers is None:
+        before = np.zeros_like(largest)
+        for quarter in _QUARTERS:
+            count = -(-largest * quarter // 4)
+            at = np.flatnonzero((count < largest) & (count > before))
             found.append(({n: v[at] for n, v in whole.items()} | {"recompute_num_layers": count[at]}, at))
-    if "no_recompute_modules" not in job.training.framework.rules and job.search.recompute_modules is None:
-        everything = np.arange(len(largest))
-        for modules in _cheap_modules(job):
-            code = np.full(len(largest), sum(map(MODULES.bit, modules)), whole["recompute_modules"].dtype)
-            selective = np.full(len(largest), _SELECTIVE, whole["recompute"].dtype)
-            found.append((whole | {"recompute": selective, "recompute_modules": code}, everything))
+            before = count
+    selective = searched.recompute is None or "selective" in searched.recompute
+    if "no_recompute_modules" not in rules and searched.recompute_modules is None and selective:
+        # modules that cost little and drop much; a whole MLP is no better than half of the layers
+        cheap = ["layernorm", *["moe_act"] * model.is_moe, *["mla_up_proj"] * bool(model.kv_lora_rank)]
+        code = np.full(len(largest), sum(map(MODULES.bit, cheap)), whole["recompute_modules"].dtype)
+        kind = np.full(len(largest), _SELECTIVE, whole["recompute"].dtype)
+        found.append((whole | {"recompute": kind, "recompute_modules": code}, np.arange(len(largest))))
     return found
-
-
-def _cheap_modules(job: Job) -> list[tuple[str, ...]]:
-    """The modules that cost little and drop much; a whole MLP is no better than half of the layers."""
-    model = job.model
-    if job.search.recompute is not None and "selective" not in job.search.recompute:
-        return []
-    return [("layernorm", *(["moe_act"] if model.is_moe else []), *(["mla_up_proj"] if model.kv_lora_rank else []))]

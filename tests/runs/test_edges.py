@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.schema import MOST_GPU_POWER_W
-from jointopt.runs.cells import STRICT_READERS, json_rows, read_columns
+from jointopt.runs.cells import STRICT_READERS, Cells, json_rows, read_columns
 from jointopt.runs.checks import MEASUREMENT_RULES
 from jointopt.runs.peak_share import least_time_s
 from jointopt.runs.table import check_measurements
@@ -87,14 +87,14 @@ LEAST = [
 def test_an_iteration_takes_six_flop_of_each_parameter_and_token_at_the_least(
     change: dict[str, Any], parameters: int
 ) -> None:
-    runs = pd.DataFrame([SHAPE | {"model": "mine"} | change])
+    runs = Cells(pd.DataFrame([SHAPE | {"model": "mine"} | change]))
     assert least_time_s(runs)[0] == pytest.approx(6 * parameters * TOKENS / RATE, rel=1e-12)
 
 
 @pytest.mark.parametrize("change", [{"gpu": "mine"}, {"gpu": "cpu-core"}])
 def test_without_a_rate_an_iteration_takes_no_time_at_the_least(change: dict[str, Any]) -> None:
-    assert least_time_s(pd.DataFrame([SHAPE | {"model": "mine"} | change])).tolist() == [0.0]
-    assert np.isnan(least_time_s(pd.DataFrame([SHAPE | {"model": "mine", "num_layers": None}]))[0])
+    assert least_time_s(Cells(pd.DataFrame([SHAPE | {"model": "mine"} | change]))).tolist() == [0.0]
+    assert np.isnan(least_time_s(Cells(pd.DataFrame([SHAPE | {"model": "mine", "num_layers": None}])))[0])
 
 
 CELLS = [  # column, what stands there, its value in JSON

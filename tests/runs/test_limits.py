@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.runs.cells import Cells
 from jointopt.runs.checks import MEASUREMENT_RULES, RESULT_RULES
-from jointopt.runs.peak_share import HELD, TIMED, again_flop, attention_flop, flop, least_memory_gib
+from jointopt.runs.peak_share import again_flop, attention_flop, flop, least_memory_gib
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
 from tests.each import each
 from tests.places import DATA
@@ -217,7 +218,7 @@ def test_causal_attention_takes_six_flop_for_each_layer_width_and_pair_of_tokens
     run = {"num_layers": 2, "hidden_size": 64, "global_batch_size": 12, "seq_length": 100, "num_gpus": 8}
     runs = pd.DataFrame([run, run | {"num_gpus": 2}, run | {"block": "feed_forward"}, run | {"hidden_size": np.nan}])
     per_sequence = 6 * 2 * 64 * 100**2
-    assert attention_flop(runs).tolist() == [12 * per_sequence / 8, 12 * per_sequence / 2, 0.0, 0.0]
+    assert attention_flop(Cells(runs)).tolist() == [12 * per_sequence / 8, 12 * per_sequence / 2, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -225,13 +226,13 @@ def test_causal_attention_takes_six_flop_for_each_layer_width_and_pair_of_tokens
 )
 def test_a_gpu_holds_a_byte_of_each_weight_of_its_layers_at_the_least(cells: dict[str, Any], ranks: int) -> None:
     layers = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)  # of Llama 3 8B, whose norms come on top
-    runs = pd.DataFrame([LLAMA | cells]).reindex(columns=pd.Index(HELD))
-    assert least_memory_gib(runs)[0] == pytest.approx(layers / ranks / 2**30, rel=1e-3)
-    assert least_memory_gib(runs.assign(lora_dim=8))[0] == 0
+    runs = pd.DataFrame([LLAMA | cells])
+    assert least_memory_gib(Cells(runs))[0] == pytest.approx(layers / ranks / 2**30, rel=1e-3)
+    assert least_memory_gib(Cells(runs.assign(lora_dim=8)))[0] == 0
 
 
 def test_recomputation_takes_a_third_of_what_layers_take_once_more() -> None:
-    runs = pd.DataFrame([LLAMA | {"recompute": name} for name in ("none", "full")]).reindex(columns=pd.Index(TIMED))
+    runs = Cells(pd.DataFrame([LLAMA | {"recompute": name} for name in ("none", "full")]))
     head = 6 * 4096 * 128256 * 256 * 8192 / 16
     once = flop(runs)[0] - head + attention_flop(runs)[0]
     assert again_flop(runs) == pytest.approx([0, once / 3], rel=1e-3)

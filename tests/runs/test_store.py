@@ -144,7 +144,7 @@ def test_a_writer_killed_before_its_end_leaves_the_previous_rows(url: str, tmp_p
         @sa.event.listens_for(sa.Engine, "after_cursor_execute")
         def die(connection, cursor, statement, *rest):
             statements.append(statement.startswith("INSERT"))
-            if sum(statements) == 10:
+            if any(statements):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         statements = []

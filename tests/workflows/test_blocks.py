@@ -16,6 +16,7 @@ from jointopt.jobs.jobfile import parse_job, with_changes
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.measure.torchrun import check_model
+from jointopt.runs.cells import Cells
 from jointopt.runs.peak_share import least_time_s
 from jointopt.workflows.campaign.candidates import measurement_columns
 
@@ -84,7 +85,7 @@ def test_recorded_runs_of_a_block_belong_to_jobs_of_that_block_alone() -> None:
 @pytest.mark.parametrize(("block", "weights"), [("attention", 41_943_040), ("feed_forward", 176_160_768)])
 def test_a_time_of_a_block_is_held_against_the_weights_of_the_block(block: str, weights: int) -> None:
     row = row_of(job_of(block)).assign(iteration_time_s=1.0)
-    full = least_time_s(row.assign(dtype="bf16"))[0]
+    full = least_time_s(Cells(row.assign(dtype="bf16")))[0]
     assert full == pytest.approx(6 * weights * 16 * 2048 / 8 / (989.4e12 * 1.1), rel=1e-3)
 
 

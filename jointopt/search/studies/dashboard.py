@@ -18,8 +18,7 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.quote import header_value, local_url
 from jointopt.core.secrets import masked
 from jointopt.runs.database import has_table
-from jointopt.runs.outages import wait_out
-from jointopt.search.studies.storage import open_storage, study_errors
+from jointopt.search.studies.storage import on_studies, open_storage, study_errors
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -52,10 +51,15 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         raise UsageError(
             "The dashboard needs optuna-dashboard; install it with pip install 'jointopt[dashboard]'."
         ) from error
-    storage, (name, study_id) = wait_out(url, lambda: _storage_and_study(url, study))
+    storage, (name, study_id) = _found(url, study)
     with study_errors(url):
         app = wsgi(storage)
-        _warm(app, study_id)
+        # the study is requested once, so that its trials are read before a user waits for them
+        environ: dict[str, Any] = {}
+        setup_testing_defaults(environ)
+        environ["PATH_INFO"] = f"/api/studies/{study_id}"
+        for _ in app(environ, lambda *_: lambda __: None):
+            pass
     token = secrets.token_urlsafe(32)
     try:
         server = make_server(HOST, port, app, _Server, _Quiet)
@@ -68,22 +72,9 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         server.serve_forever()
 
 
-def _warm(app: WSGIApplication, study_id: int) -> None:
-    """Request the study once, so that its trials are read before a user waits for them."""
-    environ: dict[str, Any] = {}
-    setup_testing_defaults(environ)
-    environ["PATH_INFO"] = f"/api/studies/{study_id}"
-    for _ in app(environ, lambda *_: lambda __: None):
-        pass
-
-
-def _storage_and_study(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
-    """The storage, and name and id of the study of that name or the newest."""
-    with study_errors(url):
-        return _found(url, study)
-
-
+@on_studies
 def _found(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
+    """The storage, and name and id of the study of that name or the newest."""
     storage = open_storage(url) if has_table(url, "studies") else None
     ids = {one.study_name: one._study_id for one in storage.get_all_studies()} if storage else {}
     place = repr(masked(url))
@@ -116,50 +107,37 @@ class Gate:
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        if reason := self._refusal(environ):
+        query = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        try:
+            cookie = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(self._cookie)
+        except CookieError:
+            cookie = None
+        given = [value for name, value in query if name == "token" and value]
+        if reason := self._refusal(environ, [*given, *([cookie.value] if cookie else [])]):
             start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
             return [f"{reason}\n".encode()]
-        query = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         if environ["REQUEST_METHOD"] == "GET" and any(name == "token" for name, _ in query):
-            return self._without_token(environ, query, start)
-        return self._app(environ, _without_line_ends(start))
+            # to the same page without the token, which the browser keeps as a cookie
+            place = local_url(environ.get("PATH_INFO", "/"), [(name, v) for name, v in query if name != "token"])
+            keep = f"{self._cookie}={self._token}; HttpOnly; SameSite=Lax; Path=/"
+            start("303 See Other", [("Location", place), ("Set-Cookie", keep), ("Cache-Control", "no-store")])
+            return []
 
-    def _refusal(self, environ: WSGIEnvironment) -> str:
-        """Why a request is not let through; blank where it is."""
+        def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            # no header of the application ends early and goes on as another one
+            return start(status, [(name, header_value(value)) for name, value in headers], *more)
+
+        return self._app(environ, started)
+
+    def _refusal(self, environ: WSGIEnvironment, tokens: list[str]) -> str:
+        """Why a request with these tokens is not let through; blank where it is."""
         if environ.get("HTTP_HOST", "") not in self._hosts:
             return "This page is served to this machine only, by the address that `jointopt dashboard` printed."
         origin = environ.get("HTTP_ORIGIN")
         if origin is not None and origin.partition("://")[2] not in self._hosts:
             return "Requests of other sites are not answered."
-        if not any(hmac.compare_digest(given.encode(), self._token.encode()) for given in self._tokens(environ)):
+        if not any(hmac.compare_digest(token.encode(), self._token.encode()) for token in tokens):
             return "The token is missing or wrong; open the address that `jointopt dashboard` printed."
         if environ["REQUEST_METHOD"] not in _READING and not self._edit:
             return "Studies are only shown; `jointopt dashboard --edit` lets them be changed."
         return ""
-
-    def _tokens(self, environ: WSGIEnvironment) -> list[str]:
-        given = [value for name, value in parse_qsl(environ.get("QUERY_STRING", "")) if name == "token"]
-        try:
-            cookie = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(self._cookie)
-        except CookieError:
-            cookie = None
-        return [*given, *([cookie.value] if cookie else [])]
-
-    def _without_token(
-        self, environ: WSGIEnvironment, query: list[tuple[str, str]], start: StartResponse
-    ) -> list[bytes]:
-        """Send the browser to the same page without the token, which it keeps as a cookie."""
-        rest = [(name, value) for name, value in query if name != "token"]
-        cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Lax; Path=/"
-        place = local_url(environ.get("PATH_INFO", "/"), rest)
-        start("303 See Other", [("Location", place), ("Set-Cookie", cookie), ("Cache-Control", "no-store")])
-        return []
-
-
-def _without_line_ends(start: StartResponse) -> StartResponse:
-    """``start`` for headers of the application, of which none ends early and goes on as another one."""
-
-    def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-        return start(status, [(name, header_value(value)) for name, value in headers], *more)
-
-    return started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ LISTED = 12  # plans of the front in the study's note, each with a note of its o
 DRAWN = 400  # plans beside the front in the plot, so that it stays small
 PIECE = 20_000  # characters of an attribute: escaped, they fit into the smallest text column of any database
 FIT_NOTE = "peak_memory_gib", "avg_power_w"
+PLOT = "dashboard:plot_data:"  # attributes of a study in which optuna-dashboard looks for plotly figures of its own
 
 
 def plan_text(plans: Columns, row: int) -> str:
@@ -51,22 +52,7 @@ def front_note(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> str:
 
 
 def plan_note(plans: Columns, row: int, fastest: int) -> str:
-    """One plan of the front explained beside the ``fastest``, in Markdown."""
-    known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
-    clocks = f"{_clocks(plans['stage_clock_mhz'][row])} {', '.join(known)}".strip()
-    return (
-        f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n{_degrees(plans, row)}\n\n{clocks}"
-        f"\n\n`{our_command('explain', 'JOB', plan=plan_text(plans, row))}`\n"
-    )
-
-
-def _relative(plans: Columns, row: int, fastest: int) -> str:
-    time_s, energy_j = (values[row] / values[fastest] - 1.0 for values in objectives(plans))
-    return f"time {time_s:+z.1%}, energy {energy_j:+z.1%}"
-
-
-def _degrees(plans: Columns, row: int) -> str:
-    """A sentence on how the GPUs share the work."""
+    """One plan of the front explained beside the ``fastest``, in Markdown: how GPUs share the work, and clocks."""
     dp, tp, pp, cp, ep, vpp = (int(plans[name][row]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
     parts = [f"{dp} replicas (dp)"]
     parts += [f"every layer over {tp} GPUs (tp)"] * (tp > 1)
@@ -74,15 +60,21 @@ def _degrees(plans: Columns, row: int) -> str:
     parts += [f"{vpp} chunks a stage (vpp)"] * (vpp > 1)
     parts += [f"every sequence over {cp} GPUs (cp)"] * (cp > 1)
     parts += [f"experts over {ep} GPUs (ep)"] * (ep > 1)
-    return f"{dp * tp * pp * cp:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}."
+    stages = plans["stage_clock_mhz"][row]
+    low, high = np.nanmin(stages), np.nanmax(stages)
+    slower = f"Stages run at {high:g} MHz, down to {low:g} MHz where a stage has slack."
+    known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
+    clocks = f"{slower if low < high else f'All GPUs run at {high:g} MHz.'} {', '.join(known)}".strip()
+    return (
+        f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n"
+        f"{dp * tp * pp * cp:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}.\n\n"
+        f"{clocks}\n\n`{our_command('explain', 'JOB', plan=plan_text(plans, row))}`\n"
+    )
 
 
-def _clocks(stages: Floats) -> str:
-    clocks = stages[np.isfinite(stages)]
-    if clocks.min() == clocks.max():
-        return f"All GPUs run at {clocks[0]:g} MHz."
-    slowest = f"{clocks.min():g} MHz where a stage has slack"
-    return f"Stages run at {clocks.max():g} MHz, down to {slowest}."
+def _relative(plans: Columns, row: int, fastest: int) -> str:
+    time_s, energy_j = (values[row] / values[fastest] - 1.0 for values in objectives(plans))
+    return f"time {time_s:+z.1%}, energy {energy_j:+z.1%}"
 
 
 def front_figure(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> dict[str, Any]:
@@ -94,11 +86,14 @@ def front_figure(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> dict[str,
     others = np.setdiff1d(np.arange(len(plans["violation"])), front)
     others = others[:: -(-len(others) // DRAWN) or 1]
     feasible = plans["violation"][others] <= 0.0
-    traces = [
-        _trace(plans, others[~feasible], "breaks a constraint", "markers", "#bbbbbb"),
-        _trace(plans, others[feasible], "feasible", "markers", "#7fa7d6"),
-        _trace(plans, front, "front", "lines+markers", "#d62728"),
-    ]
+    traces: list[dict[str, Any]] = []
+    for rows, name, mode, color in (
+        (others[~feasible], "breaks a constraint", "markers", "#bbbbbb"),
+        (others[feasible], "feasible", "markers", "#7fa7d6"),
+        (front, "front", "lines+markers", "#d62728"),
+    ):
+        x, y = (_figures(values[rows]) for values in objectives(plans))
+        traces.append({"type": "scatter", "x": x, "y": y, "name": name, "mode": mode, "marker": {"color": color}})
     traces[-1]["text"] = [plan_text(plans, row) for row in front.tolist()]
     for name in goals[len(OBJECTIVES) :][:1]:
         scale = {"colorscale": "Viridis", "showscale": True, "colorbar": {"title": {"text": name}}}
@@ -124,11 +119,6 @@ def _shown_part(values: Floats, front: Ints) -> dict[str, Any]:
     return {"range": [low - 0.08 * length, float(near.max()) + 0.08 * length]}
 
 
-def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict[str, Any]:
-    x, y = (_figures(values[rows]) for values in objectives(plans))
-    return {"type": "scatter", "x": x, "y": y, "name": name, "mode": mode, "marker": {"color": color}}
-
-
 def _figures(values: Floats) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
@@ -143,7 +133,8 @@ def show(
     """
     study_id = storage.get_study_id_from_name(study)
     attributes = dict(note_attributes(f"{note}\n{front_note(plans, goals)}".strip()))
-    attributes |= dict(plot_attributes(front_figure(plans if background is None else background, goals), "front"))
+    figure = front_figure(plans if background is None else background, goals)
+    attributes |= dict(pieces(f"{PLOT}front:", json.dumps(figure)))
     front = front_rows(plans, goals)
     for row in front[evenly(take(plans, front), LISTED)].tolist():
         trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, numbers[row])
@@ -156,11 +147,6 @@ def note_attributes(body: str, trial_id: int | None = None) -> Iterator[tuple[st
     owner = "" if trial_id is None else f"{trial_id}:"
     yield from pieces(f"dashboard:{owner}note_str:", body)
     yield f"dashboard:{owner}note_ver", 1
-
-
-def plot_attributes(figure: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """The study attributes in which optuna-dashboard looks for a plotly figure of its own."""
-    yield from pieces(f"dashboard:plot_data:{name}:", json.dumps(figure))
 
 
 def pieces(prefix: str, text: str) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from the moment its run begins. The store holds the measurements; this is a view
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,9 +23,8 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.core.system import may_live, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
-from jointopt.runs.outages import patient
-from jointopt.search.studies.display import note_attributes, plot_attributes
-from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
+from jointopt.search.studies.display import PLOT, note_attributes, pieces
+from jointopt.search.studies.storage import made_study, numbered, on_studies, open_storage, set_attributes
 from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
 
 MEASURED = (
@@ -66,12 +66,14 @@ class MeasuredStudy:
         self.objectives = objectives
         self._open()
 
-    @patient
+    @on_studies
     def _open(self) -> None:
-        with study_errors(self.url):
-            self._storage = open_storage(self.url)
-            self._study = self._opened()
-            self._end_lost()
+        self._storage = open_storage(self.url)
+        self._study = self._opened()
+        for trial in self._trials():  # those whose process was killed do not run any more
+            process = trial.user_attrs.get(_PROCESS, "")
+            if trial.state == TrialState.RUNNING and not (process and may_live(process)):
+                self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
 
     @property
     def name(self) -> str:
@@ -83,91 +85,85 @@ class MeasuredStudy:
         return self._storage.get_study_id_from_name(self.name)
 
     @property
-    @patient
+    @on_studies
     def going(self) -> dict[str, Any] | None:
         """The message of `go` of a process that has ended without taking it back."""
-        with study_errors(self.url):
-            message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-            return None if message is None or _lives(message[_PROCESS]) else message
+        message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
+        return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
 
-    @patient
-    def go(self, message: Mapping[str, Any] | None) -> None:
+    @on_studies
+    def go(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:
         """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
-        with study_errors(self.url):
-            self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: this_process()})
+        process = "" if paused else this_process()
+        self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: process})
 
-    @patient
     def pause(self, message: Mapping[str, Any]) -> None:
         """Remember a message for whoever continues, this process or another."""
-        with study_errors(self.url):
-            self._study.set_user_attr(_GOING, {**message, _PROCESS: ""})
+        self.go(message, paused=True)
 
-    @patient
+    @on_studies
     def holds(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of the plan (a record of `jointopt.jobs.plans.text.plan_records`) has ended or runs."""
         mine = record_text(plan)
-        with study_errors(self.url):
-            known = [trial.user_attrs for trial in self._trials()]
+        known = [trial.user_attrs for trial in self._trials()]
         return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
 
-    @patient
+    @on_studies
     def left(self, origin: str) -> list[FrozenTrial]:
         """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
-        with study_errors(self.url):
-            trials = self._trials()
+        trials = self._trials()
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
         return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
-    @patient
+    @on_studies
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
-        attributes = {PLAN: record_text(plan), _PROCESS: this_process(), **more, **known}
-        params = _parameters(plan)
+        same = {PLAN: record_text(plan), _PROCESS: this_process()}
+        params = {name: plan[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plan and name not in OPEN}
+        params["clock_mhz"] = float(max(plan["stage_clock_mhz"]))
         trial = optuna.trial.create_trial(
-            state=TrialState.RUNNING, params=params, user_attrs=attributes,
+            state=TrialState.RUNNING, params=params, user_attrs={**same, **more, **known},
             distributions={name: self._distributions[name] for name in params},
         )  # fmt: skip
-        with study_errors(self.url):
-            same = {PLAN: attributes[PLAN], _PROCESS: attributes[_PROCESS]}
-            running = (one for one in self._trials() if one.state == TrialState.RUNNING)
-            there = [one for one in running if same.items() <= one.user_attrs.items()]
-            if there:  # made before a connection was cut
-                return self._trial_id(there[-1])
-            return self._storage.create_new_trial(self._study_id, template_trial=trial)
+        running = (one for one in self._trials() if one.state == TrialState.RUNNING)
+        there = [one for one in running if same.items() <= one.user_attrs.items()]
+        if there:  # made before a connection was cut
+            return self._trial_id(there[-1])
+        return self._storage.create_new_trial(self._study_id, template_trial=trial)
 
-    @patient
+    @on_studies
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
-        with study_errors(self.url):
-            trial_id = self._moved.get(trial_id, trial_id)
-            if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
-                return self._draw()
-            if row["status"] == "ok":
-                trial_id = self._suited(trial_id, row)
-            for name, value in {**_results(row), **more}.items():
-                self._storage.set_trial_user_attr(trial_id, name, value)
-            self._storage.set_trial_system_attr(trial_id, CONSTRAINTS, [float(len(broken))])
-            values = [_number(row.get(name)) for name in self.objectives]
-            good = row["status"] == "ok" and all(map(math.isfinite, values))
-            self._note(trial_id, broken)
-            state = TrialState.COMPLETE if good else TrialState.FAIL
-            self._storage.set_trial_state_values(trial_id, state, values if good else None)
-            self._draw()
+        trial_id = self._moved.get(trial_id, trial_id)
+        if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
+            return self._draw()
+        if row["status"] == "ok":
+            trial_id = self._suited(trial_id, row)
+        figures = {name: figure for name in _UNITS if math.isfinite(figure := _number(row.get(name)))}
+        words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
+        for name, value in {**figures, **words, **more}.items():
+            self._storage.set_trial_user_attr(trial_id, name, value)
+        self._storage.set_trial_system_attr(trial_id, CONSTRAINTS, [float(len(broken))])
+        values = [_number(row.get(name)) for name in self.objectives]
+        good = row["status"] == "ok" and all(map(math.isfinite, values))
+        self._note(trial_id, broken)
+        state = TrialState.COMPLETE if good else TrialState.FAIL
+        self._storage.set_trial_state_values(trial_id, state, values if good else None)
+        self._draw()
 
-    @patient
+    @on_studies
     def lose(self, trial_id: int, why: str, left: bool = False) -> None:
         """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
-        with study_errors(self.url):
-            trial_id = self._moved.get(trial_id, trial_id)
-            # a connection may have been cut after it ended, and of several starts each ends what a killed one has left
-            if self._storage.get_trial(trial_id).state.is_finished():
-                return
-            with suppress(UpdateFinishedTrialError):
-                for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
-                    self._storage.set_trial_user_attr(trial_id, name, value)
-                self._note(trial_id, ())
-                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        trial_id = self._moved.get(trial_id, trial_id)
+        # a connection may have been cut after it ended, and of several starts each ends what a killed one has left
+        if self._storage.get_trial(trial_id).state.is_finished():
+            return
+        with suppress(UpdateFinishedTrialError):
+            for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
+            self._note(trial_id, ())
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _opened(self) -> optuna.Study:
         """The newest study of the job with these objectives, made where there is none."""
@@ -219,80 +215,48 @@ class MeasuredStudy:
                 self._note(moved, ())
         return self._moved[trial_id]
 
-    def _end_lost(self) -> None:
-        """Trials whose process was killed do not run any more."""
-        for trial in self._trials():
-            if trial.state == TrialState.RUNNING and not _lives(trial.user_attrs.get(_PROCESS, "")):
-                self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
-
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
-        trial = self._storage.get_trial(trial_id)
-        set_attributes(self._storage, self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
+        """Set the note of a trial, in Markdown: what was expected beside what came out."""
+        run = self._storage.get_trial(trial_id).user_attrs
+        lines = [f"**{run['status']}**" + (f": {run['notes']}" if run.get("notes") else ""), ""]
+        if broken:
+            lines += [f"Beyond the job's bound on {', '.join(broken)}.", ""]
+        lines += ["| | predicted | 90 % interval | measured | error |", "|---|---|---|---|---|"]
+        for name, unit in _UNITS.items():
+            ends = (f"predicted_{name}", f"predicted_{name}_low", f"predicted_{name}_high", name)
+            predicted, low, high, measured = (run.get(key) for key in ends)
+            if predicted is None and measured is None:
+                continue
+            first, last = ("" if value is None else f"{value:.4g}" for value in (predicted, measured))
+            interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+            error = f"{predicted / measured - 1:+z.1%}" if measured and predicted else ""
+            lines.append(f"| {name} ({unit}) | {first} | {interval} | {last} | {error} |")
+        lines += ["", f"`{our_command('explain', 'JOB', plan=run['plan'])}`", ""]
+        set_attributes(self._storage, self.name, note_attributes("\n".join(lines), trial_id))
 
     def _draw(self) -> None:
-        trials = [t.user_attrs | {"number": t.number} for t in self._trials()]
-        set_attributes(self._storage, self.name, plot_attributes(_figure(trials), "measured"))
-
-
-def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
-    params = {name: plan[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plan and name not in OPEN}
-    return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
-
-
-def _lives(process: str) -> bool:
-    """Whether the process that waits for a run may be there still; a blank one is not."""
-    return bool(process) and may_live(process)
-
-
-def _results(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Result columns that the row knows, as JSON."""
-    figures = {name: _number(row.get(name)) for name in _UNITS}
-    words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
-    return {name: value for name, value in figures.items() if math.isfinite(value)} | words
+        """Draw predicted against measured times, a point per run, with the best so far."""
+        name = "iteration_time_s"
+        runs = [t.user_attrs | {"number": t.number} for t in self._trials()]
+        good = [run for run in runs if run.get("status") == "ok" and run.get(name)]
+        numbers, measured = [run["number"] for run in good], [run[name] for run in good]
+        expected = [run for run in good if f"predicted_{name}" in run]
+        predicted = [run[f"predicted_{name}"] for run in expected]
+        above = [t.get(f"predicted_{name}_high", p) - p for t, p in zip(expected, predicted, strict=True)]
+        below = [p - t.get(f"predicted_{name}_low", p) for t, p in zip(expected, predicted, strict=True)]
+        bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        traces: list[dict[str, Any]] = [
+            {"x": [t["number"] for t in expected], "y": predicted, "error_y": bars, "mode": "markers",
+             "name": "predicted"},
+            {"x": numbers, "y": measured, "mode": "markers", "name": "measured"},
+            {"x": numbers, "y": list(itertools.accumulate(measured, min)), "mode": "lines", "name": "best so far",
+             "line": {"shape": "hv"}},
+        ]  # fmt: skip
+        axes = {"xaxis": {"title": {"text": "trial"}}, "yaxis": {"title": {"text": "iteration time (s)"}}}
+        layout = {"title": {"text": "Predicted and measured, run by run"}, **axes}
+        figure = {"data": [{"type": "scatter", **trace} for trace in traces], "layout": layout}
+        set_attributes(self._storage, self.name, pieces(f"{PLOT}measured:", json.dumps(figure)))
 
 
 def _number(value: Any) -> float:
     return math.nan if value is None or isinstance(value, str) else float(value)
-
-
-def _trial_note(attributes: Mapping[str, Any], broken: tuple[str, ...]) -> str:
-    """A run in words, in Markdown: what was expected beside what came out."""
-    lines = [f"**{attributes['status']}**" + (f": {attributes['notes']}" if attributes.get("notes") else ""), ""]
-    if broken:
-        lines += [f"Beyond the job's bound on {', '.join(broken)}.", ""]
-    lines += ["| | predicted | 90 % interval | measured | error |", "|---|---|---|---|---|"]
-    for name, unit in _UNITS.items():
-        predicted, measured = attributes.get(f"predicted_{name}"), attributes.get(name)
-        if predicted is None and measured is None:
-            continue
-        low, high = (attributes.get(f"predicted_{name}_{end}") for end in ("low", "high"))
-        interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
-        error = f"{predicted / measured - 1:+z.1%}" if measured and predicted else ""
-        lines.append(f"| {name} ({unit}) | {_text(predicted)} | {interval} | {_text(measured)} | {error} |")
-    return "\n".join([*lines, "", f"`{our_command('explain', 'JOB', plan=attributes['plan'])}`", ""])
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _figure(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Predicted against measured times, a point per run, with the best so far."""
-    name = "iteration_time_s"
-    good = [trial for trial in trials if trial.get("status") == "ok" and trial.get(name)]
-    numbers = [trial["number"] for trial in good]
-    measured = [trial[name] for trial in good]
-    expected = [trial for trial in good if f"predicted_{name}" in trial]
-    predicted = [trial[f"predicted_{name}"] for trial in expected]
-    above = [t.get(f"predicted_{name}_high", p) - p for t, p in zip(expected, predicted, strict=True)]
-    below = [p - t.get(f"predicted_{name}_low", p) for t, p in zip(expected, predicted, strict=True)]
-    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
-    traces: list[dict[str, Any]] = [
-        {"x": [t["number"] for t in expected], "y": predicted, "error_y": bars, "mode": "markers", "name": "predicted"},
-        {"x": numbers, "y": measured, "mode": "markers", "name": "measured"},
-        {"x": numbers, "y": list(itertools.accumulate(measured, min)), "mode": "lines", "name": "best so far",
-         "line": {"shape": "hv"}},
-    ]  # fmt: skip
-    axes = {"xaxis": {"title": {"text": "trial"}}, "yaxis": {"title": {"text": "iteration time (s)"}}}
-    layout = {"title": {"text": "Predicted and measured, run by run"}, **axes}
-    return {"data": [{"type": "scatter", **trace} for trace in traces], "layout": layout}

@@ -24,35 +24,35 @@ from jointopt.runs.database import (
     file_of,
     in_turn,
     now_s,
+    on_database,
     open_database,
     private_file,
 )
-from jointopt.runs.outages import wait_out
 
 _MADE_WITHIN_S = 30  # the tables of a database, by another program
+on_studies = on_database("study storage", (optuna.exceptions.OptunaError,))
 
 
+@on_studies
 def prepare_storage(url: str) -> Storage | None:
     """The storage, opened and found writable before a study is worked out; None where it lives in memory.
 
     UsageError where the database cannot be opened or written, OutageError where that lasts (`wait_out`).
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return wait_out(url, lambda: _prepared(url))
-
-
-def _prepared(url: str) -> Storage | None:
-    with study_errors(url):
-        storage = Storage(url)
-        if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
-            return None
-        with storage.alone("jointopt-probe"):
-            if storage.dialect == "sqlite":
-                storage.rewrite_version()
-            else:
-                name = f"jointopt-probe-{uuid4()}"
-                optuna.create_study(storage=storage.rdb, study_name=name)
-                optuna.delete_study(storage=storage.rdb, study_name=name)
+    storage = Storage(url)
+    if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
+        return None
+    with storage.alone("jointopt-probe"):
+        if storage.dialect == "sqlite":
+            # write what SQLite has of the file already: an error where it can only be read
+            with storage.rdb.engine.connect() as connection:
+                version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+                connection.exec_driver_sql(f"PRAGMA user_version = {version}")
+        else:
+            name = f"jointopt-probe-{uuid4()}"
+            optuna.create_study(storage=storage.rdb, study_name=name)
+            optuna.delete_study(storage=storage.rdb, study_name=name)
     return storage
 
 
@@ -153,12 +153,6 @@ class Storage:
         with in_turn(self._turns, name):
             yield
 
-    def rewrite_version(self) -> None:
-        """Write what SQLite has of the file already: an error where it can only be read."""
-        with self.rdb.engine.connect() as connection:
-            version = connection.exec_driver_sql("PRAGMA user_version").scalar()
-            connection.exec_driver_sql(f"PRAGMA user_version = {version}")
-
     def now(self) -> float:
         """Seconds by a clock that all workers share: the database's, or that of the only machine since it began."""
         if self._turns is None:
@@ -171,37 +165,32 @@ def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBSt
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win.
 
     ``engine_kwargs``: by default SQLite is waited for as elsewhere, and cut connections to a server are replaced.
+    It is tried for again while another program (Optuna's dashboard) makes its tables: Optuna looks whether a table or
+    its version is there and makes it, which is not one step; on a loaded machine its maker may be seconds between two.
     """
     is_new = (file := file_of(url)) is not None and not file.exists()
     private_file(url)
-    shared = _parsed(url).get_backend_name() == "postgresql"
+    dialect = _parsed(url).get_backend_name()
     if file is not None and not is_new:
         with suppress(SQLAlchemyError), open_database(url).connect():
             pass  # where its measurements are of a newer version, a UsageError
     if engine_kwargs is None:
-        of_file = _parsed(url).get_backend_name() == "sqlite"
-        engine_kwargs = {"connect_args": {"timeout": LOCK_WAIT_S}} if of_file else {"pool_pre_ping": True}
-    with in_turn(open_database(url), TABLES) if shared else nullcontext():
-        return _opened(url, engine_kwargs, is_new)
-
-
-def _opened(url: str, engine_kwargs: dict[str, Any] | None, is_new: bool) -> RDBStorage:
-    """The storage, tried for again while another program (Optuna's dashboard) makes its tables.
-
-    Of one that ``is_new`` Optuna need not look up whether its version of the tables is this one's.
-    Optuna looks whether a table or its version is there and makes it, which is not one step; on a loaded machine its
-    maker may be seconds between two of them.
-    """
+        engine_kwargs = {"connect_args": {"timeout": LOCK_WAIT_S}} if dialect == "sqlite" else {"pool_pre_ping": True}
     until = time.monotonic() + _MADE_WITHIN_S
-    while True:
-        try:
-            return RDBStorage(url, engine_kwargs, skip_compatibility_check=is_new)
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
-            if not _made_meanwhile(error):
-                raise
-            if time.monotonic() > until:
-                raise OSError(f"its tables are incomplete ({error})") from error
-        time.sleep(random.uniform(0.0, 0.5))
+    with in_turn(open_database(url), TABLES) if dialect == "postgresql" else nullcontext():
+        while True:
+            try:
+                # of a new one Optuna need not look up whether its version of the tables is this one's
+                return RDBStorage(url, engine_kwargs, skip_compatibility_check=is_new)
+            except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
+                cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+                reason = str(getattr(cause, "orig", cause)).lower()
+                elsewhere = "already exists" in reason or "locked" in reason  # made, or being made, by another process
+                if not (isinstance(cause, (IntegrityError, AssertionError)) or elsewhere):
+                    raise
+                if time.monotonic() > until:
+                    raise OSError(f"its tables are incomplete ({error})") from error
+            time.sleep(random.uniform(0.0, 0.5))
 
 
 def made_study(storage: BaseStorage, name: str, objectives: Sequence[str]) -> optuna.Study:
@@ -211,10 +200,3 @@ def made_study(storage: BaseStorage, name: str, objectives: Sequence[str]) -> op
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(objectives))
     return study
-
-
-def _made_meanwhile(error: BaseException) -> bool:
-    """Whether another process was faster at making the tables, or holds the lock while it does."""
-    cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    reason = str(getattr(cause, "orig", cause)).lower()
-    return isinstance(cause, (IntegrityError, AssertionError)) or "already exists" in reason or "locked" in reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -17,16 +17,16 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.secrets import masked
 from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import has_table, open_database
-from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
-from jointopt.search.studies.storage import open_storage, study_errors
+from jointopt.search.studies.storage import on_studies, open_storage
 from jointopt.search.studies.trials import COMPLETE, CONSTRAINTS, DOCUMENT, GENES, PLAN, PLANS, RESULTS, WORKER, is_ours
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+    pass
 
 
+@on_studies
 def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(feasible plans of a study of a proposal, of workers or of real runs, each as a mapping, the study's attributes).
 
@@ -34,24 +34,20 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
     runs (attribute ``kind``) what was measured. UsageError where the storage or the study is missing, or of another
     kind.
     """
-    return wait_out(url, lambda: _read(url, name))
-
-
-def _read(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    with study_errors(url):
-        study = _known_study(url, name)
-        attributes = dict(study.user_attrs)
-        if attributes.get("kind") == KIND:
-            return _measured_plans(study), attributes
-        if "job" not in attributes or len(study.directions) < len(OBJECTIVES):
-            raise UsageError(
-                f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
-            )
-        if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
-            return evaluated_plans(url, study._study_id, study.metric_names or OBJECTIVES), attributes
-        if not attributes.get(COMPLETE):
-            raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
-        return _proposed_plans(url, name), attributes
+    study = _known_study(url, name)
+    attributes = dict(study.user_attrs)
+    if attributes.get("kind") == KIND:
+        return _measured_plans(study), attributes
+    if "job" not in attributes or len(study.directions) < len(OBJECTIVES):
+        raise UsageError(f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored.")
+    if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
+        return evaluated_plans(url, study._study_id, study.metric_names or OBJECTIVES), attributes
+    if not attributes.get(COMPLETE):
+        raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
+    if not (text := _stored_text(url, name, PLANS)):
+        raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
+    columns = json.loads(text)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], attributes
 
 
 def _known_study(url: str, name: str) -> optuna.Study:
@@ -72,18 +68,11 @@ def _known_study(url: str, name: str) -> optuna.Study:
         ) from None
 
 
-def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
-    """The plans that `save_study` kept for a choice."""
-    pieces = _held(url, name, PLANS)
-    if not pieces:
-        raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
-    columns = json.loads("".join(pieces))
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
+@on_studies
 def read_document(url: str, name: str) -> str:
     """The proposal that a study was stored with, as JSON; UsageError where there is none."""
-    text = wait_out(url, lambda: _document(url, name))
+    _known_study(url, name)
+    text = _stored_text(url, name, DOCUMENT)
     if not text:
         raise UsageError(
             f"The study {name!r} holds no whole proposal: it is of workers, of real runs or of an older jointopt; run "
@@ -92,38 +81,29 @@ def read_document(url: str, name: str) -> str:
     return zlib.decompress(base64.b64decode(text)).decode()
 
 
-def _document(url: str, name: str) -> str:
-    with study_errors(url):
-        _known_study(url, name)
-        return "".join(_held(url, name, DOCUMENT))
-
-
-def _held(url: str, name: str, prefix: str) -> list[str]:
-    """The pieces of a text that a study holds."""
+def _stored_text(url: str, name: str, prefix: str) -> str:
+    """A text that a study holds in pieces."""
     storage = open_storage(url)
-    held = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
-    return [held[key] for number in range(len(held)) if (key := f"{prefix}{number}") in held]
+    stored = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
+    return "".join(stored[key] for number in range(len(stored)) if (key := f"{prefix}{number}") in stored)
 
 
 def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     """The fastest run of each plan, all results that it measured."""
-    ended = [t for t in study.get_trials(deepcopy=False) if is_ours(t) and CONSTRAINTS in t.system_attrs]
-    runs = [trial for trial in ended if trial.user_attrs.get("status") == "ok" and _is_feasible(trial)]
-    runs.sort(key=lambda trial: float(trial.user_attrs["iteration_time_s"]))
-    best: dict[str, FrozenTrial] = {}
-    for trial in runs:
-        best.setdefault(trial.user_attrs[PLAN], trial)
+    best: dict[str, dict[str, Any]] = {}
+    for trial in study.get_trials(deepcopy=False):
+        if is_ours(trial) and trial.user_attrs.get("status") == "ok" and CONSTRAINTS in trial.system_attrs:
+            run, known = trial.user_attrs, best.get(trial.user_attrs[PLAN])
+            feasible = all(violation <= 0.0 for violation in trial.system_attrs[CONSTRAINTS])
+            if feasible and (known is None or float(run["iteration_time_s"]) < float(known["iteration_time_s"])):
+                best[run[PLAN]] = run
     names = [name for name in MEASURED if name not in ("status", "notes")]
-    return [_plan_of(trial) | {name: trial.user_attrs.get(name) for name in names} for trial in best.values()]
-
-
-def _plan_of(trial: FrozenTrial) -> dict[str, Any]:
-    plan: dict[str, Any] = json.loads(trial.user_attrs[PLAN])
-    return {**plan, "stage_clock_mhz": format_stage_clocks(plan["stage_clock_mhz"])}
-
-
-def _is_feasible(trial: FrozenTrial) -> bool:
-    return all(violation <= 0.0 for violation in trial.system_attrs.get(CONSTRAINTS, ()))
+    found = []
+    for run in sorted(best.values(), key=lambda run: float(run["iteration_time_s"])):
+        plan = json.loads(run[PLAN])
+        clocks = {"stage_clock_mhz": format_stage_clocks(plan["stage_clock_mhz"])}
+        found.append(plan | clocks | {name: run.get(name) for name in names})
+    return found
 
 
 # Plans that workers have finished, by one query: Optuna reads trials as objects of 40 KB each, all of a study.
@@ -146,19 +126,14 @@ def evaluated_plans(url: str, study_id: int, goals: Sequence[str]) -> list[dict[
         read = connection.execution_options(yield_per=_AT_ONCE).execute(_query(study_id, len(goals)))
         for part in read.mappings().partitions():
             rows = [row for row in part if None not in [row[key] for key in _NEEDED]]
-            plans = _parsed(_parsed(row[PLAN] for row in rows))
-            for plan, row in zip(plans, rows, strict=True):
+            # attributes are JSON of JSON; parsed as one list, so that equal keys are one string
+            texts = json.loads(f"[{','.join(row[PLAN] for row in rows)}]")
+            for plan, row in zip(json.loads(f"[{','.join(texts)}]"), rows, strict=True):
                 if all(violation <= 0.0 for violation in json.loads(row[CONSTRAINTS])):
                     plan["stage_clock_mhz"] = format_stage_clocks(plan["stage_clock_mhz"])
                     plan |= {name: json.loads(row[name] or "null") for name in RESULTS}
-                    found.append(plan | {name: row[_goal(number)] for number, name in enumerate(goals)})
+                    found.append(plan | {name: row[f"goal {number}"] for number, name in enumerate(goals)})
     return found
-
-
-def _parsed(texts: Iterable[str]) -> list[Any]:
-    """The values of texts in JSON, parsed as one list, so that equal keys are one string."""
-    values: list[Any] = json.loads(f"[{','.join(texts)}]")
-    return values
 
 
 def _query(study_id: int, goals: int) -> sa.Select[Any]:
@@ -167,18 +142,12 @@ def _query(study_id: int, goals: int) -> sa.Select[Any]:
     Each cell is looked up by an index: joins of so many tables take minutes on PostgreSQL until it has statistics of
     what is new in them.
     """
-    trial = TrialModel
+    trial, value = TrialModel, TrialValueModel
     query = sa.select(trial.trial_id).where(trial.study_id == study_id, trial.state == TrialState.COMPLETE)
     for key, table in (_NEEDED | dict.fromkeys(RESULTS, TrialUserAttributeModel)).items():
         cell = sa.select(table.value_json).where(table.trial_id == trial.trial_id, table.key == key)
         query = query.add_columns(cell.scalar_subquery().label(key))
-    value = TrialValueModel
     for number in range(goals):
         cell = sa.select(value.value).where(value.trial_id == trial.trial_id, value.objective == number)
-        query = query.add_columns(cell.scalar_subquery().label(_goal(number)))
+        query = query.add_columns(cell.scalar_subquery().label(f"goal {number}"))
     return query.order_by(trial.trial_id)
-
-
-def _goal(number: int) -> str:
-    """The column of a goal."""
-    return f"goal {number}"

@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, outside
 from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
@@ -61,11 +61,21 @@ def is_evaluated(trial: FrozenTrial) -> bool:
 
 def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     """One parameter per plan column: degrees on a log scale, clock_mhz in MHz, and slack as a share if there is one."""
-    named = [name for name in LAYOUT_COLUMNS if name in plans and name not in OPEN]
-    made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in named}
+    made: dict[str, BaseDistribution] = {}
+    for name in LAYOUT_COLUMNS:
+        column = COLUMNS[name]
+        if name not in plans or name in OPEN:
+            continue
+        if isinstance(column.codes, Names):
+            made[name] = CategoricalDistribution(column.codes.names)
+        elif column.dtype == "bool":
+            made[name] = CategoricalDistribution((False, True))
+        else:
+            low, high = outside(name, (plans[name].min(), plans[name].max()))
+            made[name] = IntDistribution(low, high, log=column.log)
     made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
-    if POWER_LIMIT in plans and np.isfinite(plans[POWER_LIMIT]).any():
-        limits = plans[POWER_LIMIT][np.isfinite(plans[POWER_LIMIT])]
+    limits = plans.get(POWER_LIMIT, np.zeros(0))
+    if len(limits := limits[np.isfinite(limits)]):
         made[POWER_LIMIT] = FloatDistribution(float(limits.min()), float(limits.max()))
     if "slack" in plans:
         made["slack"] = FloatDistribution(0.0, 1.0)
@@ -78,16 +88,6 @@ def searched(plans: Columns) -> dict[str, BaseDistribution]:
     return {name: kind for name, kind in known.items() if np.ptp(np.nan_to_num(plans[name]).astype(float)) > 0.0}
 
 
-def _distribution(name: str, values: Any) -> BaseDistribution:
-    column = COLUMNS[name]
-    if isinstance(column.codes, Names):
-        return CategoricalDistribution(column.codes.names)
-    if column.dtype == "bool":
-        return CategoricalDistribution((False, True))
-    low, high = outside(name, (values.min(), values.max()))
-    return IntDistribution(low, high, log=column.log)
-
-
 def trials_of(
     plans: Columns,
     distributions: Mapping[str, BaseDistribution],
@@ -95,52 +95,27 @@ def trials_of(
     goals: tuple[str, ...] = OBJECTIVES,
 ) -> list[FrozenTrial]:
     """A trial per described plan (`jointopt.search.problem.Problem.describe`); of finished ones also what came out."""
-    count = len(plans["clock_mhz"])
-    keys = [record_text(plan) for plan in plan_records(plans, plans["stage_clock_mhz"], range(count))]
-    columns = {name: _external(name, plans[name]) for name in distributions}
-    finished = state == TrialState.COMPLETE
-    return [
-        create_trial(
-            state=state,
-            params={name: values[row] for name, values in columns.items()},
-            distributions=dict(distributions),
-            values=objective_values(plans, row, goals) if finished else None,
-            user_attrs={PLAN: keys[row]} | (results(plans, row) if finished else {}),
-            system_attrs={CONSTRAINTS: constraint(plans, row)} if finished else {},
-        )
-        for row in range(count)
-    ]
+    columns: dict[str, list[Any]] = {}
+    for name in distributions:
+        cells = np.nan_to_num(plans[name]) if name == "slack" else plans[name]
+        columns[name] = outside(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
+    trials = []
+    for row, plan in enumerate(plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))):
+        params = {name: values[row] for name, values in columns.items()}
+        came: dict[str, Any] = outcome_of(plans, row, goals) if state == TrialState.COMPLETE else {"user_attrs": {}}
+        came["user_attrs"] = {PLAN: record_text(plan), **came["user_attrs"]}
+        trials.append(create_trial(state=state, params=params, distributions=dict(distributions), **came))
+    return trials
 
 
-def _external(name: str, values: Any) -> list[Any]:
-    if name in LAYOUT_COLUMNS:
-        return outside(name, values)
-    listed: list[Any] = (np.nan_to_num(values) if name == "slack" else values).tolist()
-    return listed
-
-
-def objective_values(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> list[float]:
-    """The goals of a plan."""
-    return [float(plans[name][row]) for name in goals]
-
-
-def results(plans: Columns, row: int) -> dict[str, float]:
-    """The `RESULTS` that are known of a plan."""
+def outcome_of(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> dict[str, Any]:
+    """What came out of a plan, as a trial has it: its goals, the `RESULTS` that are known, and its violation."""
     known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
-    return {name: value for name, value in known.items() if math.isfinite(value)}
-
-
-def constraint(plans: Columns, row: int) -> list[float]:
-    """The violation of a plan in the form of `CONSTRAINTS`."""
-    return [float(np.clip(plans["violation"][row], -LARGE, LARGE))]
-
-
-def spread_in_time(trials: list[FrozenTrial]) -> None:
-    """Let the trials start a second after one another, up to now: the timeline shows nothing of shorter ones."""
-    end, second = datetime.datetime.now().replace(microsecond=0), datetime.timedelta(seconds=1)
-    for before, trial in enumerate(reversed(trials)):
-        trial.datetime_complete = end - before * second
-        trial.datetime_start = trial.datetime_complete - second
+    return {
+        "values": [float(plans[name][row]) for name in goals],
+        "user_attrs": {name: value for name, value in known.items() if math.isfinite(value)},
+        "system_attrs": {CONSTRAINTS: [float(np.clip(plans["violation"][row], -LARGE, LARGE))]},
+    }
 
 
 # Finished searches as Optuna studies that people open: plans of the front, plans near it, and others at random.
@@ -171,7 +146,11 @@ def save_study(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rows = choose(plans, max_trials, seed, goals)
     trials = trials_of(shown := take(plans, rows), searched(shown), goals=goals)
-    spread_in_time(trials)
+    # a second after one another, up to now: the timeline of the dashboard shows nothing of shorter ones
+    end, second = datetime.datetime.now().replace(microsecond=0), datetime.timedelta(seconds=1)
+    for before, trial in enumerate(reversed(trials)):
+        trial.datetime_complete = end - before * second
+        trial.datetime_start = trial.datetime_complete - second
     held = repr([(trial.values, trial.params, trial.user_attrs) for trial in trials])
     facts = {"job_hash": job_hash, "seed": seed, **(attributes or {})}
     facts[COMPLETE] = hashlib.sha256(held.encode()).hexdigest()[:16]
@@ -183,8 +162,9 @@ def save_study(
             to = Storage(storage) if isinstance(storage, str) else storage
             with to.alone(first):
                 for title in numbered(first):
-                    there = _attributes(to.rdb, title)
-                    if there is None:
+                    try:
+                        there = optuna.load_study(study_name=title, storage=to.rdb).user_attrs
+                    except KeyError:  # no such study
                         break
                     if all(there.get(key) == facts[key] for key in ("job_hash", COMPLETE)):
                         return title
@@ -199,45 +179,23 @@ def _write(
     note: str, document: Mapping[str, Any] | None, facts: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Make a study of some ``rows`` of the plans, its facts last."""
-    shown = take(plans, rows)
-    study = made_study(rdb, title, goals)
+    study, evaluated = made_study(rdb, title, goals), len(plans["slack"])
     study.add_trials(trials)
-    note = f"{note}\n{_share(len(rows), len(plans['slack']))}"
-    show(rdb, title, shown, note, range(len(trials)), background=plans, goals=goals)
-    set_attributes(rdb, title, pieces(PLANS, json.dumps(_mapping(_choices(plans, rows, goals)))))
-    if document is not None:
-        set_attributes(rdb, title, pieces(DOCUMENT, compressed(document)))
-    for key, value in facts.items():
-        study.set_user_attr(key, value)
-
-
-def compressed(document: Mapping[str, Any]) -> str:
-    """A document as compressed JSON in base 64."""
-    return base64.b64encode(zlib.compress(json.dumps(document, separators=(",", ":")).encode())).decode()
-
-
-def _attributes(storage: BaseStorage, study: str) -> dict[str, Any] | None:
-    """The attributes of a study; None where there is no such study."""
-    try:
-        return optuna.load_study(study_name=study, storage=storage).user_attrs
-    except KeyError:
-        return None
-
-
-def _choices(plans: Columns, rows: Ints, goals: tuple[str, ...]) -> Columns:
-    """The feasible plans of these rows and of the whole front: those to choose from."""
-    near = np.union1d(rows, front_rows(plans, goals))
-    return take(plans, near[plans["violation"][near] <= 0.0])
-
-
-def _share(shown: int, evaluated: int) -> str:
-    if shown == evaluated:
-        return ""
-    return (
-        f"These {shown} trials are plans of the front, spread evenly along it, and some of those that they beat, of "
-        f"{evaluated:,} plans that were evaluated; `jointopt propose --out FOLDER` writes all of these to "
+    share = (
+        f"These {len(rows)} trials are plans of the front, spread evenly along it, and some of those that they beat, "
+        f"of {evaluated:,} plans that were evaluated; `jointopt propose --out FOLDER` writes all of these to "
         f"FOLDER/record.csv.gz.\n"
     )
+    note = f"{note}\n{share if len(rows) < evaluated else ''}"
+    show(rdb, title, take(plans, rows), note, range(len(trials)), background=plans, goals=goals)
+    near = np.union1d(rows, front_rows(plans, goals))  # to choose from, with the whole front
+    choices = take(plans, near[plans["violation"][near] <= 0.0])
+    set_attributes(rdb, title, pieces(PLANS, json.dumps(_mapping(choices))))
+    if document is not None:
+        text = zlib.compress(json.dumps(document, separators=(",", ":")).encode())
+        set_attributes(rdb, title, pieces(DOCUMENT, base64.b64encode(text).decode()))
+    for key, value in facts.items():
+        study.set_user_attr(key, value)
 
 
 def _mapping(plans: Columns) -> dict[str, list[Any]]:
@@ -260,13 +218,21 @@ def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJEC
     Optuna's best trials are of the front. Of the random ones those beyond `OUTLIER` come last, for one of them squeezes
     the front in every plot of the dashboard.
     """
-    rows = _distinct(plans, goals)
+    # of those tied in all goals the first: Optuna calls all of a tie best trials
+    values = stacked(plans, goals)
+    finite = np.flatnonzero(np.isfinite(values).all(axis=1))
+    keys = np.column_stack([values[finite], np.maximum(plans["violation"], 0.0)[finite]])
+    rows = np.sort(finite[np.unique(keys, axis=0, return_index=True)[1]]).astype(np.int64)
     some = take(plans, rows)
     front = front_rows(some, goals)
     kept = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
     beaten = is_beaten(stacked(take(some, kept), goals), stacked(some, goals))
     others = np.setdiff1d(np.flatnonzero(beaten | (some["violation"] > 0.0)), front)
-    distance = _distance(objectives(take(some, front)), objectives(take(some, others)))
+    # by how much the nearest point of the front is better, as the larger of the two relative differences
+    own, distance = objectives(take(some, others)), np.full(len(others), np.inf)
+    for time_s, energy_j in zip(*objectives(take(some, front)), strict=True):
+        gap = np.maximum(own[0] / time_s, own[1] / energy_j) - 1.0
+        distance = np.minimum(distance, np.abs(gap))
     outlying = others[distance > OUTLIER]
     distance[some["violation"][others] > 0.0] = np.inf
     by_distance = others[np.argsort(distance, kind="stable")]
@@ -275,22 +241,3 @@ def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJEC
     drawn = np.random.default_rng(seed).permutation(far)
     sample = drawn[np.argsort(np.isin(drawn, outlying), kind="stable")][: room - len(near)]
     return np.sort(rows[np.concatenate([kept, near, sample])])
-
-
-def _distinct(plans: Columns, goals: tuple[str, ...]) -> Ints:
-    """Rows with finite goals, the first of those tied in all: Optuna calls all of a tie best trials."""
-    values = stacked(plans, goals)
-    finite = np.flatnonzero(np.isfinite(values).all(axis=1))
-    violation = np.maximum(plans["violation"], 0.0)
-    keys = np.column_stack([values[finite], violation[finite]])
-    _, first = np.unique(keys, axis=0, return_index=True)
-    return np.sort(finite[first]).astype(np.int64)
-
-
-def _distance(front: tuple[Floats, Floats], points: tuple[Floats, Floats]) -> Floats:
-    """By how much the nearest front point is better, as the larger of the two relative differences."""
-    nearest = np.full(len(points[0]), np.inf)
-    for time_s, energy_j in zip(*front, strict=True):
-        gap = np.maximum(points[0] / time_s, points[1] / energy_j) - 1.0
-        nearest = np.minimum(nearest, np.abs(gap))
-    return nearest

@@ -29,21 +29,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from jointopt.core.errors import JointOptError, LauncherError, OutageError, OutOfMemoryError, RunFailedError, UsageError
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.secrets import masked
-from jointopt.runs.outages import patience, patient, wait_out
-from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, first, half_local, unseen
+from jointopt.runs.outages import patience
+from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, half_local, starting_genes, unseen
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.display import show
-from jointopt.search.studies.storage import Storage, made_study, study_errors
+from jointopt.search.studies.storage import Storage, made_study, on_studies, study_errors
 from jointopt.search.studies.trials import (
     CONSTRAINTS,
     GENES,
     WORKER,
-    constraint,
     is_evaluated,
     is_shared,
-    objective_values,
-    results,
+    outcome_of,
     searched,
     trials_of,
 )
@@ -73,50 +71,42 @@ class Queue:
         self.name, self.lease_s, self.goals, self.url = name, lease_s, goals, url
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._renewed_s, self._back_s = time.monotonic(), -math.inf  # the lease; after it had run out
-        self._storage = wait_out(url, self._opened)
+        self._open(identity)
+
+    @on_studies
+    def _open(self, identity: Mapping[str, Any]) -> None:
+        """Join the study of this name, made where it is missing; UsageError where it is of another search."""
+        self._storage = Storage(self.url)
         if self._storage.dialect not in ("sqlite", "postgresql"):
             raise UsageError(
-                f"Workers cannot share a study in {masked(url)!r}; expected a PostgreSQL URL such as "
+                f"Workers cannot share a study in {masked(self.url)!r}; expected a PostgreSQL URL such as "
                 f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
             )
-        self._join(identity)
-
-    @patient
-    def _join(self, identity: Mapping[str, Any]) -> None:
-        with study_errors(self.url), self._storage.alone(self.name):
-            self.study = self._joined(identity)
+        with self._storage.alone(self.name):
+            try:
+                self.study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
+            except KeyError:
+                self.study = made_study(self._storage.rdb, self.name, self.goals)
+                for key, value in identity.items():
+                    self.study.set_user_attr(key, value)
+            same = dict(identity).items() <= self.study.user_attrs.items()
+            if not same or len(self.study.directions) != len(self.goals):
+                raise UsageError(
+                    f"The study {self.name!r} is of another search (another version of jointopt, or another way "
+                    f"to evaluate); give the workers a name of their own with --study."
+                )
             self._study_id = self._storage.rdb.get_study_id_from_name(self.name)
             self._renew(self._storage)
 
-    def _opened(self) -> Storage:
-        with study_errors(self.url):
-            return Storage(self.url)
-
-    def _joined(self, identity: Mapping[str, Any]) -> optuna.Study:
-        """The study of this name, made where it is missing; UsageError where it is of another search."""
-        try:
-            study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
-        except KeyError:
-            study = made_study(self._storage.rdb, self.name, self.goals)
-            for key, value in identity.items():
-                study.set_user_attr(key, value)
-        if not dict(identity).items() <= study.user_attrs.items() or len(study.directions) != len(self.goals):
-            raise UsageError(
-                f"The study {self.name!r} is of another search (another version of jointopt, or another way "
-                f"to evaluate); give the workers a name of their own with --study."
-            )
-        return study
-
-    @patient
+    @on_studies
     def trials(self) -> list[FrozenTrial]:
         """The workers' trials by number, and none that others added with Optuna.
 
         Of the finished ones only new ones are read from the database.
         """
-        with study_errors(self.url):
-            return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
+        return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
 
-    @patient
+    @on_studies
     def claim(
         self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]], begun: Collection[int] = ()
     ) -> list[FrozenTrial]:
@@ -124,7 +114,7 @@ class Queue:
 
         ``begun``: numbers of this worker's own that are on their way.
         """
-        with study_errors(self.url), self._storage.alone(self.name):
+        with self._storage.alone(self.name):
             trials = self.trials()
             if free := [trial for trial in self._free(trials) if trial.number not in begun][:count]:
                 for trial in free:
@@ -156,44 +146,36 @@ class Queue:
             or (judges and not now <= known.get(LEASE + trial.user_attrs[WORKER], 0.0) <= latest)
         ]
 
-    @patient
-    def finish(self, numbers: Sequence[int], plans: Columns) -> int:
-        """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's."""
-        done = 0
-        with study_errors(self.url), self._storage.together():
+    @on_studies
+    def finish(self, numbers: Sequence[int], plans: Columns | None, error: str = "") -> int:
+        """Writes what came of claimed trials, a row of ``plans`` each, or the ``error`` of those without a result.
+
+        Returns how many were still this worker's.
+        """
+        done, storage = 0, self._storage.rdb
+        with self._storage.together():
             for row, number in enumerate(numbers):
-                attributes, values = results(plans, row), objective_values(plans, row, self.goals)
-                done += self._end(number, TrialState.COMPLETE, attributes, constraint(plans, row), values)
+                trial_id = self._trial_id(number)
+                if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
+                    continue
+                came: dict[str, Any] = {"user_attrs": {ERROR: error}, "system_attrs": {}, "values": None}
+                if plans is not None:
+                    came = outcome_of(plans, row, self.goals)
+                state = TrialState.FAIL if plans is None else TrialState.COMPLETE
+                with suppress(UpdateFinishedTrialError):  # taken over and finished between looking and writing
+                    for key, value in came["user_attrs"].items():
+                        storage.set_trial_user_attr(trial_id, key, value)
+                    for key, value in came["system_attrs"].items():
+                        storage.set_trial_system_attr(trial_id, key, value)
+                    done += storage.set_trial_state_values(trial_id, state, came["values"])
         return done
-
-    @patient
-    def fail(self, number: int, error: str) -> int:
-        """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
-        with study_errors(self.url), self._storage.together():
-            return int(self._end(number, TrialState.FAIL, {ERROR: error}))
-
-    def _end(
-        self, number: int, state: TrialState, attributes: Mapping[str, Any], violation: list[float] | None = None,
-        values: list[float] | None = None,
-    ) -> bool:  # fmt: skip
-        storage, trial_id = self._storage.rdb, self._trial_id(number)
-        if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
-            return False
-        try:
-            for key, value in attributes.items():
-                storage.set_trial_user_attr(trial_id, key, value)
-            if violation is not None:
-                storage.set_trial_system_attr(trial_id, CONSTRAINTS, violation)
-            return storage.set_trial_state_values(trial_id, state, values)
-        except UpdateFinishedTrialError:  # taken over and finished between looking and writing
-            return False
 
     def _trial_id(self, number: int) -> int:
         return self._storage.rdb.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Renews this worker's lease in the background, and gives back what is left at the end."""
+    def lease(self) -> Iterator[None]:
+        """Renews this worker's lease in the background, and lets what it holds wait for others at the end."""
         stop = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(stop,), daemon=True)
         thread.start()
@@ -202,16 +184,12 @@ class Queue:
         finally:
             stop.set()
             thread.join()
-            self.give_back()
+            with patience(_LEAVE_S), suppress(OutageError):  # its lease ends by itself
+                self._give_back()
 
-    def give_back(self) -> None:
-        """Lets everything that this worker holds wait for others; for a worker that leaves."""
-        with patience(_LEAVE_S), suppress(OutageError):  # its lease ends by itself
-            self._give_back()
-
-    @patient
+    @on_studies
     def _give_back(self) -> None:
-        with study_errors(self.url), self._storage.alone(self.name):
+        with self._storage.alone(self.name):
             for trial in self.trials():
                 if trial.state == TrialState.RUNNING and trial.user_attrs[WORKER] == self.worker:
                     self._storage.rdb.set_trial_state_values(self._trial_id(trial.number), TrialState.WAITING)
@@ -233,10 +211,10 @@ class Queue:
             self._back_s = now_s
         self._renewed_s = now_s
 
-    @patient
+    @on_studies
     def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:
         """Sets what the dashboard shows of the study: its note, and these finished plans."""
-        with study_errors(self.url), self._storage.alone(self.name):
+        with self._storage.alone(self.name):
             show(self._storage.rdb, self.name, plans, note, numbers, goals=self.goals)
 
 
@@ -284,28 +262,8 @@ def share(
 
 
 @dataclass
-class _Batches:
-    """Claimed batches: ``running`` in the ``pool``, and ``held``, which are to begin after these."""
-
-    pool: ThreadPoolExecutor
-    evaluated: Callable[[list[FrozenTrial]], Columns]
-    running: dict[Future[Columns], list[FrozenTrial]] = field(default_factory=dict)
-    held: list[list[FrozenTrial]] = field(default_factory=list)
-
-    def begin_held(self) -> None:
-        """Begin the oldest batch that is held, if any is."""
-        if self.held:
-            claimed = self.held.pop(0)
-            self.running[self.pool.submit(self.evaluated, claimed)] = claimed
-
-    def numbers(self) -> set[int]:
-        """Numbers of all their trials."""
-        return {trial.number for trials in (*self.running.values(), *self.held) for trial in trials}
-
-
-@dataclass
 class _Worker:
-    """A problem, a queue, and the plans that the study has seen."""
+    """A problem, a queue, the plans that the study has seen, and claimed batches: in the pool, and to begin then."""
 
     problem: Problem
     queue: Queue
@@ -322,49 +280,52 @@ class _Worker:
     _failed_in_a_row: int = 0
     _seen: Seen = field(default_factory=Seen)
     _marked: int = 0  # trials whose plans are in _seen
+    _running: dict[Future[Columns], list[FrozenTrial]] = field(default_factory=dict)
+    _waiting: list[list[FrozenTrial]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._genome = Genome.of(self.problem)
         self._distributions: dict[str, BaseDistribution] = searched(
             self.problem.layouts | {"clock_mhz": self.problem.clocks_mhz, "slack": np.array([0.0, 1.0])}
         )
+        self._pool = ThreadPoolExecutor(self.at_once)
 
     def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
-        batches = _Batches(ThreadPoolExecutor(self.at_once), self._evaluated)
         try:
-            with self.queue.held():
-                while self._begin(batches) or self._unfinished():
-                    if not batches.running:
+            with self.queue.lease():
+                while self._claim() or any(trial.state in UNFINISHED for trial in self.queue.trials()):
+                    if not self._running:
                         time.sleep(PAUSE_S)
-                    for future in wait(batches.running, return_when=FIRST_COMPLETED).done if batches.running else ():
-                        claimed = batches.running.pop(future)
+                    for future in wait(self._running, return_when=FIRST_COMPLETED).done if self._running else ():
+                        claimed = self._running.pop(future)
                         if isinstance(future.exception(), RunFailedError | OutOfMemoryError | None):
-                            batches.begin_held()  # before the database is told, which may be away
-                        self._end(claimed, future.result)
+                            self._begin_waiting()  # before the database is told, which may be away
+                        self._work(claimed, future.result)
         finally:
-            batches.pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, batches: _Batches) -> bool:
+    def _claim(self) -> bool:
         """Claim batches as long as there is room, and begin those that may run; whether any is on its way."""
-        while len(batches.running) + len(batches.held) < self.at_once + self.ahead:
-            if not (claimed := self.queue.claim(self.batch, self._breed, batches.numbers())):
+        while len(self._running) + len(self._waiting) < self.at_once + self.ahead:
+            begun = {trial.number for trials in (*self._running.values(), *self._waiting) for trial in trials}
+            if not (claimed := self.queue.claim(self.batch, self._breed, begun)):
                 break
-            batches.held.append(claimed)
-        while batches.held and len(batches.running) < self.at_once:  # once the next ones are in hand
-            batches.begin_held()
-        return bool(batches.running)
+            self._waiting.append(claimed)
+        while self._waiting and len(self._running) < self.at_once:  # once the next ones are in hand
+            self._begin_waiting()
+        return bool(self._running)
 
-    def _unfinished(self) -> bool:
-        return any(trial.state in UNFINISHED for trial in self.queue.trials())
+    def _begin_waiting(self) -> None:
+        """Begin the oldest batch that waits, if any does."""
+        if self._waiting:
+            claimed = self._waiting.pop(0)
+            self._running[self._pool.submit(self._evaluated, claimed)] = claimed
 
-    def _work(self, claimed: list[FrozenTrial]) -> None:
-        self._end(claimed, lambda: self._evaluated(claimed))
-
-    def _end(self, claimed: list[FrozenTrial], evaluated: Callable[[], Columns]) -> None:
-        """Keep what the evaluation of claimed plans has come to."""
+    def _work(self, claimed: list[FrozenTrial], evaluated: Callable[[], Columns] | None = None) -> None:
+        """Keep what the evaluation of claimed plans has come to, by default evaluated now."""
         try:
-            plans = evaluated()
+            plans = self._evaluated(claimed) if evaluated is None else evaluated()
         except JointOptError:
             raise
         except Exception as error:
@@ -394,7 +355,7 @@ class _Worker:
             return
         if isinstance(error, OutOfMemoryError):
             self._seen.closed |= set(self.out_with(self._bare(claimed)["layout_index"]).tolist())
-        self.failed += self.queue.fail(claimed[0].number, f"{type(error).__name__}: {error}")
+        self.failed += self.queue.finish([claimed[0].number], None, f"{type(error).__name__}: {error}")
         self._failed_in_a_row += not isinstance(error, RunFailedError)
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             raise LauncherError(
@@ -404,32 +365,35 @@ class _Worker:
 
     def _breed(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         """The next running trials; none where the study has its trials, or nothing unseen is within reach."""
-        count = len(trials)
+        count, problem = len(trials), self.problem
         size = min(self.batch, self.trials - count)
         if size <= 0:
             return []
         new = self._bare(trials[self._marked :])
         self._seen.add(new["layout_index"], new["stage_clock_mhz"])
         self._marked = count
-        self._seen.closed |= self._out_of_memory(trials)
+        # layouts that any worker ran out of memory, and those that hold as much: at every clock
+        out = [trial for trial in trials if str(trial.user_attrs.get(ERROR)).startswith(OutOfMemoryError.__name__)]
+        if out:
+            self._seen.closed |= set(self.out_with(np.unique(self._bare(out)["layout_index"])).tolist())
         rng = np.random.default_rng((self.seed, count))
         genes = self._genes(trials, size, rng)
-        layout, clock, slack, _ = unseen(self._genome, genes, Seen(set(self._seen.keys), self._seen.closed), rng)
-        chosen = rng.permutation(len(layout))[:size]
-        bred = {"layout_index": layout[chosen], "clock_index": clock[chosen], "slack": slack[chosen]}
-        return self._running(bred) if len(chosen) else []
-
-    def _out_of_memory(self, trials: list[FrozenTrial]) -> set[int]:
-        """Layouts that any worker ran out of memory, and those that hold as much: at every clock."""
-        out = [trial for trial in trials if str(trial.user_attrs.get(ERROR)).startswith(OutOfMemoryError.__name__)]
-        found = np.unique(self._bare(out)["layout_index"]) if out else np.empty(0, np.int64)
-        return set(self.out_with(found).tolist()) if len(found) else set()
+        bred = unseen(self._genome, genes, Seen(set(self._seen.keys), self._seen.closed), rng)
+        chosen = rng.permutation(len(bred[0]))[:size]
+        layout, clock, slack, stages = (values[chosen] for values in bred)
+        plans = problem.describe({
+            "layout_index": layout, "clock_index": clock, "slack": slack, "stage_clock_mhz": stages
+        })  # fmt: skip
+        running = trials_of(plans, self._distributions, TrialState.RUNNING)
+        for trial, *row in zip(running, layout.tolist(), clock.tolist(), slack.tolist(), strict=True):
+            trial.system_attrs[GENES] = row
+        return running
 
     def _genes(self, trials: list[FrozenTrial], size: int, rng: np.random.Generator) -> Ints:
         """Genes to choose the next ``size`` plans from: at first those that all workers begin with, then children."""
         count = len(trials)
         if count < POPULATION:
-            start = first(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
+            start = starting_genes(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
             return start[count : count + size]
         plans = self.plans([trial for trial in trials if is_evaluated(trial)])
         if not len(plans["slack"]):
@@ -438,15 +402,6 @@ class _Worker:
         children = breed(self._genome, take(plans, elite(plans, POPULATION, goals)), POPULATION, rng)
         done, front = count / self.trials, front_of(plans, goals)
         return half_local(self._genome, plans, front, self._seen, children, done, rng)
-
-    def _running(self, genes: Columns) -> list[FrozenTrial]:
-        stages = self.problem.decode_clocks(genes["layout_index"], genes["clock_index"], genes["slack"])
-        plans = self.problem.describe(genes | {"stage_clock_mhz": stages})
-        trials = trials_of(plans, self._distributions, TrialState.RUNNING)
-        rows = zip(*(values.tolist() for values in genes.values()), strict=True)
-        for trial, row in zip(trials, rows, strict=True):
-            trial.system_attrs[GENES] = list(row)
-        return trials
 
     def _bare(self, trials: list[FrozenTrial]) -> Columns:
         """The plans of these trials without their results."""

@@ -90,7 +90,7 @@ def test_a_plan_whose_trial_optuna_ended_has_no_result_and_its_batch_keeps_their
 
 def test_a_waiting_plan_that_optuna_began_is_taken_over_when_the_lease_ends(url):
     left = _Worker(fake_problem(1, 32, 24), Queue(url, "s", IDENTITY, lease_s=0.05), 5, batch=5)
-    with left.queue.held():
+    with left.queue.lease():
         left.queue.claim(5, left._breed)
     add(url, "s", "left running")
     assert share_to(8, url).evaluated == 8

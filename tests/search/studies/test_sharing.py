@@ -117,7 +117,7 @@ def test_a_worker_that_renews_keeps_its_plans(problem, shared_url, monkeypatch):
     worker, other = a_worker(problem, shared_url, lease_s=4.0), a_worker(problem, shared_url)
     first = lease_of(worker)
     monkeypatch.setattr(other.queue._storage, "now", lambda: first + 0.1)  # when it is over, on a busy machine too
-    with worker.queue.held():
+    with worker.queue.lease():
         held = claimed_by(worker)
         until = time.monotonic() + 60
         while lease_of(worker) < first + 0.5:
@@ -148,7 +148,7 @@ def test_plans_of_a_worker_from_before_a_reboot_are_taken_over(problem, url):
 
 def test_a_worker_that_ends_gives_back_what_it_has_not_finished(problem, shared_url):
     worker = a_worker(problem, shared_url)
-    with worker.queue.held():
+    with worker.queue.lease():
         held = claimed_by(worker)
     assert numbers(claimed_by(a_worker(problem, shared_url))) == numbers(held)
 
@@ -275,7 +275,7 @@ def test_after_an_outage_that_outlasted_all_leases_no_worker_takes_what_others_s
     time.sleep(1.1)  # in which the database hears of nobody
     mine = claimed_by(worker)
     assert not numbers(held + lost) & numbers(mine)
-    with other.queue.held(), worker.queue.held():
+    with other.queue.lease(), worker.queue.lease():
         until = time.monotonic() + 60
         while not (later := worker.queue.claim(10, lambda trials: [], numbers(mine))):
             assert time.monotonic() < until
