@@ -197,39 +197,34 @@ def learned_from(table: pd.DataFrame) -> Bools:
     return np.asarray(np.isin(table["status"].to_numpy(str), LEARNED_FROM) | is_lower_bound(table))
 
 
-def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:
-    """Evidence of the priced rows of ``table`` that are `learned_from`, by the key of their source."""
+def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[Source, Evidence]:
+    """Evidence of the priced rows of ``table`` that are `learned_from`, by their source."""
     learned = learned_from(table)[priced.rows]
     found = {}
-    for key in np.unique(priced.runs.source[learned]):
+    for key in np.unique(priced.runs.source[learned]).tolist():
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
-        found[str(key)] = Evidence.of(table, priced.take(rows), name)
+        found[Source.parse(key)] = Evidence.of(table, priced.take(rows), name)
     return found
 
 
-def with_kin(evidence: Mapping[str, Evidence], source: str) -> Evidence:
+def with_kin(evidence: Mapping[Source, Evidence], source: Source) -> Evidence:
     """The evidence on that source, and beside it the timed runs of others of its origin that are evidence of it."""
-    keys = [key for key in evidence if key != source]
-    kin = kinship(np.array([source]), np.array(keys, str))[0] > 0.0 if keys else ()
-    others = [evidence[key] for key, alike in zip(keys, kin, strict=True) if alike]
-    return evidence.get(source, Evidence()).beside(others)
+    others = [one for one in evidence if one != source]
+    alike = kinship(np.array([str(source)]), np.array(others, str))[0] > 0.0 if others else ()
+    kin = [evidence[one] for one, counts in zip(others, alike, strict=True) if counts]
+    return evidence.get(source, Evidence()).beside(kin)
 
 
-def renamed(keys: npt.NDArray[np.str_], names: Mapping[str, str]) -> npt.NDArray[np.str_]:
-    """Keys (n,) of sources, those that ``names`` has by other names."""
+def renamed(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
+    """Keys (n,) of sources as those of the sources that ``name`` makes of them."""
     found, of = np.unique(keys, return_inverse=True)
-    return np.array([names.get(key, key) for key in found.tolist()], dtype=str)[of]
+    return np.array([str(name(Source.parse(key))) for key in found.tolist()], dtype=str)[of]
 
 
-def relabelled(runs: Runs, source: str) -> Runs:
-    """``runs`` as those of ``source``."""
-    return replace(runs, source=np.full(len(runs), source))
-
-
-def kind(job: Job) -> tuple[str, int, str]:
-    """GPU, GPUs per node and framework profile (blank for one that is not fitted), which runs of one kind share."""
+def source_of_job(job: Job, origin: str = "") -> Source:
+    """The source of a job's runs: framework profile (blank for one that is not fitted), GPU and GPUs per node."""
     profile, cluster = job.training.framework, job.cluster
-    return cluster.gpu.id, cluster.gpus_per_node, profile.name if profile.fitted else ""
+    return Source(origin, profile.name if profile.fitted else "", cluster.gpu.id, cluster.gpus_per_node)
 
 
 def is_kin(other: Job, job: Job) -> bool:
@@ -237,15 +232,8 @@ def is_kin(other: Job, job: Job) -> bool:
 
     By the same framework, or on the same GPU.
     """
-    (gpu, _, framework), (own_gpu, _, own_framework) = kind(other), kind(job)
-    return kind(other) != kind(job) and (gpu == own_gpu or framework == own_framework)
-
-
-def sources_of_kind(keys: Iterable[str], job: Job) -> list[str]:
-    """Of source ``keys`` those on the job's kind of cluster."""
-    wanted = kind(job)
-    parsed = ((key, Source.parse(key)) for key in keys)
-    return [key for key, s in parsed if (s.gpu, s.gpus_per_node, s.framework if wanted[2] else "") == wanted]
+    its, own = source_of_job(other), source_of_job(job)
+    return its != own and (its.gpu == own.gpu or its.framework == own.framework)
 
 
 def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jointopt.core.facts import Source
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration, calibrated
@@ -23,7 +24,7 @@ from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
-from jointopt.surrogate.evidence import Evidence, far_words
+from jointopt.surrogate.evidence import Evidence, far_words, source_of_job
 from jointopt.surrogate.features import (
     HEAT_NAMES,
     PEAK,
@@ -50,16 +51,7 @@ from jointopt.surrogate.memory import MemoryPosterior, surely_out
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
 from jointopt.surrogate.power import CLOCKS, MeasuredPower, PowerScale, drawn_by, other_limits, within_limits
-from jointopt.surrogate.sources import (
-    answering,
-    as_learned,
-    as_measured,
-    in_part,
-    of_kind,
-    remembered,
-    source_here,
-    warn_of_left_aside,
-)
+from jointopt.surrogate.sources import HERE, answering, as_learned, as_measured, in_part, of_kind, remembered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,8 +108,12 @@ class JobModel:
             return self
         before, measured = self.surrogate, self.evidence.runs is not None
         surrogate, source = answering(before, self.source, self.job, measured)
-        if measured and before.own_of(source) is None:
-            warn_of_left_aside(answering(before, self.source, self.job, False)[0], self.name, source)
+        if measured and before.own_of(str(source)) is None:
+            if count := len(remembered(answering(before, self.source, self.job, False)[0], source)[0]):
+                _log.warning(
+                    "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
+                    "ones; `jointopt retrain` on both together uses both.", self.name, f"{count:,}",
+                )  # fmt: skip
             return self
         own, near = remembered(surrogate, source)
         if not len(own) and not len(near):
@@ -126,7 +122,9 @@ class JobModel:
         counts = {place: len(own), in_part(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
-        job = as_learned(self.job, surrogate.class_of(source), surrogate.support.take(own))  # `Correction` prices by it
+        job = as_learned(
+            self.job, surrogate.class_of(str(source)), surrogate.support.take(own)
+        )  # `Correction` prices by it
         return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
@@ -146,9 +144,9 @@ class JobModel:
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
     @functools.cached_property
-    def source(self) -> str:
-        """Key of the source that the job's runs are of: one with many runs learned from, else its own."""
-        here = source_here(self.job)
+    def source(self) -> Source:
+        """The source that the job's runs are of: one with many runs learned from, else its own."""
+        here = source_of_job(self.job, HERE)
         own = [] if self.surrogate is None else [own.source for own in self.surrogate.own]
         return next(iter(of_kind(own, here, self.job)), here)
 
@@ -186,7 +184,7 @@ class JobModel:
     @functools.cached_property
     def _correction(self) -> Correction | None:
         fitted = self.job.training.framework.fitted
-        return None if self.surrogate is None else Correction(self.surrogate, self.source, fitted, self.evidence)
+        return None if self.surrogate is None else Correction(self.surrogate, str(self.source), fitted, self.evidence)
 
     @functools.cached_property
     def _moved(self) -> Job:
@@ -372,7 +370,7 @@ class JobModel:
 
     def _runs(self, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
         """Plans of the ``layout`` (n,) each of the physics as moved, as runs of the source."""
-        return runs_of(physics, stage_clock_mhz, layout, self.source)
+        return runs_of(physics, stage_clock_mhz, layout, str(self.source))
 
     def _layouts_of(self, columns: Columns) -> tuple[CostModel, Ints]:
         """The physics of the layouts of plans, each once, and which of them is each plan's, (n,).

@@ -146,13 +146,13 @@ def _source(judged: pd.DataFrame) -> npt.NDArray[np.str_]:
     return judged["source"].to_numpy(str) if "source" in judged else np.full(len(judged), "")
 
 
-def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
+def _doubts(judged: pd.DataFrame, of_precision: Iterable[Source]) -> list[str]:
     """A sentence on each source whose times are far from those predicted, and of which nothing likelier is suspected.
 
-    That is of a row, or by ``of_precision``, keys of sources.
+    That is of a row, or of sources ``of_precision``.
     """
     ratio, source = np.where(doubtful_precision(judged), np.nan, _log_ratio(judged)), _source(judged)
-    known = {Source.parse(key).origin for key in of_precision}
+    known = {source.origin for source in of_precision}
     return doubts(off_scale(ratio, source), _PREDICTED, {*known, *set_apart(ratio, source)})
 
 
@@ -168,7 +168,7 @@ def _power_doubts(judged: pd.DataFrame) -> list[str]:
     return watts.lines(_source(judged), rows, row_names(judged), "errors of power and energy say nothing")
 
 
-def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:
+def _some_of_each(table: pd.DataFrame) -> dict[Source, Evidence]:
     """Evidence of each source of timed runs, of many that of some."""
     timed = table[(table["status"] == "ok") & (table["iteration_time_s"] > 0)]
     keys = [name for name in ("source", "framework", "gpu") if name in timed]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.errors import JointOptError, TableError
+from jointopt.core.facts import Source
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.system import one_blas_thread
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
@@ -174,7 +175,7 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
     return bool(named[0] & named[1]) or not (named[0] or named[1])
 
 
-def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Evidence]:
+def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[Source, Evidence]:
     """Evidence of measured runs by source; those that teach nothing, or nothing of ``sources``, are logged.
 
     The first ``given`` of them were passed by the caller, and their warnings are already logged. Raises TableError
@@ -222,7 +223,7 @@ class _Answer:
 
 
 def _correction(
-    part: Part, surrogate: Surrogate | None, evidence: Mapping[str, Evidence], of_user: bool
+    part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Evidence], of_user: bool
 ) -> Correction | None:
     """The correction of the source of a part, conditioned once for all its batches; None without a surrogate.
 
@@ -230,11 +231,12 @@ def _correction(
     """
     if surrogate is None:
         return None
-    known, source, job = with_kin(evidence, part.source), part.source, part.work.job
+    source, job = (stated := Source.parse(part.source)), part.work.job
+    known = with_kin(evidence, stated)
     if of_user:
-        surrogate, source = answering(surrogate, source, job, known.runs is not None)
-        known = at_hand(known, part.source, source)
-    correction = Correction(surrogate, source, job.training.framework.fitted, known)
+        surrogate, source = answering(surrogate, stated, job, known.runs is not None)
+        known = at_hand(known, stated, source)
+    correction = Correction(surrogate, str(source), job.training.framework.fitted, known)
     of_learned_class(job, correction.recipe_class)
     _ = correction.by  # which conditions it
     return correction

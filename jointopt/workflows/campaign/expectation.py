@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
 from jointopt.core.schema import POWER_LIMIT, STATUSES, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.cluster import Machine
@@ -332,7 +333,7 @@ def earlier_runs(
     best = _fastest(table.loc[priced.rows[old]], matched)
     known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
-    memory = evidence.get(str(priced.runs.source[new[0]]), Evidence()).memory
+    memory = evidence.get(Source.parse(str(priced.runs.source[new[0]])), Evidence()).memory
     count = sum(len(part.residual) for part in evidence.values())
     if surrogate is None or not count:
         return Earlier(tuple(known), tuple(best), None, memory, out=out)
@@ -356,7 +357,7 @@ def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) 
     Many runs of other jobs that were learned from here are newer, and go before it; so does any such run before a
     surrogate of few, as in `JobModel.of`. Clock response and power count as `JobModel.cost_model` has them.
     """
-    own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
+    own = model.surrogate.own_of(str(model.source)) if model.surrogate is not None else None
     by = replace(model, evidence=Evidence()) if own is not None else _by_few_runs(model)
     if earlier.first or by is None or (own is None and earlier.others):
         return earlier
@@ -371,7 +372,7 @@ def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) 
 
 def _judged(own: OwnRuns | None, by: JobModel) -> str:
     """Errors of a surrogate on models or groups left out of it, in words."""
-    new = None if by.surrogate is None else by.surrogate.new_groups_of(by.source)
+    new = None if by.surrogate is None else by.surrogate.new_groups_of(str(by.source))
     what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
     if not errors:
         return "as those of propose do"
@@ -404,13 +405,13 @@ def _expected(model: JobModel, candidates: Candidates) -> Columns:
 
 
 def _remembered(model: JobModel) -> int:
-    return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
+    return 0 if model.surrogate is None else int((model.surrogate.support.source == str(model.source)).sum())
 
 
-def _of_other_jobs(plans: Priced, evidence: Mapping[str, Evidence]) -> Measured | None:
+def _of_other_jobs(plans: Priced, evidence: Mapping[Source, Evidence]) -> Measured | None:
     """Runs of other jobs on the cluster of all plans; None where these are of several, or there is no run."""
     source, *others = set(plans.runs.source.tolist())
-    some = None if others else evidence.get(source)
+    some = None if others else evidence.get(Source.parse(source))
     if some is None or some.runs is None:
         return None
     power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
@@ -453,12 +454,12 @@ def _fastest(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
     return dict(zip(best["matched"].tolist(), best.index.tolist(), strict=True))
 
 
-def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> Floats:
+def _log_factors(candidates: Priced, evidence: Mapping[Source, Evidence], surrogate: Surrogate) -> Floats:
     """Log of the factor on every candidate's time."""
     out, sources = np.empty(len(candidates.rows)), candidates.runs.source
     for source in np.unique(sources).tolist():
         own = np.flatnonzero(sources == source).astype(np.int64)
-        some, known = candidates.take(own), with_kin(evidence, source)
+        some, known = candidates.take(own), with_kin(evidence, Source.parse(source))
         correction = Correction(surrogate, source, bool(some.fitted[0]), known)
         again = some.under(correction.moved) if correction.moves_physics else some
         out[own] = correction.log_factor(again.runs) + some.residual(again.physics["iteration_time_s"])
