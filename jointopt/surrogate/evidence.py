@@ -23,7 +23,6 @@ from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale, sca
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.runs.workloads import Workload
     from jointopt.surrogate.dataset import Priced
 
 
@@ -115,12 +114,12 @@ class Evidence:
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
-    def shares_doubt(self, work: Workload) -> bool:
-        """Whether a timed run leaves open what ``work`` does and was priced by the same precision and attention.
+    def shares_doubt(self, job: Job) -> bool:
+        """Whether a timed run leaves open what a job does and was priced by the same precision and attention.
 
         What the guess is off by is then in what the runs teach.
         """
-        wanted = work.job.training.dtype, work.job.training.attention
+        wanted = job.training.dtype, job.training.attention
         return self.runs is not None and any(
             (one.job.training.dtype, one.job.training.attention) == wanted and not one.as_stated
             for priced in self.priced for one in priced.works

@@ -19,13 +19,14 @@ from jointopt.jobs.clocks import without_limits
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job, on_machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel, Drawn, by_mean_power, memory_limit_gib
+from jointopt.physics.cost_model import CostModel, Drawn, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.evidence import Evidence, far_words, source_of_job
 from jointopt.surrogate.features import (
+    HEAT_COLUMNS,
     HEAT_NAMES,
     PEAK,
     clocks_reached,
@@ -37,6 +38,8 @@ from jointopt.surrogate.features import (
 )
 from jointopt.surrogate.intervals import (
     DOUBTS,
+    NOT_AS_STATED,
+    RESULTS,
     Apart,
     add_intervals,
     against,
@@ -44,13 +47,14 @@ from jointopt.surrogate.intervals import (
     doubt_names,
     doubts,
     of_limits,
+    outside_of_domain,
     recorded,
 )
-from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.kernel import Runs, distinct, together
 from jointopt.surrogate.memory import MemoryPosterior, surely_out
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
-from jointopt.surrogate.power import CLOCKS, MeasuredPower, PowerScale, drawn_by, other_limits, within_limits
+from jointopt.surrogate.power import CLOCKS, PowerScale, drawn_by, other_limits, within_limits
 from jointopt.surrogate.sources import HERE, answering, as_learned, as_measured, in_part, of_kind, remembered
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
+_MOVES = 3  # figures of a layout of which `_moves_of` gives, beside `Drawn.cells`
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,10 @@ class JobModel:
     evidence: Evidence = field(default_factory=Evidence)
     name: str = "none"  # of the surrogate, as results give it
     out: tuple[Columns, ...] = field(default=(), compare=False)  # layouts of measured runs that ran out of memory
-    # plans as runs, the last ones: their intervals are followed by their differences
-    _last: dict[bytes, tuple[CostModel, Ints, Runs]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    stated_source: Source | None = None  # of the runs that a table has of the job, which may name where they are from
+    as_stated: bool = True  # false where something stands in for the precision or attention kernel of such runs
+    # layouts of plans, the last ones: predictions are followed by their intervals, and these by differences
+    _last: dict[bytes, _Layouts] = field(default_factory=dict, init=False, repr=False, compare=False)
     # clocks that power limits leave plans, of the last ones: intervals are followed by doubts and differences
     _last_clocks: dict[bytes, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -143,9 +148,28 @@ class JobModel:
         out = tuple(runs.ran_out(job) for runs in measurements)
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
+    def of_job(self, job: Job, as_stated: bool = True) -> JobModel:
+        """The model of another job of the same source, for which nothing need be learned anew."""
+        other = replace(self, job=job, as_stated=as_stated, stated_source=self.source)
+        vars(other).update({name: getattr(self, name) for name in ("_correction", "_is_moved", "memory")})
+        return other
+
+    def learn(self) -> None:
+        """Learn what is otherwise learned when a plan is first predicted."""
+        if self._correction is not None:
+            _ = self._correction.by
+
+    @property
+    def learned_heat(self) -> tuple[str, ...]:
+        """Columns of peak power and temperature as far as runs of the source taught them."""
+        own = None if self._correction is None else self._correction.own
+        return () if own is None else tuple(HEAT_COLUMNS[name] for name in own.heat)
+
     @functools.cached_property
     def source(self) -> Source:
         """The source that the job's runs are of: one with many runs learned from, else its own."""
+        if self.stated_source is not None:
+            return self.stated_source
         here = source_of_job(self.job, HERE)
         own = [] if self.surrogate is None else [own.source for own in self.surrogate.own]
         return next(iter(of_kind(own, here, self.job)), here)
@@ -195,61 +219,100 @@ class JobModel:
         """The physics alone, for these layouts."""
         return CostModel(self.job, layouts)
 
+    def predict(self, plans: Columns) -> Columns:
+        """Plans (n,) with results, peaks and temperature, 90 % intervals, ``fit_probability``, and doubts as `bounded`.
+
+        ``plans``: layouts, ``stage_clock_mhz`` (n, S), or (n, 1) of all stages, and power limits where they have any.
+        """
+        clocks = plans["stage_clock_mhz"]
+        if POWER_LIMIT in plans:
+            physics = self.cost_model({name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)})
+            layout = np.arange(len(clocks))
+        else:
+            known = self._layouts_of(plans)
+            physics, layout, moves = known.physics, known.layout, None
+            if self._is_moved:
+                moves = self._moves_of(physics, known.runs, limited=physics.job is not self._moved)
+            if physics.job is not self._moved:
+                physics = CostModel(self._moved, physics.layouts, drawn=self._drawn(moves))
+            physics = self._corrected(physics, moves)
+        columns = {name: physics.layouts[name][layout] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
+        results = physics.evaluate(layout, clocks)
+        columns |= {name: results[name] for name in RESULTS} | physics.heat(layout, clocks)
+        columns |= {"fit_probability": self.fit_probability(physics)[layout], "stage_clock_mhz": clocks}
+        return self.bounded(columns)
+
     def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None, *, lazily: bool = False) -> CostModel:
         """The physics of these layouts with time, power and memory moved by what is known.
 
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        log_time, power, drawn = self._moves_under_limits(layouts)
-        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily, drawn=drawn)
+        moves = self._moves(layouts)
+        drawn = self._drawn(moves)
+        return self._corrected(
+            CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily, drawn=drawn), moves
+        )
+
+    @functools.cached_property
+    def _is_moved(self) -> bool:
+        """Whether anything moves time or power."""
+        correction = self._correction
+        return correction is not None and (correction.moves_time or correction.power_limit_w is not None)
+
+    def _corrected(self, physics: CostModel, moves: Floats | None) -> CostModel:
+        """The physics of all layouts moved by `_moves_of` them, None: nothing is known of time and power."""
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
-        if log_time is None and memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0):
+        if self._correction is None or (moves is None and memory == 1.0):
             return physics
-        time_factor = np.ones(len(layouts["pp"])) if log_time is None else np.exp(log_time)
-        power = power if drawn is None else within_limits(power, physics)
-        heat = by_mean_power if self._correction is None else self._correction.heat(self._moved, physics.layouts)
+        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if moves is None else moves[:3]
+        power = PowerScale(factor, None, offset_w)
+        power = power if physics.drawn is None else within_limits(power, physics)
+        heat, count = self._correction.heat(self._moved, physics.layouts), len(physics.layouts["pp"])
+        time_factor = np.broadcast_to(np.exp(log_time), count)
         return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
 
-    def _moves_under_limits(self, layouts: Columns) -> tuple[Floats | None, PowerScale, Drawn | None]:
-        """Log of the factor on time (L,), scale of mean power, and of what kernels draw; None where nothing is known.
+    def _drawn(self, moves: Floats | None) -> Drawn | None:
+        """What kernels draw, of layouts under another limit than power was measured under; ``moves``: `_moves_of`."""
+        limit_w = None if self._correction is None else self._correction.power_limit_w
+        return None if limit_w is None or moves is None or len(moves) == _MOVES else Drawn.of_cells(limit_w, moves[3:])
+
+    def _moves(self, layouts: Columns) -> Floats | None:
+        """`_moves_of` every layout; None where nothing is known.
 
         What was learned is of the layout under the limit that runs were measured under, whatever its own.
         """
-        correction, power, limit_w = self._correction, self.evidence.power, self.evidence.power_limit_w
-        if correction is None or not correction.moves_time:
-            drawn = None if limit_w is None else MeasuredPower(power, limit_w).drawn(self._moved, layouts)
-            return None, power, drawn
+        correction = self._correction
+        if correction is None or not self._is_moved:
+            return None
         bare, of = without_limits(layouts)
-        limit_w = correction.power_limit_w
+        limit_w, count = correction.power_limit_w, len(bare["pp"])
         limited = limit_w is not None and other_limits(self._moved, layouts, limit_w)
-        log_time, factor, offset_w, *cells = self._moves(bare, limited=limited)[:, of]
-        drawn = Drawn.of_cells(limit_w, np.stack(cells)) if limit_w is not None and limited else None
-        return log_time, PowerScale(factor, None, offset_w), drawn
+        out = np.empty((_MOVES + limited * (2 + 2 * len(CLOCKS)), count))
+        # those of one depth and number of chunks in a row: all that follows works on such at once
+        order = np.lexsort((bare["vpp"], bare["pp"])).astype(np.int64)
+        for start in range(0, count, _CHUNK):
+            at = order[start : start + _CHUNK]
+            physics = CostModel(correction.as_measured(self._moved), _rows(bare, at))
+            out[:, at] = self._moves_of(physics, _at_top(physics, self.source), limited=limited)
+        return out[:, of]
 
-    def _moves(self, layouts: Columns, *, limited: bool = False) -> Floats:
-        """Log of the factor on time, factor on power and watts beside it, (3, n), of every layout.
+    def _moves_of(self, physics: CostModel, runs: Runs, *, limited: bool) -> Floats:
+        """Log of the factor on time, factor on power and watts beside it, (3, L), of layouts, as ``runs`` at the top.
 
         ``limited``: then `Drawn.cells`, for plans under other limits than power was measured under.
         """
-        count = len(layouts["pp"])
-        out = np.zeros((3 + limited * (2 + 2 * len(CLOCKS)), count))
-        out[1] = 1.0
-        if (correction := self._correction) is None:
-            return out
-        # those of one depth and number of chunks in a row: all that follows works on such at once
-        order = np.lexsort((layouts["vpp"], layouts["pp"])).astype(np.int64)
-        for start in range(0, count, _CHUNK):
-            at = order[start : start + _CHUNK]
-            physics, every = CostModel(correction.as_measured(self._moved), _rows(layouts, at)), np.arange(len(at))
-            runs = self._runs(physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
-            power = correction.power(runs, _watts(correction, physics, every))
-            out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
-            if limited and (limit_w := correction.power_limit_w) is not None:
-                out[3:, at] = drawn_by(physics, power, limit_w).cells
-        return out
+        correction, every = self._correction, np.arange(len(runs))
+        if correction is None:
+            return np.repeat([[0.0], [1.0], [0.0]], len(runs), axis=1)
+        power = correction.power(runs, _watts(correction, physics, every))
+        line = (np.broadcast_to(value, len(runs)) for value in (power.factor, power.offset_w))
+        moves = np.stack([correction.log_factor(runs), *line])
+        if not limited or (limit_w := correction.power_limit_w) is None:
+            return moves
+        return np.concatenate([moves, drawn_by(physics, power, limit_w).cells])
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
@@ -277,8 +340,7 @@ class JobModel:
         if self._correction is None or not self._correction.has_new_groups:
             return ()
         physics = CostModel(self._moved, _rows(layouts, slice(1)))
-        top = uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz)
-        return self._correction.counted_in_part(self._runs(physics, top, np.zeros(1, np.int64)))
+        return self._correction.counted_in_part(_at_top(physics, self.source))
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
@@ -288,10 +350,17 @@ class JobModel:
             overshoot = None if self._correction is None else self._correction.peak_overshoot
             return bounds_within_limits(self.job, limited, overshoot)
         if self._correction is None:
-            return add_intervals(self.job, columns, network=self._network(columns))
-        physics, layout, runs = self._as_runs(columns)
-        watts = _watts(self._correction, physics, layout)
-        return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+            found = add_intervals(self.job, columns, network=self._network(columns))
+        else:
+            runs, known = self._as_runs(columns), self._layouts_of(columns)
+            watts = _watts(self._correction, known.physics, known.layout)
+            found = self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+        return outside_of_domain(found) if self._left_open else found
+
+    @property
+    def _left_open(self) -> bool:
+        """Whether the guess at what the job does may be off by what nothing that was learned shows."""
+        return not (self.as_stated or (self._correction is not None and self.evidence.shares_doubt(self.job)))
 
     def doubts(self, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of `intervals`, (n,) each, by the keys of `DOUBTS`."""
@@ -299,12 +368,13 @@ class JobModel:
             return self.doubts(self._held(columns))
         if self._correction is None:
             return doubts(self.job, columns, network=self._network(columns))
-        return self._correction.doubts(self.job, columns, self._as_runs(columns)[2])
+        return self._correction.doubts(self.job, columns, self._as_runs(columns))
 
     def bounded(self, columns: Columns) -> Columns:
         """As `intervals`, with ``doubts``: names of the doubts of each plan, joined by a blank (`doubt_names`)."""
         found = self.intervals(columns)
-        return found | {"doubts": doubt_names(self.doubts(found), found["in_domain"])}
+        why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._left_open else {})
+        return found | {"doubts": doubt_names(why, found["in_domain"])}
 
     def reasons(self, plan: Columns) -> tuple[str, ...]:
         """`doubts` of one plan (columns of one row) in words."""
@@ -312,14 +382,17 @@ class JobModel:
 
     def _network(self, columns: Columns) -> Floats | float:
         """Doubt of plans for an assumed network by the physics alone, (n,)."""
-        return network_delay(*self._layouts_of(columns)) if network_assumed(self.job) else 0.0
+        if not network_assumed(self.job):
+            return 0.0
+        known = self._layouts_of(columns)
+        return known.delay[known.layout]
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""
         layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
         key = _bytes(columns, (*layouts, "stage_clock_mhz"))
         if key not in self._last_clocks:
-            physics = CostModel(self._moved, layouts, drawn=self._moves_under_limits(layouts)[2])
+            physics = CostModel(self._moved, layouts, drawn=self._drawn(self._moves(layouts)))
             self._last_clocks.clear()
             self._last_clocks[key] = clocks_reached(physics, columns["stage_clock_mhz"])
         bare = {name: values for name, values in columns.items() if name != POWER_LIMIT}
@@ -331,15 +404,15 @@ class JobModel:
         Plans under power limits (all then have one) are compared at the clocks that these leave them.
         """
         held = self._held(columns) if POWER_LIMIT in columns else columns
+        layout = self._layouts_of(held).layout
+        other = layout != layout[first]
         if self._correction is None:
-            _, layout = self._layouts_of(held)
-            apart = Apart(recorded(self.job, held, first), layout != layout[first])
+            apart = Apart(recorded(self.job, held, first), other)
         else:
-            _, layout, runs = self._as_runs(held)
-            half, measured = self._correction.apart(self.job, held, runs, first)
-            apart = Apart(half, layout != layout[first], measured)
+            half, measured = self._correction.apart(self.job, held, self._as_runs(held), first)
+            apart = Apart(half, other, measured)
         if POWER_LIMIT in columns:
-            apart = replace(apart, by_limit=of_limits(*self._off_limits(columns, held), first, apart.other_layout))
+            apart = replace(apart, by_limit=of_limits(*self._off_limits(columns, held), first, other))
         return against(self.job, held, first, apart)
 
     def _off_limits(self, columns: Columns, held: Columns) -> tuple[Floats, Floats]:
@@ -359,27 +432,46 @@ class JobModel:
         logs = np.log([found[name].reshape(2, count) for name in ("iteration_time_s", "energy_j")])
         return logs[:, 1] - logs[:, 0], half
 
-    def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
-        """`_layouts_of` plans, and the plans as runs of the source."""
-        key = _bytes(columns, (*LAYOUT_COLUMNS, "stage_clock_mhz"))
+    def _as_runs(self, columns: Columns) -> Runs:
+        """Plans as runs of the source, (n,)."""
+        known = self._layouts_of(columns)
+        runs, lowest_mhz = known.runs.take(known.layout), np.nanmin(columns["stage_clock_mhz"], axis=1)
+        return replace(runs, features=runs.features | {CLOCK: lowest_mhz / known.physics.top_mhz})
+
+    def _layouts_of(self, columns: Columns) -> _Layouts:
+        """The layouts of plans, each once, under the limit that power was measured under, where it was."""
+        key = b"".join(np.ascontiguousarray(columns[name], np.float64).tobytes() for name in LAYOUT_COLUMNS)
         if key not in self._last:
-            physics, layout = self._layouts_of(columns)
+            first, layout = distinct([columns[name].astype(float) for name in LAYOUT_COLUMNS])
+            job = self._moved if self._correction is None else self._correction.as_measured(self._moved)
             self._last.clear()
-            self._last[key] = physics, layout, self._runs(physics, columns["stage_clock_mhz"], layout)
+            self._last[key] = _Layouts(CostModel(job, _rows(columns, first)), layout, self.source)
         return self._last[key]
 
-    def _runs(self, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
-        """Plans of the ``layout`` (n,) each of the physics as moved, as runs of the source."""
-        return runs_of(physics, stage_clock_mhz, layout, str(self.source))
 
-    def _layouts_of(self, columns: Columns) -> tuple[CostModel, Ints]:
-        """The physics of the layouts of plans, each once, and which of them is each plan's, (n,).
+@dataclass
+class _Layouts:
+    """The physics of the layouts of plans, which share few, and which of them each plan has, (n,)."""
 
-        Plans of a front share few layouts, and each is priced once for every constant.
-        """
-        cells = np.stack([columns[name].astype(float) for name in LAYOUT_COLUMNS], axis=1)
-        _, first, layout = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-        return CostModel(self._moved, _rows(columns, first)), layout.reshape(-1)
+    physics: CostModel
+    layout: Ints
+    source: Source
+
+    @functools.cached_property
+    def runs(self) -> Runs:
+        """The layouts at the top clock as runs of the source."""
+        return _at_top(self.physics, self.source)
+
+    @functools.cached_property
+    def delay(self) -> Floats:
+        """`network_delay` of the layouts."""
+        return network_delay(self.physics, np.arange(len(self.physics.layouts["pp"])))
+
+
+def _at_top(physics: CostModel, source: Source) -> Runs:
+    """All layouts of the physics at the top clock as runs of a source."""
+    depth = physics.layouts["pp"]
+    return runs_of(physics, uniform_stage_clocks(depth, physics.top_mhz), np.arange(len(depth)), str(source))
 
 
 def _watts(correction: Correction, physics: CostModel, layout: Ints) -> Floats | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,20 +22,21 @@ from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.jobs.cluster import Machine, table_lines
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import violations
-from jointopt.physics.cost_model import heat, memory_limit_gib
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
+from jointopt.runs.cells import first_rows, row_codes
 from jointopt.runs.checks import class_conflicts, states_class, taken_lines
 from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import Workload, lacks_heads, workloads
-from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
-from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
+from jointopt.surrogate.correction import load_surrogate, surrogate_names
+from jointopt.surrogate.dataset import Part, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
-from jointopt.surrogate.features import HEAT_COLUMNS, network_assumed, network_delay
-from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
+from jointopt.surrogate.features import HEAT_COLUMNS
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import kinship
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
-from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.sources import answering, at_hand, of_learned_class
 
 if TYPE_CHECKING:
@@ -97,12 +98,11 @@ def predict(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
         of_user = surrogate not in ("none", *surrogate_names())
-        corrections = dict(pool.map(lambda part: (part.source, _correction(part, learned, evidence, of_user)), firsts))
-        done = pool.map(lambda batch: _answered(batch, corrections[batch[0].source]), parts)
-        answers = [answer for batch in done for answer in batch]
-    reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
-    priced = [a for a in answers if not a.refused]
-    if not priced:
+        models = dict(pool.map(lambda part: (part.source, _model(part, learned, evidence, of_user)), firsts))
+        done = pool.map(lambda batch: [_answer(part.work, models[part.source]) for part in batch], parts)
+        answers = [(part.work, *found) for part, found in zip(chain(*parts), chain(*done), strict=True)]
+    reasons |= {int(row): found for work, found, _ in answers if isinstance(found, str) for row in work.rows}
+    if len(priced := [(work, found, of) for work, found, of in answers if not isinstance(found, str)]) == 0:
         raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     out = pd.DataFrame(_by_row(priced, len(table)), copy=False)
     out["not_predicted"] = _words(reasons, len(table))
@@ -212,104 +212,41 @@ def _log_unpredicted(reasons: Mapping[int, str]) -> None:
         _log.warning("%s more rows not predicted; the column not_predicted says why.", f"{rest:,}")
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Predicted columns of a part's plans, each once, and which of them every row runs; or why there are none."""
-
-    part: Part
-    columns: Columns
-    plan_of_row: Ints
-    refused: str = ""
-
-
-def _correction(
-    part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Evidence], of_user: bool
-) -> Correction | None:
-    """The correction of the source of a part, conditioned once for all its batches; None without a surrogate.
-
-    ``of_user``: the surrogate is none of those shipped.
-    """
-    if surrogate is None:
-        return None
-    source, job = (stated := Source.parse(part.source)), part.work.job
-    known = with_kin(evidence, stated)
-    if of_user:
+def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Evidence], of_user: bool) -> JobModel:
+    """The model of the source of a part, which learns once for all jobs there; ``of_user``: no shipped surrogate."""
+    stated, job = Source.parse(part.source), part.work.job
+    source, known = stated, with_kin(evidence, stated)
+    if surrogate is not None and of_user:
         surrogate, source = answering(surrogate, stated, job, known.runs is not None)
         known = at_hand(known, stated, source)
-    correction = Correction(surrogate, str(source), job.training.framework.fitted, known)
-    of_learned_class(job, correction.recipe_class)
-    _ = correction.by  # which conditions it
-    return correction
+    model = JobModel(job, surrogate, known, stated_source=source)
+    if surrogate is not None:
+        of_learned_class(job, surrogate.class_of(str(source)))
+    model.learn()
+    return model
 
 
-def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Answer]:
-    """The answers for parts of one source."""
-    priced: list[tuple[Part, PricedPlans]] = []
-    refused: list[_Answer] = []
-    for part in batch:
-        job = part.work.job if correction is None else correction.as_measured(correction.moved(part.work.job))
-        try:
-            priced.append((part, PricedPlans.of(replace(part.work, job=job))))
-        except JointOptError as error:
-            refused.append(_Answer(part, {}, np.zeros(0, np.int64), str(error)))
-    moves: Sequence[Move | None] = [None] * len(priced)
-    if correction is not None and priced:
-        runs = [found.runs(correction.source) for _, found in priced]
-        moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
-        held = [_under_own_limit(f, p, m, correction) for (p, f), m in zip(priced, moves, strict=True)]
-        priced, moves = (
-            [(part, found) for (part, _), (found, _) in zip(priced, held, strict=True)],
-            [m for _, m in held],
-        )
-    pairs = zip(priced, moves, strict=True)
-    return refused + [
-        _Answer(part, _columns(found, move, _heat(found, correction)), found.plan_of_row)
-        for (part, found), move in pairs
-    ]
+def _answer(work: Workload, model: JobModel) -> tuple[Columns | str, Ints]:
+    """Predicted columns of the plans of a workload, each once, or why there are none, and which each row runs.
 
-
-def _heat(priced: PricedPlans, correction: Correction | None) -> Columns:
-    """Peak power and temperature of plans, (n,) each, as far as they were learned of the source."""
-    targets = {} if correction is None or correction.own is None else correction.own.heat
-    if correction is None or not targets:
-        return {}
-    physics = copy.copy(priced.physics)
-    physics.heat_scale = correction.heat(priced.plans.job, physics.layouts)
-    found = heat(physics, priced.layout, priced.plans.clock_mhz)
-    return {HEAT_COLUMNS[name]: found[HEAT_COLUMNS[name]] for name in targets}
-
-
-def _under_own_limit(found: PricedPlans, part: Part, move: Move, correction: Correction) -> tuple[PricedPlans, Move]:
-    """Plans and their correction under the power limit of their rows, where power was measured under another."""
-    job, limit_w = correction.moved(part.work.job), correction.power_limit_w
-    if limit_w is None or job.cluster.power_limit_w == limit_w:
-        return found, move
-    there, power = found.under_limit(job, move.power, limit_w)
-    return there, replace(move, power=power)
-
-
-def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns:
-    """Predicted columns of plans, (n,) each, named as in the table; ``warmth``: as `_heat`'s."""
-    job, plans = priced.plans.job, priced.plans
-    columns = {name: priced.values[name] for name in RESULTS} | warmth
-    columns |= plans.plans | {"stage_clock_mhz": plans.clock_mhz}
-    framework = job.training.framework.name
-    memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
-    load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
-    if move is None:
-        network = network_delay(priced.physics, priced.layout) if network_assumed(job) else 0.0
-        columns, found = add_intervals(job, columns, network=network), doubts(job, columns, network=network)
-    else:
-        columns = move.scaled(columns)
-        columns, found = move.bounded(job, columns), move.doubts(job, columns)
-    if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
-        columns, found = outside_of_domain(columns), found | {NOT_AS_STATED: np.ones(len(load), bool)}
-    kept = as_predicted(job, columns, (*RESULTS, *warmth))
-    fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
-    rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
+    ``model``: of the rows' source.
+    """
+    layout, clocks = row_codes([work.layout]), work.clock_mhz
+    if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
+        clocks = clocks[:, :1]
+    plan_of_row = row_codes([layout, *clocks.T])
+    first, job = first_rows(plan_of_row), work.job
+    layouts = {name: values[work.layout[first]] for name, values in work.layouts.items()}
+    try:
+        columns = model.of_job(job, work.as_stated).predict(layouts | {"stage_clock_mhz": clocks[first]})
+    except JointOptError as error:
+        return str(error), plan_of_row
+    kept = as_predicted(job, columns, (*RESULTS, *model.learned_heat))
+    rates = throughput(job, layouts, columns["iteration_time_s"], columns["energy_j"])
     kept |= {name: rates[name] for name in _RATES}
-    kept |= {"in_domain": columns["in_domain"], "doubts": doubt_names(found, columns["in_domain"])}
-    return kept | fitting | {"violations": violations(job, plans.layouts)[plans.layout]}
+    kept |= {name: columns[name] for name in ("in_domain", "doubts")}
+    kept |= {"predicted_fits": columns["fit_probability"] >= FEASIBLE, "fit_probability": columns["fit_probability"]}
+    return kept | {"violations": violations(job, layouts)}, plan_of_row
 
 
 def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
@@ -319,15 +256,15 @@ def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
     return {f"predicted_{name}": values for name, values in columns.items() if name.startswith(names)}
 
 
-def _by_row(answers: Sequence[_Answer], count: int) -> Columns:
+def _by_row(answers: Sequence[tuple[Workload, Columns, Ints]], count: int) -> Columns:
     """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
     out: Columns = {}
-    for name in dict.fromkeys(name for answer in answers for name in answer.columns):
+    for name in dict.fromkeys(name for _, columns, _ in answers for name in columns):
         out[name] = np.full(count, *_BLANKS.get(name, (np.nan, np.float64)))
-        for answer in answers:
-            if name in answer.columns:  # peaks and temperatures are those of sources that taught some
-                out[name][answer.part.work.rows] = answer.columns[name][answer.plan_of_row]
+        for work, columns, plan_of_row in answers:
+            if name in columns:  # peaks and temperatures are those of sources that taught some
+                out[name][work.rows] = columns[name][plan_of_row]
     out["assumed"] = np.full(count, *_BLANKS["assumed"])
-    for answer in answers:
-        out["assumed"][answer.part.work.rows] = answer.part.work.assumed
+    for work, _, _ in answers:
+        out["assumed"][work.rows] = work.assumed
     return out
