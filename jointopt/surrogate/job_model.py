@@ -149,9 +149,10 @@ class JobModel:
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
     def of_job(self, job: Job, as_stated: bool = True) -> JobModel:
-        """The model of another job of the same source, for which nothing need be learned anew."""
-        other = replace(self, job=job, as_stated=as_stated, stated_source=self.source)
-        vars(other).update({name: getattr(self, name) for name in ("_correction", "_is_moved", "memory")})
+        """The model of another job, for which nothing need be learned anew where its runs are of the same source."""
+        other = replace(self, job=job, as_stated=as_stated)
+        if other.source == self.source:
+            vars(other).update({name: getattr(self, name) for name in ("_correction", "_is_moved", "memory")})
         return other
 
     def learn(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import gammaln
 
+from jointopt.core.facts import Source
 from jointopt.core.schema import DOUBLINGS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
 from jointopt.surrogate.evidence import beyond
 from jointopt.surrogate.kernel import Kernel, Runs, together
@@ -20,6 +22,10 @@ from jointopt.surrogate.own_cluster import (
     supporting,
 )
 from jointopt.surrogate.own_mix import FOLDS, LEAST_GAIN, count_distinct, mixed_again
+from jointopt.surrogate.power import PowerScale
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.surrogate import Surrogate
 
 
 @dataclass(frozen=True)
@@ -191,21 +197,24 @@ BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
 
 @dataclass(frozen=True)
 class OtherJobs:
-    """``log_factor`` (n,) on the time of plans, and how far plans of one job left out are off without and with it.
+    """A ``surrogate`` that learned from runs of other jobs, and how far plans of one left out are off by it.
 
-    Both are means of absolute logarithms, what all plans of a job have in common aside. ``log_power`` (n,): factor on
-    their power; None where power was not measured often, or is predicted no better with it.
+    ``without`` and with it (``error``): means of absolute logarithms, what all plans of a job have in common aside.
     """
 
-    log_factor: Floats
+    surrogate: Surrogate
     without: float
     error: float
-    log_power: Floats | None = None
 
     @property
     def orders_better(self) -> bool:
         """Whether plans of a job left out are ordered better by it."""
         return self.error < (1.0 - LEAST_GAIN) * self.without
+
+    @property
+    def knows_power(self) -> bool:
+        """Whether power was measured often, and is predicted better by it than by the physics."""
+        return self.surrogate.own[0].knows_power
 
 
 def sound_runs(known: Measured, source: str, most: int = MOST, seed: int = 0) -> Measured:
@@ -215,22 +224,24 @@ def sound_runs(known: Measured, source: str, most: int = MOST, seed: int = 0) ->
     return known.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
 
 
-def from_other_jobs(plans: Runs, watts: Floats, known: Measured, shared: Kernel, seed: int = 0) -> OtherJobs | None:
-    """A model of ``known`` runs of other jobs on the cluster of ``plans`` (n,); None where there are few.
+def of_other_jobs(source: Source, known: Measured, shared: Surrogate, seed: int = 0) -> OtherJobs | None:
+    """What ``known`` runs of other jobs on the cluster teach of the next one; None where they are few.
 
-    ``watts`` (n,): average power of the plans by the physics. ``shared``: the kernel of all sources.
+    ``shared``: the surrogate with the kernel of all sources.
     """
-    some = sound_runs(known, str(plans.source[0]), seed=seed)
+    some = sound_runs(known, str(source), seed=seed)
     if count_distinct(some.runs) < LEAST_RUNS:
         return None
-    own, crossed, _ = learn_own(str(plans.source[0]), some, shared, seed)
+    own, crossed, _ = learn_own(str(source), some, shared.kernel, seed)
+    if own.knows_power and own.errors["power"] >= own.errors["power physics"]:
+        own = replace(own, power=PowerScale())
     kept = supporting(np.arange(len(some.runs), dtype=np.int64), seed)
-    process = own.process(shared, some.runs.take(kept), some.residual[kept])
+    learned = replace(
+        shared, support=some.runs.take(kept), residual=some.residual[kept], own=(own,), new_groups=(),
+        card={"recipe_classes": {str(source): "several"}},  # each job is priced by its own
+    )  # fmt: skip
     without, error = (_apart(off, some.runs.group) for off in (some.residual, some.residual - crossed))
-    better = own.knows_power and own.errors["power"] < own.errors["power physics"]
-    return OtherJobs(
-        own.mean(process, plans, some.runs), without, error, own.log_power(plans, watts) if better else None
-    )
+    return OtherJobs(learned, without, error)
 
 
 def with_own_rows(

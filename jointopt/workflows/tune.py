@@ -41,7 +41,7 @@ from jointopt.workflows.campaign.campaign import (
     why_none,
 )
 from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, check_profiles, listed, searched
-from jointopt.workflows.campaign.expectation import Earlier, Expected, Growing, Outlook, beside_surrogate, of_candidate
+from jointopt.workflows.campaign.expectation import Earlier, Expected, Growing, Outlook, of_candidate, with_factors
 from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.stopping import Balance, front, run_s, set_bounds, stakes, volumes
 
@@ -109,7 +109,7 @@ class _Loop(Campaign):
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
         self._out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
-        earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates)
+        earlier = with_factors(self.earlier(candidates.rows), model, candidates)
         self._remember(earlier, retry_failed)
         kernel = None if model.surrogate is None else model.surrogate.kernel
         growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)

@@ -75,7 +75,7 @@ class Campaign:
         if not known:
             return Earlier()
         together = under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
-        found = earlier_runs(candidates, together, self.model.surrogate, self.job.cluster.machine)
+        found = earlier_runs(candidates, together, self.job.cluster.machine)
         if found.unread:
             self.note(
                 f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"
