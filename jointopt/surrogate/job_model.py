@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, Drawn, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.evidence import Evidence, far_words, source_of_job
 from jointopt.surrogate.features import (
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
-_MOVES = 3  # figures of a layout of which `_moves_of` gives, beside `Drawn.cells`
+_MOVES = 3  # figures of a layout in `_moves_of`, before `Drawn.cells`
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,15 @@ class JobModel:
             return job
         learned = load_surrogate(surrogate)
         model = cls(on_machine(calibrated(job, calibration), machine), learned, name=surrogate)
-        model = model.fit_evidence(*_measurements(measured, storage, job, plans))
+        runs: list[Measurements] = []
+        if measured is not None or (storage and may_hold_rows(storage)):
+            from jointopt.surrogate.measurements import Measurements  # it imports pandas
+
+            runs += [] if measured is None else [Measurements.given(measured)]
+            for given in runs:
+                given.warn_of_others(job)
+            runs += [Measurements.stored(storage, job, plans)] if storage else []
+        model = model.fit_evidence(*runs)
         return model if learned is None or surrogate in surrogate_names() else model.of_user()
 
     def of_user(self) -> JobModel:
@@ -127,9 +135,8 @@ class JobModel:
         counts = {place: len(own), in_part(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
-        job = as_learned(
-            self.job, surrogate.class_of(str(source)), surrogate.support.take(own)
-        )  # `Correction` prices by it
+        # `Correction` prices by the class
+        job = as_learned(self.job, surrogate.class_of(str(source)), surrogate.support.take(own))
         return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
@@ -231,12 +238,9 @@ class JobModel:
             layout = np.arange(len(clocks))
         else:
             known = self._layouts_of(plans)
-            physics, layout, moves = known.physics, known.layout, None
-            if self._is_moved:
-                moves = self._moves_of(physics, known.runs, limited=physics.job is not self._moved)
-            if physics.job is not self._moved:
-                physics = CostModel(self._moved, physics.layouts, drawn=self._drawn(moves))
-            physics = self._corrected(physics, moves)
+            layout, limited = known.layout, known.physics.job is not self._moved
+            moves = self._moves_of(known, limited=limited) if self._is_moved else None
+            physics = self._corrected(known.physics.layouts, moves, None if limited else known.physics)
         columns = {name: physics.layouts[name][layout] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
         results = physics.evaluate(layout, clocks)
         columns |= {name: results[name] for name in RESULTS} | physics.heat(layout, clocks)
@@ -249,11 +253,7 @@ class JobModel:
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        moves = self._moves(layouts)
-        drawn = self._drawn(moves)
-        return self._corrected(
-            CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily, drawn=drawn), moves
-        )
+        return self._corrected(layouts, self._moves(layouts), peak_bytes=peak_bytes, lazily=lazily)
 
     @functools.cached_property
     def _is_moved(self) -> bool:
@@ -261,24 +261,29 @@ class JobModel:
         correction = self._correction
         return correction is not None and (correction.moves_time or correction.power_limit_w is not None)
 
-    def _corrected(self, physics: CostModel, moves: Floats | None) -> CostModel:
-        """The physics of all layouts moved by `_moves_of` them, None: nothing is known of time and power."""
+    def _corrected(
+        self, layouts: Columns, moves: Floats | None, known: CostModel | None = None, **options: Any
+    ) -> CostModel:
+        """The physics of layouts (L,) moved by `_moves_of` them, None: nothing is known of time and power.
+
+        ``known``: their physics where it is priced already, else its ``options``.
+        """
+        limit_w = None if self._correction is None else self._correction.power_limit_w
+        drawn = None
+        if limit_w is not None and moves is not None and len(moves) > _MOVES:
+            drawn = Drawn.of_cells(limit_w, moves[_MOVES:])
+        physics = CostModel(self._moved, layouts, drawn=drawn, **options) if known is None else known
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
         if self._correction is None or (moves is None and memory == 1.0):
             return physics
-        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if moves is None else moves[:3]
+        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if moves is None else moves[:_MOVES]
         power = PowerScale(factor, None, offset_w)
-        power = power if physics.drawn is None else within_limits(power, physics)
-        heat, count = self._correction.heat(self._moved, physics.layouts), len(physics.layouts["pp"])
-        time_factor = np.broadcast_to(np.exp(log_time), count)
+        power = power if drawn is None else within_limits(power, physics)
+        time_factor = np.broadcast_to(np.exp(log_time), len(physics.layouts["pp"]))
+        heat = self._correction.heat(self._moved, physics.layouts)
         return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
-
-    def _drawn(self, moves: Floats | None) -> Drawn | None:
-        """What kernels draw, of layouts under another limit than power was measured under; ``moves``: `_moves_of`."""
-        limit_w = None if self._correction is None else self._correction.power_limit_w
-        return None if limit_w is None or moves is None or len(moves) == _MOVES else Drawn.of_cells(limit_w, moves[3:])
 
     def _moves(self, layouts: Columns) -> Floats | None:
         """`_moves_of` every layout; None where nothing is known.
@@ -296,24 +301,23 @@ class JobModel:
         order = np.lexsort((bare["vpp"], bare["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
             at = order[start : start + _CHUNK]
-            physics = CostModel(correction.as_measured(self._moved), _rows(bare, at))
-            out[:, at] = self._moves_of(physics, _at_top(physics, self.source), limited=limited)
+            out[:, at] = self._moves_of(self._priced(bare, at), limited=limited)
         return out[:, of]
 
-    def _moves_of(self, physics: CostModel, runs: Runs, *, limited: bool) -> Floats:
-        """Log of the factor on time, factor on power and watts beside it, (3, L), of layouts, as ``runs`` at the top.
+    def _moves_of(self, known: _Layouts, *, limited: bool) -> Floats:
+        """Log of the factor on time, factor on power and watts beside it, (3, L), of layouts.
 
         ``limited``: then `Drawn.cells`, for plans under other limits than power was measured under.
         """
-        correction, every = self._correction, np.arange(len(runs))
+        correction, runs = self._correction, known.runs
         if correction is None:
             return np.repeat([[0.0], [1.0], [0.0]], len(runs), axis=1)
-        power = correction.power(runs, _watts(correction, physics, every))
+        power = correction.power(runs, known.watts)
         line = (np.broadcast_to(value, len(runs)) for value in (power.factor, power.offset_w))
         moves = np.stack([correction.log_factor(runs), *line])
         if not limited or (limit_w := correction.power_limit_w) is None:
             return moves
-        return np.concatenate([moves, drawn_by(physics, power, limit_w).cells])
+        return np.concatenate([moves, drawn_by(known.physics, power, limit_w).cells])
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
@@ -323,7 +327,6 @@ class JobModel:
         correction = self._correction
         if correction is None or correction.own is None:
             return self.shown_by_few(layouts)
-
         clocks = None if stage_clock_mhz is None else stage_clock_mhz[:1]
         return learned_sentences(correction, self.job, _rows(layouts, slice(1)), clocks)
 
@@ -334,14 +337,10 @@ class JobModel:
         """
         if self._correction is None:
             return ()
-        far = tuple(filter(None, [far_words(self._correction.by, self.job)]))
-        return (*far, *self._counted_in_part(layouts))
-
-    def _counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
-        if self._correction is None or not self._correction.has_new_groups:
-            return ()
-        physics = CostModel(self._moved, _rows(layouts, slice(1)))
-        return self._correction.counted_in_part(_at_top(physics, self.source))
+        found = filter(None, [far_words(self._correction.by, self.job)])
+        if not self._correction.has_new_groups:
+            return tuple(found)
+        return (*found, *self._correction.counted_in_part(self._priced(layouts, slice(1)).runs))
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
@@ -353,9 +352,9 @@ class JobModel:
         if self._correction is None:
             found = add_intervals(self.job, columns, network=self._network(columns))
         else:
-            runs, known = self._as_runs(columns), self._layouts_of(columns)
-            watts = _watts(self._correction, known.physics, known.layout)
-            found = self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+            known = self._layouts_of(columns)
+            watts = None if known.watts is None else known.watts[:, known.layout]
+            found = self._correction.moves([self._as_runs(columns)], [watts])[0].bounded(self.job, columns)
         return outside_of_domain(found) if self._left_open else found
 
     @property
@@ -393,9 +392,8 @@ class JobModel:
         layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
         key = _bytes(columns, (*layouts, "stage_clock_mhz"))
         if key not in self._last_clocks:
-            physics = CostModel(self._moved, layouts, drawn=self._drawn(self._moves(layouts)))
             self._last_clocks.clear()
-            self._last_clocks[key] = clocks_reached(physics, columns["stage_clock_mhz"])
+            self._last_clocks[key] = clocks_reached(self.cost_model(layouts), columns["stage_clock_mhz"])
         bare = {name: values for name, values in columns.items() if name != POWER_LIMIT}
         return bare | {"stage_clock_mhz": self._last_clocks[key]}
 
@@ -440,45 +438,50 @@ class JobModel:
         return replace(runs, features=runs.features | {CLOCK: lowest_mhz / known.physics.top_mhz})
 
     def _layouts_of(self, columns: Columns) -> _Layouts:
-        """The layouts of plans, each once, under the limit that power was measured under, where it was."""
-        key = b"".join(np.ascontiguousarray(columns[name], np.float64).tobytes() for name in LAYOUT_COLUMNS)
+        """The layouts of plans, each once."""
+        key = _bytes(columns, LAYOUT_COLUMNS)
         if key not in self._last:
             first, layout = distinct([columns[name].astype(float) for name in LAYOUT_COLUMNS])
-            job = self._moved if self._correction is None else self._correction.as_measured(self._moved)
             self._last.clear()
-            self._last[key] = _Layouts(CostModel(job, _rows(columns, first)), layout, self.source)
+            self._last[key] = replace(self._priced(columns, first), layout=layout)
         return self._last[key]
 
+    def _priced(self, columns: Columns, rows: Ints | slice) -> _Layouts:
+        """The layouts in those rows under the limit that power was measured under, where it was."""
+        correction, layouts = self._correction, _rows(columns, rows)
+        every = np.arange(len(layouts["pp"]))
+        if correction is None:
+            return _Layouts(CostModel(self._moved, layouts), every, self.source)
+        physics = CostModel(correction.as_measured(self._moved), layouts)
+        return _Layouts(physics, every, self.source, correction.power_clocks)
 
-@dataclass
+
+@dataclass(frozen=True)
 class _Layouts:
     """The physics of the layouts of plans, which share few, and which of them each plan has, (n,)."""
 
     physics: CostModel
     layout: Ints
     source: Source
+    clocks: tuple[float, ...] | None = None  # shares of the top one at which power is learned
 
     @functools.cached_property
     def runs(self) -> Runs:
-        """The layouts at the top clock as runs of the source."""
-        return _at_top(self.physics, self.source)
+        """The layouts (L,) at the top clock as runs of the source."""
+        depth = self.physics.layouts["pp"]
+        top = uniform_stage_clocks(depth, self.physics.top_mhz)
+        return runs_of(self.physics, top, np.arange(len(depth)), str(self.source))
+
+    @functools.cached_property
+    def watts(self) -> Floats | None:
+        """Power of the physics that `Correction.power` needs, (clocks, L)."""
+        every = np.arange(len(self.physics.layouts["pp"]))
+        return None if self.clocks is None else watts_at(self.physics, every, self.clocks)
 
     @functools.cached_property
     def delay(self) -> Floats:
-        """`network_delay` of the layouts."""
+        """`network_delay` of the layouts, (L,)."""
         return network_delay(self.physics, np.arange(len(self.physics.layouts["pp"])))
-
-
-def _at_top(physics: CostModel, source: Source) -> Runs:
-    """All layouts of the physics at the top clock as runs of a source."""
-    depth = physics.layouts["pp"]
-    return runs_of(physics, uniform_stage_clocks(depth, physics.top_mhz), np.arange(len(depth)), str(source))
-
-
-def _watts(correction: Correction, physics: CostModel, layout: Ints) -> Floats | None:
-    """The power of the physics that `Correction.power` needs."""
-    clocks = correction.power_clocks
-    return None if clocks is None else watts_at(physics, layout, clocks)
 
 
 def _bytes(columns: Columns, names: Iterable[str]) -> bytes:
@@ -487,20 +490,6 @@ def _bytes(columns: Columns, names: Iterable[str]) -> bytes:
 
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
-
-
-def _measurements(
-    measured: pd.DataFrame | Measurements | None, storage: str | None, job: Job, plans: tuple[str, ...]
-) -> list[Measurements]:
-    """Measured runs at hand, and those of a database that are related to the job."""
-    if measured is None and not (storage and may_hold_rows(storage)):
-        return []
-    from jointopt.surrogate.measurements import Measurements  # it imports pandas
-
-    runs = [] if measured is None else [Measurements.given(measured)]
-    for given in runs:
-        given.warn_of_others(job)
-    return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
 def of_surrogate(name: str) -> str:
@@ -537,28 +526,19 @@ def learned_sentences(
         return (sentence,)
     measured = CostModel(correction.as_measured(moved), layout)
     one = runs_of(measured, top, first, source)
-    values = _targets_of(measured, own, stage_clock_mhz)
-    return (sentence, *target_sentences(own, one, _lines(correction, own, measured, one), values))
-
-
-def _targets_of(physics: CostModel, own: OwnRuns, stage_clock_mhz: Floats) -> Columns:
-    """Each of `OwnRuns.targets` of the first layout as the physics has it, (1,)."""
-    first = np.zeros(1, np.int64)
-    heat = heat_of(physics, first, stage_clock_mhz) if own.heat else {}
-    return heat | {"power": physics.evaluate(first, stage_clock_mhz)["avg_power_w"]}
-
-
-def _lines(correction: Correction, own: OwnRuns, physics: CostModel, one: Runs) -> dict[str, PowerScale]:
-    """The line in each of the physics' `OwnRuns.targets` by which plans of its first layout, ``one``, are predicted."""
-    clocks = [uniform_stage_clocks(physics.layouts["pp"], share * physics.top_mhz) for share in own.power_clocks]
-    values = [_targets_of(physics, own, mhz) for mhz in clocks]
+    # the physics' power and heat at the clocks that lines are learned at, and at those of the plan
+    clocks = [uniform_stage_clocks(layout["pp"], share * measured.top_mhz) for share in own.power_clocks]
+    *values, at_plan = [
+        (heat_of(measured, first, mhz) if own.heat else {}) | {"power": measured.evaluate(first, mhz)["avg_power_w"]}
+        for mhz in (*clocks, stage_clock_mhz)
+    ]
     lines = {
         name: target.line(one, np.stack([each[name] for each in values]), own.power_clocks)
         for name, target in own.targets.items()
     }
     if "power" in lines and (shares := correction.power_clocks) is not None:
-        lines["power"] = correction.power(one, watts_at(physics, np.zeros(1, np.int64), shares))
-    return lines
+        lines["power"] = correction.power(one, watts_at(measured, first, shares))
+    return (sentence, *target_sentences(own, one, lines, at_plan))
 
 
 def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], values: Columns) -> tuple[str, ...]:
@@ -587,18 +567,13 @@ def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Run
     """
     total = f"The cluster's own runs move the physics' time by {_percent(log_factor)}"
     if own.response is not None:
-        total += f" at the top clock{_clock_words(own.response, log_factor, by_clock)}"
+        shares = own.response.response.words
+        at_plan = f" and {_percent(log_factor + by_clock)} at this plan's, as {shares} follow the clock"
+        near = abs(by_clock) < 0.5 * _LEAST
+        total += f" at the top clock{f', below which {shares} follow the clock' if near else at_plan}"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
     return f"{total}. Of this, {_trees_words(own.time, runs.take(np.zeros(1, np.int64)))}."
-
-
-def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -> str:
-    """The learned response, with the factor on time at the clocks of a plan where that is another."""
-    shares = learned.response.words
-    if abs(by_clock) < 0.5 * _LEAST:
-        return f", below which {shares} follow the clock"
-    return f" and {_percent(log_factor + by_clock)} at this plan's, as {shares} follow the clock"
 
 
 def _trees_words(mix: Mix, runs: Runs) -> str:
@@ -610,9 +585,11 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     added = of_each.mean(axis=0, keepdims=True)
     several = len(runs) > 1  # whose clock is none
     values = {name: float(column[0]) for name, column in runs.features.items() if not (several and name == CLOCK)}
-    by_group = dict.fromkeys(map(_group_of, names), 0.0)
+    by_group: dict[str, float] = {}
     for name, value in zip(names, added[0].tolist(), strict=False):
-        by_group[_group_of(name)] += value
+        feature = name.removeprefix(SENSITIVITY).split(CATEGORY)[0]
+        group = _GROUP.get(feature, feature)  # what is in none is a group of its own
+        by_group[group] = by_group.get(group, 0.0) + value
     largest = sorted((name for name in by_group if abs(by_group[name]) > _LEAST), key=lambda n: -abs(by_group[n]))
     named, of_all = largest[:_NAMED], float(added[0, -1])
     parts = [f"{_percent(of_all)} common to all of these runs"] * (abs(of_all) > _LEAST)
@@ -642,12 +619,6 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "clock": ("clock",),
 }
 _GROUP = {feature: name for name, features in _GROUPS.items() for feature in features}
-
-
-def _group_of(feature: str) -> str:
-    """The group of `_GROUPS` of a feature; what is in none is a group of its own."""
-    name = feature.removeprefix(SENSITIVITY).split(CATEGORY)[0]
-    return _GROUP.get(name, name)
 
 
 def group_words(group: str, values: Mapping[str, float]) -> str:

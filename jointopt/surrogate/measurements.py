@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,10 @@ class Measurements:
         sound, sentences = checked_results(table)
         called = "the table" if name == GIVEN else name
         runs = with_results(sound, called)
-        for sentence in [*sentences, *_repeats(runs)]:
+        repeats: list[str] = []
+        with suppress(TableError):  # rows that cannot be read are refused where they are priced
+            repeats = contradicting_lines(runs, readable_runs(runs)[0])
+        for sentence in [*sentences, *repeats]:
             _log.warning("%s: %s", name, sentence)
         return cls(runs, tuple(sentences), name, refused=silent(sound) & ~silent(table))
 
@@ -162,7 +166,7 @@ class Measurements:
         if lacks_heads(here.table):
             here = replace(here, kin=model_as_kin(job.model, here.table))
         try:
-            works = here.of_kind(job)
+            works = [work for work in here.workloads[0] if source_of_job(work.job) == source_of_job(job)]
         except TableError as error:
             _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
@@ -183,7 +187,10 @@ class Measurements:
 
         As kin of ``source``, whatever origin the table states: the runs were given for the job.
         """
-        if self._are_of(job):  # as stored runs are
+        # whether all rows are on the job's kind of cluster, by how they spell it, as stored runs are
+        related = related_to({job.cluster.gpu.id}, job.cluster.gpus_per_node, job.training.framework)
+        spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
+        if all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist()):
             return Evidence()
         works = [work.of_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
         if not works:
@@ -194,33 +201,20 @@ class Measurements:
         priced = replace(priced, runs=replace(priced.runs, source=np.array(keys, str)[priced.work]))
         return Evidence.of(self.table, priced, self.name)
 
-    def _are_of(self, job: Job) -> bool:
-        """Whether all rows are on the job's kind of cluster, by how they spell it."""
-        related = related_to({job.cluster.gpu.id}, job.cluster.gpus_per_node, job.training.framework)
-        spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
-        return all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist())
-
-    def of_kind(self, job: Job) -> list[Workload]:
-        """The workloads on the job's kind of cluster; TableError where no row has one."""
-        return [work for work in self.workloads[0] if source_of_job(work.job) == source_of_job(job)]
-
-    def recipe_classes(self, job: Job) -> set[str]:
-        """The recipe classes that rows on the job's kind of cluster state."""
+    def stated(self, job: Job) -> tuple[set[str], set[str]]:
+        """Recipe classes and attention kernels that rows on the job's kind of cluster state, kernels by release too."""
         here = self.on(job.cluster.gpu.id)
-        return {work.job.training.recipe_class for work in here._alike(job, states_class(here.table))} - {""}
-
-    def attentions(self, job: Job) -> set[str]:
-        """The attention kernels that rows on the job's kind of cluster state, or the releases that they name."""
-        found = self.on(job.cluster.gpu.id)._alike(job)
-        trainings = [(work.job.training, work.of_release) for work in found]
-        return {one.attention for one, of_release in trainings if of_release or not one.attention_assumed}
+        works = here._alike(job)
+        kernels = [(work.job.training, work.of_release) for work in works]
+        classes = {work.job.training.recipe_class for work in works if states_class(here.table)} - {""}
+        return classes, {one.attention for one, of_release in kernels if of_release or not one.attention_assumed}
 
     def _alike(self, job: Job, wanted: bool = True) -> list[Workload]:
-        """`of_kind`, where these workloads are ``wanted``; none where `evidence` warns."""
+        """Workloads on the job's kind of cluster, where they are ``wanted``; none where `evidence` warns."""
         if self.table.empty or not wanted:
             return []
         try:
-            return self.of_kind(job)
+            return [work for work in self.workloads[0] if source_of_job(work.job) == source_of_job(job)]
         except TableError:
             return []
 
@@ -311,14 +305,6 @@ class Measurements:
 
     def _named(self, row: int) -> str:
         return f"row {row + 1} of {self.name}"
-
-
-def _repeats(runs: pd.DataFrame) -> list[str]:
-    """`contradicting_lines` of rows that can be read; those that cannot are refused where they are priced."""
-    try:
-        return contradicting_lines(runs, readable_runs(runs)[0])
-    except TableError:
-        return []
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:

@@ -124,14 +124,14 @@ def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
 
     A conflict of classes is logged, and a class or kernel that the job does not state.
     """
-    own = job.training.recipe_class
-    classes = sorted({own}.union(*(runs.recipe_classes(job) for runs in measurements)) - {""})
+    stated, own = [runs.stated(job) for runs in measurements], job.training.recipe_class
+    classes = sorted({own}.union(*(names for names, _ in stated)) - {""})
     if classes and not same_efficiency(classes):
         _log.warning("%s", conflict("the job's cluster and the job itself", classes))
     elif classes and not own:
         _log.info("The job is priced as a %s recipe, as the measured runs state.", classes[0])
         job = job_of_class(job, classes[0])
-    return _of_one_attention(job, set[str]().union(*(runs.attentions(job) for runs in measurements)))
+    return _of_one_attention(job, set[str]().union(*(kernels for _, kernels in stated)))
 
 
 def as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:

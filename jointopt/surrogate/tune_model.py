@@ -74,9 +74,13 @@ class Adapted:
     """Logarithms of what a run of each plan (n,) would show."""
 
     mean: Floats
-    deviation: Floats  # standard deviation, the plan's own noise included
     loadings: Floats  # (n, d): what plans err by together, per independent unit normal
     noise: float  # standard deviation of what each errs by alone
+
+    @property
+    def deviation(self) -> Floats:
+        """Standard deviations (n,), each plan's own noise included."""
+        return np.asarray(np.sqrt((self.loadings**2).sum(axis=1) + self.noise**2))
 
     @property
     def apart(self) -> Floats:
@@ -105,14 +109,14 @@ def adapted(
     spread = spread or Spread()
     scaled = np.column_stack([np.full(len(features), spread.shared), spread.trend * features])
     if not len(index):
-        return _spread_out(log_predicted, scaled, spread.noise**2)
+        return Adapted(log_predicted, scaled, spread.noise)
     residual = log_measured - log_predicted[index]
     seen = scaled[index]
     variance, scale = _noise(seen @ seen.T, residual, spread.noise**2)
     precision = np.eye(scaled.shape[1]) + (seen.T / variance) @ seen
     weights = np.linalg.solve(precision, (seen.T / variance) @ residual)
     root = np.linalg.inv(np.linalg.cholesky(precision)).T
-    return _spread_out(log_predicted + scaled @ weights, scaled @ root, scale)
+    return Adapted(log_predicted + scaled @ weights, scaled @ root, float(np.sqrt(scale)))
 
 
 def _beyond(
@@ -127,11 +131,6 @@ def _beyond(
         expected[bounded] = beyond(bound, mean, deviation)
         found = adapted(features, log_predicted, index, expected, spread)
     return expected
-
-
-def _spread_out(mean: Floats, loadings: Floats, noise_variance: float) -> Adapted:
-    deviation = np.sqrt((loadings**2).sum(axis=1) + noise_variance)
-    return Adapted(mean, deviation, loadings, float(np.sqrt(noise_variance)))
 
 
 def left_out(
@@ -152,9 +151,15 @@ def left_out(
 
 
 def mean_loss(off: Floats, deviation: Floats) -> float:
-    """The mean of -log of the density of errors ``off`` (m,) that are expected to be so wide; NaN aside."""
+    """The mean of -log of the density of errors ``off`` (m,) that are expected to be so wide; NaN aside.
+
+    Student's density, whose tails one stalled run does not decide by.
+    """
     known = np.isfinite(off)
-    return float(np.mean(_loss(off[known], deviation[known])))
+    off, deviation = off[known], deviation[known]
+    scaled = 1.0 + (off / deviation) ** 2 / _TAIL
+    constant = gammaln((_TAIL + 1.0) / 2.0) - gammaln(_TAIL / 2.0) - 0.5 * np.log(_TAIL * np.pi)
+    return float(np.mean(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled)))
 
 
 def unmoved_scatter(off: Floats, least: float) -> Floats:
@@ -165,13 +170,6 @@ def unmoved_scatter(off: Floats, least: float) -> Floats:
     squares = off**2
     others = max(np.isfinite(squares).sum() - 1, 1)
     return np.asarray(np.maximum(np.sqrt((np.nansum(squares) - squares) / others), least))
-
-
-def _loss(off: Floats, deviation: Floats) -> Floats:
-    """-log of Student's density, whose tails one stalled run does not decide by."""
-    scaled = 1.0 + (off / deviation) ** 2 / _TAIL
-    constant = gammaln((_TAIL + 1.0) / 2.0) - gammaln(_TAIL / 2.0) - 0.5 * np.log(_TAIL * np.pi)
-    return np.asarray(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled))
 
 
 def _noise(kernel: Floats, residual: Floats, usual: float) -> tuple[Floats, float]:
@@ -210,11 +208,6 @@ class OtherJobs:
     def orders_better(self) -> bool:
         """Whether plans of a job left out are ordered better by it."""
         return self.error < (1.0 - LEAST_GAIN) * self.without
-
-    @property
-    def knows_power(self) -> bool:
-        """Whether power was measured often, and is predicted better by it than by the physics."""
-        return self.surrogate.own[0].knows_power
 
 
 def sound_runs(known: Measured, source: str, most: int = MOST, seed: int = 0) -> Measured:

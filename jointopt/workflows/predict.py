@@ -11,7 +11,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
@@ -89,7 +88,9 @@ def predict(
     of_machine = table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
     for line in [*taken_lines(queried, measured_rows), *of_machine]:
         _log.warning("%s", line)
-    found = [_at_hand(work, calibration, machine, pue) for work in found]
+    # with what was measured of their GPU and nodes, on the site that the PUE is of
+    found = [replace(w, job=calibrated_if_same_gpu(w.job, calibration)).on(machine) for w in found]
+    found = [replace(work, job=work.job.on_site(pue)) for work in found]
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
     parts = parts_by_source(queried, found, _MOST_ROWS)
@@ -102,26 +103,20 @@ def predict(
         done = pool.map(lambda batch: [_answer(part.work, models[part.source]) for part in batch], parts)
         answers = [(part.work, *found) for part, found in zip(chain(*parts), chain(*done), strict=True)]
     reasons |= {int(row): found for work, found, _ in answers if isinstance(found, str) for row in work.rows}
-    if len(priced := [(work, found, of) for work, found, of in answers if not isinstance(found, str)]) == 0:
+    priced = [(work, found, of) for work, found, of in answers if not isinstance(found, str)]
+    if not priced:
         raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     out = pd.DataFrame(_by_row(priced, len(table)), copy=False)
-    out["not_predicted"] = _words(reasons, len(table))
-    _log_unpredicted(reasons)
+    words = np.full(len(table), "", dtype=object)
+    words[list(reasons)] = list(reasons.values())
+    out["not_predicted"] = words
+    unpredicted = by_reason(reasons)
+    for reason, count, row in unpredicted[:_MOST_REASONS]:
+        _log.warning("%s row%s not predicted (row %d): %s", f"{count:,}", "s" * (count > 1), row + 1, reason)
+    if rest := sum(count for _, count, _ in unpredicted[_MOST_REASONS:]):
+        _log.warning("%s more rows not predicted; the column not_predicted says why.", f"{rest:,}")
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in table if c in out or c in _EARLIER]), out], axis=1)
-
-
-def _at_hand(work: Workload, calibration: Calibration | None, machine: Machine | None, pue: float | None) -> Workload:
-    """The workload with what was measured of its GPU and nodes, on the site that the PUE is of."""
-    there = replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine)
-    return replace(there, job=there.job.on_site(pue))
-
-
-def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:
-    """The reason of each of so many rows, (n,), blank where there is none."""
-    out = np.full(count, "", dtype=object)
-    out[list(reasons)] = list(reasons.values())
-    return out
 
 
 def _measured(
@@ -147,7 +142,8 @@ def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.D
 
     Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
     """
-    if not _share_a_source(runs.table, table):
+    measured, queried = (set(t["source"].dropna()) if "source" in t else set() for t in (runs.table, table))
+    if not measured & queried and (measured or queried):
         table = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
     table = _by_their_software(runs.table, table)
@@ -167,12 +163,6 @@ def _by_their_software(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFr
     stated = table.reindex(columns=["framework"])["framework"].astype(object)
     open_rows = stated.isna() | (stated.astype(str).str.strip().str.lower() == "generic")
     return table.assign(framework=stated.where(~open_rows, names[0]))
-
-
-def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
-    """Whether some name of a source stands in both tables, or in neither any."""
-    named = [set(t["source"].dropna()) if "source" in t else set() for t in (measured, table)]
-    return bool(named[0] & named[1]) or not (named[0] or named[1])
 
 
 def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[Source, Evidence]:
@@ -201,15 +191,6 @@ def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[Source,
         effect = "they correct its rows in part"
         _log.warning("%s", unlike_line(works, len(runs.table), "framework, GPU or node size than the table", effect))
     return runs.evidence_by_source()
-
-
-def _log_unpredicted(reasons: Mapping[int, str]) -> None:
-    found = by_reason(reasons)
-    for reason, count, row in found[:_MOST_REASONS]:
-        _log.warning("%s row%s not predicted (row %d): %s", f"{count:,}", "s" * (count > 1), row + 1, reason)
-    if len(found) > _MOST_REASONS:
-        rest = sum(count for _, count, _ in found[_MOST_REASONS:])
-        _log.warning("%s more rows not predicted; the column not_predicted says why.", f"{rest:,}")
 
 
 def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Evidence], of_user: bool) -> JobModel:
@@ -246,7 +227,8 @@ def _answer(work: Workload, model: JobModel) -> tuple[Columns | str, Ints]:
     kept |= {name: rates[name] for name in _RATES}
     kept |= {name: columns[name] for name in ("in_domain", "doubts")}
     kept |= {"predicted_fits": columns["fit_probability"] >= FEASIBLE, "fit_probability": columns["fit_probability"]}
-    return kept | {"violations": violations(job, layouts)}, plan_of_row
+    distinct = {name: values[work.layout[first_rows(layout)]] for name, values in work.layouts.items()}
+    return kept | {"violations": violations(job, distinct)[layout[first]]}, plan_of_row
 
 
 def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:

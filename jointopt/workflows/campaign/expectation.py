@@ -27,7 +27,7 @@ from jointopt.surrogate.features import PEAK
 from jointopt.surrogate.job_model import JobModel, of_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
-from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns
+from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured
 from jointopt.surrogate.tune_model import (
     INFORMED,
     OF_POWER,
@@ -46,7 +46,6 @@ from jointopt.workflows.campaign.candidates import Candidates
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.surrogate import Surrogate
 
 _log = logging.getLogger(__name__)
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
@@ -147,8 +146,7 @@ class Outlook:
             gpus = gpus - np.log(self._candidates.predicted[name])
         loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
         noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
-        width = np.hypot(time.adapted.deviation, power.adapted.deviation)
-        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, width, loadings, noise)
+        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, loadings, noise)
         return _Found(both, time.source, off, deviation)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
@@ -358,7 +356,7 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
         learned = of_other_jobs(source, earlier.known, surrogate)
         if learned is not None and learned.orders_better:
             by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
-            known = names if learned.knows_power else names[:1]
+            known = names if learned.surrogate.own[0].knows_power else names[:1]
             why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
             factors = _log_factors(candidates, [by] * candidates.size, known)
             return replace(earlier, log_factors=factors, others=count, first=why)
@@ -368,23 +366,18 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     better = own is not None and own.errors["time"] < own.errors["physics"]
     if by.surrogate is not None and (better or (not count and of_surrogate(model.name) in by.evidence.counts)):
         remembered = int((by.surrogate.support.source == str(by.source)).sum())
+        new, why = by.surrogate.new_groups_of(str(by.source)), "as those of propose do"
+        what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
+        if errors:
+            why = f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
         factors = _log_factors(candidates, [by] * candidates.size, names)
-        return replace(earlier, log_factors=factors, others=remembered, first=_judged(own, by.surrogate, by.source))
+        return replace(earlier, log_factors=factors, others=remembered, first=why)
     if not count or earlier.plans is None:
         return earlier
     sources, of = np.unique(earlier.plans.source, return_inverse=True)
     each = [replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)]
     factors = _log_factors(candidates, [each[i] for i in of.tolist()], names[:1])
     return replace(earlier, log_factors=factors, others=count)
-
-
-def _judged(own: OwnRuns | None, surrogate: Surrogate, source: Source) -> str:
-    """Errors of a surrogate on models or groups left out of it, in words."""
-    new = surrogate.new_groups_of(str(source))
-    what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
-    if not errors:
-        return "as those of propose do"
-    return f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
 
 
 def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence[str]) -> Columns:
@@ -465,17 +458,13 @@ class Growing:
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
             return None
         if not self._learned_from or count >= MORE * self._learned_from:
-            self._log_factor, self._learned_from = self._learned(index, residual), count
+            plans = self._plans = self._as_runs() if self._plans is None else self._plans
+            self._log_factor, self._learned_from = None, count
+            if plans is not None and self._kernel is not None:
+                text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
+                _log.info(text, self._others, count)
+                self._log_factor = with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
         return self._log_factor
-
-    def _learned(self, index: Ints, residual: Floats) -> Floats | None:
-        plans = self._plans = self._as_runs() if self._plans is None else self._plans
-        if plans is None or self._kernel is None:
-            return None
-        _log.info(
-            "learning the cluster anew from %d runs of other jobs and %d of this one ...", self._others, len(index)
-        )
-        return with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
 
     def _as_runs(self) -> Runs | None:
         """The candidates as runs of one cluster; None where they are of several, or one cannot be priced."""
