@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from jointopt.physics.cost_model import CostModel, Drawn, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
+from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
 from jointopt.surrogate.evidence import Evidence, far_words, source_of_job
 from jointopt.surrogate.features import (
     HEAT_COLUMNS,
@@ -227,10 +227,11 @@ class JobModel:
         """The physics alone, for these layouts."""
         return CostModel(self.job, layouts)
 
-    def predict(self, plans: Columns) -> Columns:
+    def predict(self, plans: Columns, move: Move | None = None) -> Columns:
         """Plans (n,) with results, peaks and temperature, 90 % intervals, ``fit_probability``, and doubts as `bounded`.
 
         ``plans``: layouts, ``stage_clock_mhz`` (n, S), or (n, 1) of all stages, and power limits where they have any.
+        ``move``: that of `moves`, where these are worked out for several jobs at once.
         """
         clocks = plans["stage_clock_mhz"]
         if POWER_LIMIT in plans:
@@ -238,14 +239,32 @@ class JobModel:
             layout = np.arange(len(clocks))
         else:
             known = self._layouts_of(plans)
-            layout, limited = known.layout, known.physics.job is not self._moved
-            moves = self._moves_of(known, limited=limited) if self._is_moved else None
+            layout, limited, moves = known.layout, known.physics.job is not self._moved, None
+            move = move if move is not None else self.moves([self.described(plans)])[0]
+            if self._is_moved and move is not None:
+                line = (np.broadcast_to(v, len(clocks))[known.first] for v in (move.power.factor, move.power.offset_w))
+                power = PowerScale(next(line), move.power.log_sd, next(line))
+                moves = self._moves_of(known.physics, move.mean[known.first], power, limited=limited)
             physics = self._corrected(known.physics.layouts, moves, None if limited else known.physics)
         columns = {name: physics.layouts[name][layout] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
         results = physics.evaluate(layout, clocks)
         columns |= {name: results[name] for name in RESULTS} | physics.heat(layout, clocks)
         columns |= {"fit_probability": self.fit_probability(physics)[layout], "stage_clock_mhz": clocks}
-        return self.bounded(columns)
+        return self.bounded(columns, move)
+
+    def described(self, plans: Columns) -> tuple[Runs, Floats | None] | None:
+        """Plans (n,) without power limits as runs of the source, and power of the physics; None without a surrogate."""
+        if self._correction is None:
+            return None
+        known = self._layouts_of(plans)
+        return self._as_runs(plans), None if known.watts is None else known.watts[:, known.layout]
+
+    def moves(self, described: Sequence[tuple[Runs, Floats | None] | None]) -> Sequence[Move | None]:
+        """The correction of plans of jobs of this model's source as `described`: for many jobs as quick as for one."""
+        if self._correction is None:
+            return [None] * len(described)
+        known = [each for each in described if each is not None]
+        return self._correction.moves([runs for runs, _ in known], [watts for _, watts in known]) if known else []
 
     def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None, *, lazily: bool = False) -> CostModel:
         """The physics of these layouts with time, power and memory moved by what is known.
@@ -301,23 +320,21 @@ class JobModel:
         order = np.lexsort((bare["vpp"], bare["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
             at = order[start : start + _CHUNK]
-            out[:, at] = self._moves_of(self._priced(bare, at), limited=limited)
+            known = self._priced(bare, at)
+            power = correction.power(known.runs, known.watts)
+            out[:, at] = self._moves_of(known.physics, correction.log_factor(known.runs), power, limited=limited)
         return out[:, of]
 
-    def _moves_of(self, known: _Layouts, *, limited: bool) -> Floats:
-        """Log of the factor on time, factor on power and watts beside it, (3, L), of layouts.
+    def _moves_of(self, physics: CostModel, log_time: Floats, power: PowerScale, *, limited: bool) -> Floats:
+        """Log of the factor on time (L,), factor on power and watts beside it, (3, L), of the layouts of ``physics``.
 
         ``limited``: then `Drawn.cells`, for plans under other limits than power was measured under.
         """
-        correction, runs = self._correction, known.runs
-        if correction is None:
-            return np.repeat([[0.0], [1.0], [0.0]], len(runs), axis=1)
-        power = correction.power(runs, known.watts)
-        line = (np.broadcast_to(value, len(runs)) for value in (power.factor, power.offset_w))
-        moves = np.stack([correction.log_factor(runs), *line])
-        if not limited or (limit_w := correction.power_limit_w) is None:
-            return moves
-        return np.concatenate([moves, drawn_by(known.physics, power, limit_w).cells])
+        line = (np.broadcast_to(value, len(log_time)) for value in (power.factor, power.offset_w))
+        moves, limit_w = np.stack([log_time, *line]), None
+        if limited and self._correction is not None:
+            limit_w = self._correction.power_limit_w
+        return moves if limit_w is None else np.concatenate([moves, drawn_by(physics, power, limit_w).cells])
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
@@ -342,19 +359,21 @@ class JobModel:
             return tuple(found)
         return (*found, *self._correction.counted_in_part(self._priced(layouts, slice(1)).runs))
 
-    def intervals(self, columns: Columns) -> Columns:
-        """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
+    def intervals(self, columns: Columns, move: Move | None = None) -> Columns:
+        """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``.
+
+        ``move``: as for `predict`.
+        """
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
             overshoot = None if self._correction is None else self._correction.peak_overshoot
             return bounds_within_limits(self.job, limited, overshoot)
-        if self._correction is None:
+        move = move if move is not None else self.moves([self.described(columns)])[0]
+        if move is None:
             found = add_intervals(self.job, columns, network=self._network(columns))
         else:
-            known = self._layouts_of(columns)
-            watts = None if known.watts is None else known.watts[:, known.layout]
-            found = self._correction.moves([self._as_runs(columns)], [watts])[0].bounded(self.job, columns)
+            found = move.bounded(self.job, columns)
         return outside_of_domain(found) if self._left_open else found
 
     @property
@@ -370,9 +389,9 @@ class JobModel:
             return doubts(self.job, columns, network=self._network(columns))
         return self._correction.doubts(self.job, columns, self._as_runs(columns))
 
-    def bounded(self, columns: Columns) -> Columns:
+    def bounded(self, columns: Columns, move: Move | None = None) -> Columns:
         """As `intervals`, with ``doubts``: names of the doubts of each plan, joined by a blank (`doubt_names`)."""
-        found = self.intervals(columns)
+        found = self.intervals(columns, move)
         why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._left_open else {})
         return found | {"doubts": doubt_names(why, found["in_domain"])}
 
@@ -443,7 +462,7 @@ class JobModel:
         if key not in self._last:
             first, layout = distinct([columns[name].astype(float) for name in LAYOUT_COLUMNS])
             self._last.clear()
-            self._last[key] = replace(self._priced(columns, first), layout=layout)
+            self._last[key] = replace(self._priced(columns, first), layout=layout, first=first)
         return self._last[key]
 
     def _priced(self, columns: Columns, rows: Ints | slice) -> _Layouts:
@@ -464,6 +483,7 @@ class _Layouts:
     layout: Ints
     source: Source
     clocks: tuple[float, ...] | None = None  # shares of the top one at which power is learned
+    first: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # plan of each layout, (L,)
 
     @functools.cached_property
     def runs(self) -> Runs:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,8 +99,8 @@ def predict(
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
         of_user = surrogate not in ("none", *surrogate_names())
         models = dict(pool.map(lambda part: (part.source, _model(part, learned, evidence, of_user)), firsts))
-        done = pool.map(lambda batch: [_answer(part.work, models[part.source]) for part in batch], parts)
-        answers = [(part.work, *found) for part, found in zip(chain(*parts), chain(*done), strict=True)]
+        done = pool.map(lambda batch: _answers([part.work for part in batch], models[batch[0].source]), parts)
+        answers = [answer for batch in done for answer in batch]
     reasons |= {int(row): found for work, found, _ in answers if isinstance(found, str) for row in work.rows}
     priced = [(work, found, of) for work, found, of in answers if not isinstance(found, str)]
     if not priced:
@@ -207,28 +206,42 @@ def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Ev
     return model
 
 
-def _answer(work: Workload, model: JobModel) -> tuple[Columns | str, Ints]:
-    """Predicted columns of the plans of a workload, each once, or why there are none, and which each row runs.
+def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
+    """Predicted columns of each one's plans, each once, or why there are none, and which each row runs.
 
     ``model``: of the rows' source.
     """
-    layout, clocks = row_codes([work.layout]), work.clock_mhz
-    if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
-        clocks = clocks[:, :1]
-    plan_of_row = row_codes([layout, *clocks.T])
-    first, job = first_rows(plan_of_row), work.job
-    layouts = {name: values[work.layout[first]] for name, values in work.layouts.items()}
-    try:
-        columns = model.of_job(job, work.as_stated).predict(layouts | {"stage_clock_mhz": clocks[first]})
-    except JointOptError as error:
-        return str(error), plan_of_row
-    kept = as_predicted(job, columns, (*RESULTS, *model.learned_heat))
-    rates = throughput(job, layouts, columns["iteration_time_s"], columns["energy_j"])
-    kept |= {name: rates[name] for name in _RATES}
-    kept |= {name: columns[name] for name in ("in_domain", "doubts")}
-    kept |= {"predicted_fits": columns["fit_probability"] >= FEASIBLE, "fit_probability": columns["fit_probability"]}
-    distinct = {name: values[work.layout[first_rows(layout)]] for name, values in work.layouts.items()}
-    return kept | {"violations": violations(job, distinct)[layout[first]]}, plan_of_row
+    out: list[tuple[Workload, Columns | str, Ints]] = []
+    asked = []
+    for work in works:
+        layout, clocks = row_codes([work.layout]), work.clock_mhz
+        if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
+            clocks = clocks[:, :1]
+        plan_of_row = row_codes([layout, *clocks.T])
+        first, here = first_rows(plan_of_row), model.of_job(work.job, work.as_stated)
+        plans = {name: values[work.layout[first]] for name, values in work.layouts.items()}
+        plans["stage_clock_mhz"] = clocks[first]
+        distinct = {name: values[work.layout[first_rows(layout)]] for name, values in work.layouts.items()}
+        try:
+            described = here.described(plans)
+        except JointOptError as error:
+            out.append((work, str(error), plan_of_row))
+            continue
+        asked.append((work, here, plans, described, plan_of_row, violations(work.job, distinct)[layout[first]]))
+    moves = model.moves([described for _, _, _, described, *_ in asked])
+    for (work, here, plans, _, plan_of_row, broken), move in zip(asked, moves, strict=True):
+        try:
+            columns = here.predict(plans, move)
+        except JointOptError as error:
+            out.append((work, str(error), plan_of_row))
+            continue
+        kept = as_predicted(work.job, columns, (*RESULTS, *model.learned_heat))
+        rates = throughput(work.job, plans, columns["iteration_time_s"], columns["energy_j"])
+        fitting = columns["fit_probability"]
+        kept |= {name: rates[name] for name in _RATES} | {name: columns[name] for name in ("in_domain", "doubts")}
+        kept |= {"predicted_fits": fitting >= FEASIBLE, "fit_probability": fitting}
+        out.append((work, kept | {"violations": broken}, plan_of_row))
+    return out
 
 
 def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
