@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,7 @@ from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale, sca
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.runs.workloads import Workload
     from jointopt.surrogate.dataset import Priced
-
-
-LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
 
 
 def as_it_is(job: Job) -> Job:
@@ -107,7 +103,10 @@ class Evidence:
             return None
         own = len(self._own_priced)  # a limit in W of these says nothing of their kin on other GPUs
         again = tuple(priced.under(change, power if i < own else None) for i, priced in enumerate(self.priced))
-        time_s, power_w = (_log_ratio(self.priced, again, name) for name in ("iteration_time_s", "avg_power_w"))
+        time_s, power_w = (
+            np.log(np.divide(*(np.concatenate([one.physics[name] for one in parts]) for parts in (self.priced, again))))
+            for name in ("iteration_time_s", "avg_power_w")
+        )  # (rows,) each, of the physics before over that after
         return replace(
             self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
             residual=self.residual + time_s[self.timed],
@@ -115,12 +114,12 @@ class Evidence:
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
-    def shares_doubt(self, work: Workload) -> bool:
-        """Whether a timed run leaves open what ``work`` does and was priced by the same precision and attention.
+    def shares_doubt(self, job: Job) -> bool:
+        """Whether a timed run leaves open what a job does and was priced by the same precision and attention.
 
         What the guess is off by is then in what the runs teach.
         """
-        wanted = work.job.training.dtype, work.job.training.attention
+        wanted = job.training.dtype, job.training.attention
         return self.runs is not None and any(
             (one.job.training.dtype, one.job.training.attention) == wanted and not one.as_stated
             for priced in self.priced for one in priced.works
@@ -186,50 +185,39 @@ class Evidence:
         return MemoryPosterior(self.memory, framework)
 
 
-def _log_ratio(before: Sequence[Priced], after: Sequence[Priced], name: str) -> Floats:
-    """log(before / after) of one prediction of all rows, (n,)."""
-    first, second = (np.concatenate([priced.physics[name] for priced in parts]) for parts in (before, after))
-    return np.asarray(np.log(first / second))
-
-
 def learned_from(table: pd.DataFrame) -> Bools:
     """Rows (n,) of a table, as `with_results` reads it, that ended well, out of memory, or early with a lower bound."""
-    return np.asarray(np.isin(table["status"].to_numpy(str), LEARNED_FROM) | is_lower_bound(table))
+    return np.asarray(np.isin(table["status"].to_numpy(str), ("ok", "oom")) | is_lower_bound(table))
 
 
-def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:
-    """Evidence of the priced rows of ``table`` that are `learned_from`, by the key of their source."""
+def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[Source, Evidence]:
+    """Evidence of the priced rows of ``table`` that are `learned_from`, by their source."""
     learned = learned_from(table)[priced.rows]
     found = {}
-    for key in np.unique(priced.runs.source[learned]):
+    for key in np.unique(priced.runs.source[learned]).tolist():
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
-        found[str(key)] = Evidence.of(table, priced.take(rows), name)
+        found[Source.parse(key)] = Evidence.of(table, priced.take(rows), name)
     return found
 
 
-def with_kin(evidence: Mapping[str, Evidence], source: str) -> Evidence:
+def with_kin(evidence: Mapping[Source, Evidence], source: Source) -> Evidence:
     """The evidence on that source, and beside it the timed runs of others of its origin that are evidence of it."""
-    keys = [key for key in evidence if key != source]
-    kin = kinship(np.array([source]), np.array(keys, str))[0] > 0.0 if keys else ()
-    others = [evidence[key] for key, alike in zip(keys, kin, strict=True) if alike]
-    return evidence.get(source, Evidence()).beside(others)
+    others = [one for one in evidence if one != source]
+    alike = kinship(np.array([str(source)]), np.array(others, str))[0] > 0.0 if others else ()
+    kin = [evidence[one] for one, counts in zip(others, alike, strict=True) if counts]
+    return evidence.get(source, Evidence()).beside(kin)
 
 
-def renamed(keys: npt.NDArray[np.str_], names: Mapping[str, str]) -> npt.NDArray[np.str_]:
-    """Keys (n,) of sources, those that ``names`` has by other names."""
+def renamed(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
+    """Keys (n,) of sources as those of the sources that ``name`` makes of them."""
     found, of = np.unique(keys, return_inverse=True)
-    return np.array([names.get(key, key) for key in found.tolist()], dtype=str)[of]
+    return np.array([str(name(Source.parse(key))) for key in found.tolist()], dtype=str)[of]
 
 
-def relabelled(runs: Runs, source: str) -> Runs:
-    """``runs`` as those of ``source``."""
-    return replace(runs, source=np.full(len(runs), source))
-
-
-def kind(job: Job) -> tuple[str, int, str]:
-    """GPU, GPUs per node and framework profile (blank for one that is not fitted), which runs of one kind share."""
+def source_of_job(job: Job, origin: str = "") -> Source:
+    """The source of a job's runs: framework profile (blank for one that is not fitted), GPU and GPUs per node."""
     profile, cluster = job.training.framework, job.cluster
-    return cluster.gpu.id, cluster.gpus_per_node, profile.name if profile.fitted else ""
+    return Source(origin, profile.name if profile.fitted else "", cluster.gpu.id, cluster.gpus_per_node)
 
 
 def is_kin(other: Job, job: Job) -> bool:
@@ -237,15 +225,8 @@ def is_kin(other: Job, job: Job) -> bool:
 
     By the same framework, or on the same GPU.
     """
-    (gpu, _, framework), (own_gpu, _, own_framework) = kind(other), kind(job)
-    return kind(other) != kind(job) and (gpu == own_gpu or framework == own_framework)
-
-
-def sources_of_kind(keys: Iterable[str], job: Job) -> list[str]:
-    """Of source ``keys`` those on the job's kind of cluster."""
-    wanted = kind(job)
-    parsed = ((key, Source.parse(key)) for key in keys)
-    return [key for key, s in parsed if (s.gpu, s.gpus_per_node, s.framework if wanted[2] else "") == wanted]
+    its, own = source_of_job(other), source_of_job(job)
+    return its != own and (its.gpu == own.gpu or its.framework == own.framework)
 
 
 def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
@@ -282,15 +263,25 @@ def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence
     ``constants``: what the runs show along a straight line. ``log_evidence``: of runs, by the physics that prices them.
     Of networks the mean of what runs leave open.
     """
-    stays = np.zeros(len(CONSTANTS))
-    moves = [stays, *_moves(float(constants[NETWORK]), _waits(priced))]
+    network = float(constants[NETWORK])
+    frameworks = {work.job.training.framework for part in priced.priced for work in part.works}
+    floors = [max(one.host_floor_s, one.host_floor_pp_s) for one in frameworks]
+    # some run is slow, and the profile of no run's framework says what the host needs for a layer
+    waits = float(priced.residual.max(initial=0.0)) >= NEAR and not any(floors)
+    tried = {NETWORK: abs(network) >= NEAR, HOST: waits}
+    moves, shares = [np.zeros(len(CONSTANTS))], [STAYS]
+    for constant, steps in FAR.items():
+        for step, expected in steps.items():
+            if tried[constant] and (constant != NETWORK or step * network >= 0.0):
+                moves.append(only(constant, step))
+                shares.append(expected)
     if len(moves) == 1:
-        return stays
+        return moves[0]
     few = _Moved(priced.some(MOST_COMPARED))
-    likely = np.array([_log_share(by) + few.log_evidence(by, log_evidence) for by in moves])
+    likely = np.log(shares) + [few.log_evidence(by, log_evidence) for by in moves]
     share = np.exp(likely - likely.max())
     if share[1:].sum() < SURE * share.sum():
-        return stays
+        return moves[0]
     found = moves[1 + int(share[1:].argmax())]
     alike = [i for i, by in enumerate(moves) if by[NETWORK] * found[NETWORK] > 0.0]
     return np.average([moves[i] for i in alike], axis=0, weights=share[alike]) if alike else found
@@ -304,31 +295,29 @@ class _Moved:
     priced: dict[tuple[float, ...], Evidence | None] = field(default_factory=dict)
 
     def log_evidence(self, by: Floats, of: Callable[[Evidence], float]) -> float:
-        """The log evidence ``of`` the runs with constants moved; minus infinity where they cannot be priced so."""
-        there = self._at(by) if not by[NETWORK] else self._between(float(by[NETWORK]))
-        return -np.inf if there is None else of(there)
+        """The log evidence ``of`` the runs with constants moved; minus infinity where they cannot be priced so.
+
+        On a network between two priced ones, time grows by what it takes longer to send.
+        """
+        network = float(by[NETWORK])
+        above = min((one for one in PRICED if one >= network), default=0.0)
+        below = max((one for one in PRICED if one <= network), default=0.0)
+        ends = [by] if not network else [only(NETWORK, below), only(NETWORK, above)]
+        first, second = (self._at(ends[0]), self._at(ends[-1]))
+        if first is None or second is None or above == below or first.runs is None or second.runs is None:
+            return -np.inf if first is None else of(first)
+        part = (np.exp(network) - np.exp(below)) / (np.exp(above) - np.exp(below))
+        longer = part * np.exp(first.residual - second.residual)
+        time = 1.0 - part + longer
+        change = second.runs.sensitivity - first.runs.sensitivity
+        runs = replace(first.runs, sensitivity=first.runs.sensitivity + (longer / time)[:, None] * change)
+        return of(replace(first, runs=runs, residual=first.residual - np.log(time)))
 
     def _at(self, by: Floats) -> Evidence | None:
         key = tuple(by.tolist())
         if key not in self.priced:
             self.priced[key] = self.few.moved(by)
         return self.priced[key]
-
-    def _between(self, network: float) -> Evidence | None:
-        """The runs on a network between two priced ones, on which time grows by what it takes longer to send."""
-        above = min(one for one in PRICED if one >= network)
-        below = max(one for one in PRICED if one <= network)
-        first, second = (self._at(only(NETWORK, one)) for one in (below, above))
-        if first is None or second is None or above == below or first.runs is None or second.runs is None:
-            return first
-        part = (np.exp(network) - np.exp(below)) / (np.exp(above) - np.exp(below))
-        longer = part * np.exp(first.residual - second.residual)
-        time = 1.0 - part + longer
-        sensitivity = first.runs.sensitivity + (longer / time)[:, None] * (
-            second.runs.sensitivity - first.runs.sensitivity
-        )
-        runs = replace(first.runs, sensitivity=sensitivity)
-        return replace(first, runs=runs, residual=first.residual - np.log(time))
 
 
 def far_words(by: Floats, job: Job) -> str:
@@ -342,25 +331,6 @@ def far_words(by: Floats, job: Job) -> str:
     else:
         return ""
     return f"{moves}: all plans are priced on it."
-
-
-def _waits(priced: Evidence) -> bool:
-    """Whether some run is slow, and the profile of no run's framework says what the host needs for a layer."""
-    frameworks = {work.job.training.framework for part in priced.priced for work in part.works}
-    floors = [max(one.host_floor_s, one.host_floor_pp_s) for one in frameworks]
-    return float(priced.residual.max(initial=0.0)) >= NEAR and not any(floors)
-
-
-def _moves(network: float, waits: bool) -> Iterator[Floats]:
-    tried = {NETWORK: abs(network) >= NEAR, HOST: waits}
-    for constant, steps in FAR.items():
-        for by in steps:
-            if tried[constant] and (constant != NETWORK or by * network >= 0.0):
-                yield only(constant, by)
-
-
-def _log_share(by: Floats) -> float:
-    return float(np.log(next((FAR[i][by[i]] for i in FAR if by[i]), STAYS)))
 
 
 # Runs that were ended early, as evidence: each counts as what it is expected to have taken beyond its bound.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jointopt.core.facts import Source
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration, calibrated
@@ -18,13 +19,14 @@ from jointopt.jobs.clocks import without_limits
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job, on_machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel, Drawn, by_mean_power, memory_limit_gib
+from jointopt.physics.cost_model import CostModel, Drawn, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
-from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
-from jointopt.surrogate.evidence import Evidence, far_words
+from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
+from jointopt.surrogate.evidence import Evidence, far_words, source_of_job
 from jointopt.surrogate.features import (
+    HEAT_COLUMNS,
     HEAT_NAMES,
     PEAK,
     clocks_reached,
@@ -36,6 +38,8 @@ from jointopt.surrogate.features import (
 )
 from jointopt.surrogate.intervals import (
     DOUBTS,
+    NOT_AS_STATED,
+    RESULTS,
     Apart,
     add_intervals,
     against,
@@ -43,23 +47,15 @@ from jointopt.surrogate.intervals import (
     doubt_names,
     doubts,
     of_limits,
+    outside_of_domain,
     recorded,
 )
-from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.kernel import Runs, distinct, together
 from jointopt.surrogate.memory import MemoryPosterior, surely_out
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
-from jointopt.surrogate.power import CLOCKS, MeasuredPower, PowerScale, drawn_by, other_limits, within_limits
-from jointopt.surrogate.sources import (
-    answering,
-    as_learned,
-    as_measured,
-    in_part,
-    of_kind,
-    remembered,
-    source_here,
-    warn_of_left_aside,
-)
+from jointopt.surrogate.power import CLOCKS, PowerScale, drawn_by, other_limits, within_limits
+from jointopt.surrogate.sources import HERE, answering, as_learned, as_measured, in_part, of_kind, remembered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +67,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
+_MOVES = 3  # figures of a layout in `_moves_of`, before `Drawn.cells`
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,10 @@ class JobModel:
     evidence: Evidence = field(default_factory=Evidence)
     name: str = "none"  # of the surrogate, as results give it
     out: tuple[Columns, ...] = field(default=(), compare=False)  # layouts of measured runs that ran out of memory
-    # plans as runs, the last ones: their intervals are followed by their differences
-    _last: dict[bytes, tuple[CostModel, Ints, Runs]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    stated_source: Source | None = None  # of the runs that a table has of the job, which may name where they are from
+    as_stated: bool = True  # false where something stands in for the precision or attention kernel of such runs
+    # layouts of plans, the last ones: predictions are followed by their intervals, and these by differences
+    _last: dict[bytes, _Layouts] = field(default_factory=dict, init=False, repr=False, compare=False)
     # clocks that power limits leave plans, of the last ones: intervals are followed by doubts and differences
     _last_clocks: dict[bytes, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -107,7 +104,15 @@ class JobModel:
             return job
         learned = load_surrogate(surrogate)
         model = cls(on_machine(calibrated(job, calibration), machine), learned, name=surrogate)
-        model = model.fit_evidence(*_measurements(measured, storage, job, plans))
+        runs: list[Measurements] = []
+        if measured is not None or (storage and may_hold_rows(storage)):
+            from jointopt.surrogate.measurements import Measurements  # it imports pandas
+
+            runs += [] if measured is None else [Measurements.given(measured)]
+            for given in runs:
+                given.warn_of_others(job)
+            runs += [Measurements.stored(storage, job, plans)] if storage else []
+        model = model.fit_evidence(*runs)
         return model if learned is None or surrogate in surrogate_names() else model.of_user()
 
     def of_user(self) -> JobModel:
@@ -116,8 +121,12 @@ class JobModel:
             return self
         before, measured = self.surrogate, self.evidence.runs is not None
         surrogate, source = answering(before, self.source, self.job, measured)
-        if measured and before.own_of(source) is None:
-            warn_of_left_aside(answering(before, self.source, self.job, False)[0], self.name, source)
+        if measured and before.own_of(str(source)) is None:
+            if count := len(remembered(answering(before, self.source, self.job, False)[0], source)[0]):
+                _log.warning(
+                    "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
+                    "ones; `jointopt retrain` on both together uses both.", self.name, f"{count:,}",
+                )  # fmt: skip
             return self
         own, near = remembered(surrogate, source)
         if not len(own) and not len(near):
@@ -126,7 +135,8 @@ class JobModel:
         counts = {place: len(own), in_part(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
-        job = as_learned(self.job, surrogate.class_of(source), surrogate.support.take(own))  # `Correction` prices by it
+        # `Correction` prices by the class
+        job = as_learned(self.job, surrogate.class_of(str(source)), surrogate.support.take(own))
         return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
@@ -145,10 +155,30 @@ class JobModel:
         out = tuple(runs.ran_out(job) for runs in measurements)
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
+    def of_job(self, job: Job, as_stated: bool = True) -> JobModel:
+        """The model of another job, for which nothing need be learned anew where its runs are of the same source."""
+        other = replace(self, job=job, as_stated=as_stated)
+        if other.source == self.source:
+            vars(other).update({name: getattr(self, name) for name in ("_correction", "_is_moved", "memory")})
+        return other
+
+    def learn(self) -> None:
+        """Learn what is otherwise learned when a plan is first predicted."""
+        if self._correction is not None:
+            _ = self._correction.by
+
+    @property
+    def learned_heat(self) -> tuple[str, ...]:
+        """Columns of peak power and temperature as far as runs of the source taught them."""
+        own = None if self._correction is None else self._correction.own
+        return () if own is None else tuple(HEAT_COLUMNS[name] for name in own.heat)
+
     @functools.cached_property
-    def source(self) -> str:
-        """Key of the source that the job's runs are of: one with many runs learned from, else its own."""
-        here = source_here(self.job)
+    def source(self) -> Source:
+        """The source that the job's runs are of: one with many runs learned from, else its own."""
+        if self.stated_source is not None:
+            return self.stated_source
+        here = source_of_job(self.job, HERE)
         own = [] if self.surrogate is None else [own.source for own in self.surrogate.own]
         return next(iter(of_kind(own, here, self.job)), here)
 
@@ -186,7 +216,7 @@ class JobModel:
     @functools.cached_property
     def _correction(self) -> Correction | None:
         fitted = self.job.training.framework.fitted
-        return None if self.surrogate is None else Correction(self.surrogate, self.source, fitted, self.evidence)
+        return None if self.surrogate is None else Correction(self.surrogate, str(self.source), fitted, self.evidence)
 
     @functools.cached_property
     def _moved(self) -> Job:
@@ -197,61 +227,114 @@ class JobModel:
         """The physics alone, for these layouts."""
         return CostModel(self.job, layouts)
 
+    def predict(self, plans: Columns, move: Move | None = None) -> Columns:
+        """Plans (n,) with results, peaks and temperature, 90 % intervals, ``fit_probability``, and doubts as `bounded`.
+
+        ``plans``: layouts, ``stage_clock_mhz`` (n, S), or (n, 1) of all stages, and power limits where they have any.
+        ``move``: that of `moves`, where these are worked out for several jobs at once.
+        """
+        clocks = plans["stage_clock_mhz"]
+        if POWER_LIMIT in plans:
+            physics = self.cost_model({name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)})
+            layout = np.arange(len(clocks))
+        else:
+            known = self._layouts_of(plans)
+            layout, limited, moves = known.layout, known.physics.job is not self._moved, None
+            move = move if move is not None else self.moves([self.described(plans)])[0]
+            if self._is_moved and move is not None:
+                line = (np.broadcast_to(v, len(clocks))[known.first] for v in (move.power.factor, move.power.offset_w))
+                power = PowerScale(next(line), move.power.log_sd, next(line))
+                moves = self._moves_of(known.physics, move.mean[known.first], power, limited=limited)
+            physics = self._corrected(known.physics.layouts, moves, None if limited else known.physics)
+        columns = {name: physics.layouts[name][layout] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
+        results = physics.evaluate(layout, clocks)
+        columns |= {name: results[name] for name in RESULTS} | physics.heat(layout, clocks)
+        columns |= {"fit_probability": self.fit_probability(physics)[layout], "stage_clock_mhz": clocks}
+        return self.bounded(columns, move)
+
+    def described(self, plans: Columns) -> tuple[Runs, Floats | None] | None:
+        """Plans (n,) without power limits as runs of the source, and power of the physics; None without a surrogate."""
+        if self._correction is None:
+            return None
+        known = self._layouts_of(plans)
+        return self._as_runs(plans), None if known.watts is None else known.watts[:, known.layout]
+
+    def moves(self, described: Sequence[tuple[Runs, Floats | None] | None]) -> Sequence[Move | None]:
+        """The correction of plans of jobs of this model's source as `described`: for many jobs as quick as for one."""
+        if self._correction is None:
+            return [None] * len(described)
+        known = [each for each in described if each is not None]
+        return self._correction.moves([runs for runs, _ in known], [watts for _, watts in known]) if known else []
+
     def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None, *, lazily: bool = False) -> CostModel:
         """The physics of these layouts with time, power and memory moved by what is known.
 
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        log_time, power, drawn = self._moves_under_limits(layouts)
-        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily, drawn=drawn)
+        return self._corrected(layouts, self._moves(layouts), peak_bytes=peak_bytes, lazily=lazily)
+
+    @functools.cached_property
+    def _is_moved(self) -> bool:
+        """Whether anything moves time or power."""
+        correction = self._correction
+        return correction is not None and (correction.moves_time or correction.power_limit_w is not None)
+
+    def _corrected(
+        self, layouts: Columns, moves: Floats | None, known: CostModel | None = None, **options: Any
+    ) -> CostModel:
+        """The physics of layouts (L,) moved by `_moves_of` them, None: nothing is known of time and power.
+
+        ``known``: their physics where it is priced already, else its ``options``.
+        """
+        limit_w = None if self._correction is None else self._correction.power_limit_w
+        drawn = None
+        if limit_w is not None and moves is not None and len(moves) > _MOVES:
+            drawn = Drawn.of_cells(limit_w, moves[_MOVES:])
+        physics = CostModel(self._moved, layouts, drawn=drawn, **options) if known is None else known
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
-        if log_time is None and memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0):
+        if self._correction is None or (moves is None and memory == 1.0):
             return physics
-        time_factor = np.ones(len(layouts["pp"])) if log_time is None else np.exp(log_time)
+        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if moves is None else moves[:_MOVES]
+        power = PowerScale(factor, None, offset_w)
         power = power if drawn is None else within_limits(power, physics)
-        heat = by_mean_power if self._correction is None else self._correction.heat(self._moved, physics.layouts)
+        time_factor = np.broadcast_to(np.exp(log_time), len(physics.layouts["pp"]))
+        heat = self._correction.heat(self._moved, physics.layouts)
         return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
 
-    def _moves_under_limits(self, layouts: Columns) -> tuple[Floats | None, PowerScale, Drawn | None]:
-        """Log of the factor on time (L,), scale of mean power, and of what kernels draw; None where nothing is known.
+    def _moves(self, layouts: Columns) -> Floats | None:
+        """`_moves_of` every layout; None where nothing is known.
 
         What was learned is of the layout under the limit that runs were measured under, whatever its own.
         """
-        correction, power, limit_w = self._correction, self.evidence.power, self.evidence.power_limit_w
-        if correction is None or not correction.moves_time:
-            drawn = None if limit_w is None else MeasuredPower(power, limit_w).drawn(self._moved, layouts)
-            return None, power, drawn
+        correction = self._correction
+        if correction is None or not self._is_moved:
+            return None
         bare, of = without_limits(layouts)
-        limit_w = correction.power_limit_w
+        limit_w, count = correction.power_limit_w, len(bare["pp"])
         limited = limit_w is not None and other_limits(self._moved, layouts, limit_w)
-        log_time, factor, offset_w, *cells = self._moves(bare, limited=limited)[:, of]
-        drawn = Drawn.of_cells(limit_w, np.stack(cells)) if limit_w is not None and limited else None
-        return log_time, PowerScale(factor, None, offset_w), drawn
+        out = np.empty((_MOVES + limited * (2 + 2 * len(CLOCKS)), count))
+        # those of one depth and number of chunks in a row: all that follows works on such at once
+        order = np.lexsort((bare["vpp"], bare["pp"])).astype(np.int64)
+        for start in range(0, count, _CHUNK):
+            at = order[start : start + _CHUNK]
+            known = self._priced(bare, at)
+            power = correction.power(known.runs, known.watts)
+            out[:, at] = self._moves_of(known.physics, correction.log_factor(known.runs), power, limited=limited)
+        return out[:, of]
 
-    def _moves(self, layouts: Columns, *, limited: bool = False) -> Floats:
-        """Log of the factor on time, factor on power and watts beside it, (3, n), of every layout.
+    def _moves_of(self, physics: CostModel, log_time: Floats, power: PowerScale, *, limited: bool) -> Floats:
+        """Log of the factor on time (L,), factor on power and watts beside it, (3, L), of the layouts of ``physics``.
 
         ``limited``: then `Drawn.cells`, for plans under other limits than power was measured under.
         """
-        count = len(layouts["pp"])
-        out = np.zeros((3 + limited * (2 + 2 * len(CLOCKS)), count))
-        out[1] = 1.0
-        if (correction := self._correction) is None:
-            return out
-        # those of one depth and number of chunks in a row: all that follows works on such at once
-        order = np.lexsort((layouts["vpp"], layouts["pp"])).astype(np.int64)
-        for start in range(0, count, _CHUNK):
-            at = order[start : start + _CHUNK]
-            physics, every = CostModel(correction.as_measured(self._moved), _rows(layouts, at)), np.arange(len(at))
-            runs = self._runs(physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
-            power = correction.power(runs, _watts(correction, physics, every))
-            out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
-            if limited and (limit_w := correction.power_limit_w) is not None:
-                out[3:, at] = drawn_by(physics, power, limit_w).cells
-        return out
+        line = (np.broadcast_to(value, len(log_time)) for value in (power.factor, power.offset_w))
+        moves, limit_w = np.stack([log_time, *line]), None
+        if limited and self._correction is not None:
+            limit_w = self._correction.power_limit_w
+        return moves if limit_w is None else np.concatenate([moves, drawn_by(physics, power, limit_w).cells])
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
@@ -261,7 +344,6 @@ class JobModel:
         correction = self._correction
         if correction is None or correction.own is None:
             return self.shown_by_few(layouts)
-
         clocks = None if stage_clock_mhz is None else stage_clock_mhz[:1]
         return learned_sentences(correction, self.job, _rows(layouts, slice(1)), clocks)
 
@@ -272,28 +354,32 @@ class JobModel:
         """
         if self._correction is None:
             return ()
-        far = tuple(filter(None, [far_words(self._correction.by, self.job)]))
-        return (*far, *self._counted_in_part(layouts))
+        found = filter(None, [far_words(self._correction.by, self.job)])
+        if not self._correction.has_new_groups:
+            return tuple(found)
+        return (*found, *self._correction.counted_in_part(self._priced(layouts, slice(1)).runs))
 
-    def _counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
-        if self._correction is None or not self._correction.has_new_groups:
-            return ()
-        physics = CostModel(self._moved, _rows(layouts, slice(1)))
-        top = uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz)
-        return self._correction.counted_in_part(self._runs(physics, top, np.zeros(1, np.int64)))
+    def intervals(self, columns: Columns, move: Move | None = None) -> Columns:
+        """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``.
 
-    def intervals(self, columns: Columns) -> Columns:
-        """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
+        ``move``: as for `predict`.
+        """
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
             overshoot = None if self._correction is None else self._correction.peak_overshoot
             return bounds_within_limits(self.job, limited, overshoot)
-        if self._correction is None:
-            return add_intervals(self.job, columns, network=self._network(columns))
-        physics, layout, runs = self._as_runs(columns)
-        watts = _watts(self._correction, physics, layout)
-        return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+        move = move if move is not None else self.moves([self.described(columns)])[0]
+        if move is None:
+            found = add_intervals(self.job, columns, network=self._network(columns))
+        else:
+            found = move.bounded(self.job, columns)
+        return outside_of_domain(found) if self._left_open else found
+
+    @property
+    def _left_open(self) -> bool:
+        """Whether the guess at what the job does may be off by what nothing that was learned shows."""
+        return not (self.as_stated or (self._correction is not None and self.evidence.shares_doubt(self.job)))
 
     def doubts(self, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of `intervals`, (n,) each, by the keys of `DOUBTS`."""
@@ -301,12 +387,13 @@ class JobModel:
             return self.doubts(self._held(columns))
         if self._correction is None:
             return doubts(self.job, columns, network=self._network(columns))
-        return self._correction.doubts(self.job, columns, self._as_runs(columns)[2])
+        return self._correction.doubts(self.job, columns, self._as_runs(columns))
 
-    def bounded(self, columns: Columns) -> Columns:
+    def bounded(self, columns: Columns, move: Move | None = None) -> Columns:
         """As `intervals`, with ``doubts``: names of the doubts of each plan, joined by a blank (`doubt_names`)."""
-        found = self.intervals(columns)
-        return found | {"doubts": doubt_names(self.doubts(found), found["in_domain"])}
+        found = self.intervals(columns, move)
+        why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._left_open else {})
+        return found | {"doubts": doubt_names(why, found["in_domain"])}
 
     def reasons(self, plan: Columns) -> tuple[str, ...]:
         """`doubts` of one plan (columns of one row) in words."""
@@ -314,16 +401,18 @@ class JobModel:
 
     def _network(self, columns: Columns) -> Floats | float:
         """Doubt of plans for an assumed network by the physics alone, (n,)."""
-        return network_delay(*self._layouts_of(columns)) if network_assumed(self.job) else 0.0
+        if not network_assumed(self.job):
+            return 0.0
+        known = self._layouts_of(columns)
+        return known.delay[known.layout]
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""
         layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
         key = _bytes(columns, (*layouts, "stage_clock_mhz"))
         if key not in self._last_clocks:
-            physics = CostModel(self._moved, layouts, drawn=self._moves_under_limits(layouts)[2])
             self._last_clocks.clear()
-            self._last_clocks[key] = clocks_reached(physics, columns["stage_clock_mhz"])
+            self._last_clocks[key] = clocks_reached(self.cost_model(layouts), columns["stage_clock_mhz"])
         bare = {name: values for name, values in columns.items() if name != POWER_LIMIT}
         return bare | {"stage_clock_mhz": self._last_clocks[key]}
 
@@ -333,15 +422,15 @@ class JobModel:
         Plans under power limits (all then have one) are compared at the clocks that these leave them.
         """
         held = self._held(columns) if POWER_LIMIT in columns else columns
+        layout = self._layouts_of(held).layout
+        other = layout != layout[first]
         if self._correction is None:
-            _, layout = self._layouts_of(held)
-            apart = Apart(recorded(self.job, held, first), layout != layout[first])
+            apart = Apart(recorded(self.job, held, first), other)
         else:
-            _, layout, runs = self._as_runs(held)
-            half, measured = self._correction.apart(self.job, held, runs, first)
-            apart = Apart(half, layout != layout[first], measured)
+            half, measured = self._correction.apart(self.job, held, self._as_runs(held), first)
+            apart = Apart(half, other, measured)
         if POWER_LIMIT in columns:
-            apart = replace(apart, by_limit=of_limits(*self._off_limits(columns, held), first, apart.other_layout))
+            apart = replace(apart, by_limit=of_limits(*self._off_limits(columns, held), first, other))
         return against(self.job, held, first, apart)
 
     def _off_limits(self, columns: Columns, held: Columns) -> tuple[Floats, Floats]:
@@ -361,33 +450,58 @@ class JobModel:
         logs = np.log([found[name].reshape(2, count) for name in ("iteration_time_s", "energy_j")])
         return logs[:, 1] - logs[:, 0], half
 
-    def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
-        """`_layouts_of` plans, and the plans as runs of the source."""
-        key = _bytes(columns, (*LAYOUT_COLUMNS, "stage_clock_mhz"))
+    def _as_runs(self, columns: Columns) -> Runs:
+        """Plans as runs of the source, (n,)."""
+        known = self._layouts_of(columns)
+        runs, lowest_mhz = known.runs.take(known.layout), np.nanmin(columns["stage_clock_mhz"], axis=1)
+        return replace(runs, features=runs.features | {CLOCK: lowest_mhz / known.physics.top_mhz})
+
+    def _layouts_of(self, columns: Columns) -> _Layouts:
+        """The layouts of plans, each once."""
+        key = _bytes(columns, LAYOUT_COLUMNS)
         if key not in self._last:
-            physics, layout = self._layouts_of(columns)
+            first, layout = distinct([columns[name].astype(float) for name in LAYOUT_COLUMNS])
             self._last.clear()
-            self._last[key] = physics, layout, self._runs(physics, columns["stage_clock_mhz"], layout)
+            self._last[key] = replace(self._priced(columns, first), layout=layout, first=first)
         return self._last[key]
 
-    def _runs(self, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
-        """Plans of the ``layout`` (n,) each of the physics as moved, as runs of the source."""
-        return runs_of(physics, stage_clock_mhz, layout, self.source)
-
-    def _layouts_of(self, columns: Columns) -> tuple[CostModel, Ints]:
-        """The physics of the layouts of plans, each once, and which of them is each plan's, (n,).
-
-        Plans of a front share few layouts, and each is priced once for every constant.
-        """
-        cells = np.stack([columns[name].astype(float) for name in LAYOUT_COLUMNS], axis=1)
-        _, first, layout = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-        return CostModel(self._moved, _rows(columns, first)), layout.reshape(-1)
+    def _priced(self, columns: Columns, rows: Ints | slice) -> _Layouts:
+        """The layouts in those rows under the limit that power was measured under, where it was."""
+        correction, layouts = self._correction, _rows(columns, rows)
+        every = np.arange(len(layouts["pp"]))
+        if correction is None:
+            return _Layouts(CostModel(self._moved, layouts), every, self.source)
+        physics = CostModel(correction.as_measured(self._moved), layouts)
+        return _Layouts(physics, every, self.source, correction.power_clocks)
 
 
-def _watts(correction: Correction, physics: CostModel, layout: Ints) -> Floats | None:
-    """The power of the physics that `Correction.power` needs."""
-    clocks = correction.power_clocks
-    return None if clocks is None else watts_at(physics, layout, clocks)
+@dataclass(frozen=True)
+class _Layouts:
+    """The physics of the layouts of plans, which share few, and which of them each plan has, (n,)."""
+
+    physics: CostModel
+    layout: Ints
+    source: Source
+    clocks: tuple[float, ...] | None = None  # shares of the top one at which power is learned
+    first: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # plan of each layout, (L,)
+
+    @functools.cached_property
+    def runs(self) -> Runs:
+        """The layouts (L,) at the top clock as runs of the source."""
+        depth = self.physics.layouts["pp"]
+        top = uniform_stage_clocks(depth, self.physics.top_mhz)
+        return runs_of(self.physics, top, np.arange(len(depth)), str(self.source))
+
+    @functools.cached_property
+    def watts(self) -> Floats | None:
+        """Power of the physics that `Correction.power` needs, (clocks, L)."""
+        every = np.arange(len(self.physics.layouts["pp"]))
+        return None if self.clocks is None else watts_at(self.physics, every, self.clocks)
+
+    @functools.cached_property
+    def delay(self) -> Floats:
+        """`network_delay` of the layouts, (L,)."""
+        return network_delay(self.physics, np.arange(len(self.physics.layouts["pp"])))
 
 
 def _bytes(columns: Columns, names: Iterable[str]) -> bytes:
@@ -396,20 +510,6 @@ def _bytes(columns: Columns, names: Iterable[str]) -> bytes:
 
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
-
-
-def _measurements(
-    measured: pd.DataFrame | Measurements | None, storage: str | None, job: Job, plans: tuple[str, ...]
-) -> list[Measurements]:
-    """Measured runs at hand, and those of a database that are related to the job."""
-    if measured is None and not (storage and may_hold_rows(storage)):
-        return []
-    from jointopt.surrogate.measurements import Measurements  # it imports pandas
-
-    runs = [] if measured is None else [Measurements.given(measured)]
-    for given in runs:
-        given.warn_of_others(job)
-    return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
 def of_surrogate(name: str) -> str:
@@ -446,28 +546,19 @@ def learned_sentences(
         return (sentence,)
     measured = CostModel(correction.as_measured(moved), layout)
     one = runs_of(measured, top, first, source)
-    values = _targets_of(measured, own, stage_clock_mhz)
-    return (sentence, *target_sentences(own, one, _lines(correction, own, measured, one), values))
-
-
-def _targets_of(physics: CostModel, own: OwnRuns, stage_clock_mhz: Floats) -> Columns:
-    """Each of `OwnRuns.targets` of the first layout as the physics has it, (1,)."""
-    first = np.zeros(1, np.int64)
-    heat = heat_of(physics, first, stage_clock_mhz) if own.heat else {}
-    return heat | {"power": physics.evaluate(first, stage_clock_mhz)["avg_power_w"]}
-
-
-def _lines(correction: Correction, own: OwnRuns, physics: CostModel, one: Runs) -> dict[str, PowerScale]:
-    """The line in each of the physics' `OwnRuns.targets` by which plans of its first layout, ``one``, are predicted."""
-    clocks = [uniform_stage_clocks(physics.layouts["pp"], share * physics.top_mhz) for share in own.power_clocks]
-    values = [_targets_of(physics, own, mhz) for mhz in clocks]
+    # the physics' power and heat at the clocks that lines are learned at, and at those of the plan
+    clocks = [uniform_stage_clocks(layout["pp"], share * measured.top_mhz) for share in own.power_clocks]
+    *values, at_plan = [
+        (heat_of(measured, first, mhz) if own.heat else {}) | {"power": measured.evaluate(first, mhz)["avg_power_w"]}
+        for mhz in (*clocks, stage_clock_mhz)
+    ]
     lines = {
         name: target.line(one, np.stack([each[name] for each in values]), own.power_clocks)
         for name, target in own.targets.items()
     }
     if "power" in lines and (shares := correction.power_clocks) is not None:
-        lines["power"] = correction.power(one, watts_at(physics, np.zeros(1, np.int64), shares))
-    return lines
+        lines["power"] = correction.power(one, watts_at(measured, first, shares))
+    return (sentence, *target_sentences(own, one, lines, at_plan))
 
 
 def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], values: Columns) -> tuple[str, ...]:
@@ -496,18 +587,13 @@ def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Run
     """
     total = f"The cluster's own runs move the physics' time by {_percent(log_factor)}"
     if own.response is not None:
-        total += f" at the top clock{_clock_words(own.response, log_factor, by_clock)}"
+        shares = own.response.response.words
+        at_plan = f" and {_percent(log_factor + by_clock)} at this plan's, as {shares} follow the clock"
+        near = abs(by_clock) < 0.5 * _LEAST
+        total += f" at the top clock{f', below which {shares} follow the clock' if near else at_plan}"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
     return f"{total}. Of this, {_trees_words(own.time, runs.take(np.zeros(1, np.int64)))}."
-
-
-def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -> str:
-    """The learned response, with the factor on time at the clocks of a plan where that is another."""
-    shares = learned.response.words
-    if abs(by_clock) < 0.5 * _LEAST:
-        return f", below which {shares} follow the clock"
-    return f" and {_percent(log_factor + by_clock)} at this plan's, as {shares} follow the clock"
 
 
 def _trees_words(mix: Mix, runs: Runs) -> str:
@@ -519,9 +605,11 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     added = of_each.mean(axis=0, keepdims=True)
     several = len(runs) > 1  # whose clock is none
     values = {name: float(column[0]) for name, column in runs.features.items() if not (several and name == CLOCK)}
-    by_group = dict.fromkeys(map(_group_of, names), 0.0)
+    by_group: dict[str, float] = {}
     for name, value in zip(names, added[0].tolist(), strict=False):
-        by_group[_group_of(name)] += value
+        feature = name.removeprefix(SENSITIVITY).split(CATEGORY)[0]
+        group = _GROUP.get(feature, feature)  # what is in none is a group of its own
+        by_group[group] = by_group.get(group, 0.0) + value
     largest = sorted((name for name in by_group if abs(by_group[name]) > _LEAST), key=lambda n: -abs(by_group[n]))
     named, of_all = largest[:_NAMED], float(added[0, -1])
     parts = [f"{_percent(of_all)} common to all of these runs"] * (abs(of_all) > _LEAST)
@@ -551,12 +639,6 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "clock": ("clock",),
 }
 _GROUP = {feature: name for name, features in _GROUPS.items() for feature in features}
-
-
-def _group_of(feature: str) -> str:
-    """The group of `_GROUPS` of a feature; what is in none is a group of its own."""
-    name = feature.removeprefix(SENSITIVITY).split(CATEGORY)[0]
-    return _GROUP.get(name, name)
 
 
 def group_words(group: str, values: Mapping[str, float]) -> str:

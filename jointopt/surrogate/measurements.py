@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +42,9 @@ from jointopt.surrogate.evidence import (
     far_line,
     is_kin,
     is_lower_bound,
-    kind,
     learned_from,
     log_time_ratio,
-    relabelled,
+    source_of_job,
 )
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.memory import OUT, ran_out
@@ -86,7 +86,10 @@ class Measurements:
         sound, sentences = checked_results(table)
         called = "the table" if name == GIVEN else name
         runs = with_results(sound, called)
-        for sentence in [*sentences, *_repeats(runs)]:
+        repeats: list[str] = []
+        with suppress(TableError):  # rows that cannot be read are refused where they are priced
+            repeats = contradicting_lines(runs, readable_runs(runs)[0])
+        for sentence in [*sentences, *repeats]:
             _log.warning("%s: %s", name, sentence)
         return cls(runs, tuple(sentences), name, refused=silent(sound) & ~silent(table))
 
@@ -151,7 +154,7 @@ class Measurements:
         same = self.table["gpu"].isin([name for name in names if id_of(name) == gpu_id])
         return self.take(same & learned_from(self.table))
 
-    def evidence(self, job: Job, source: str) -> Evidence:
+    def evidence(self, job: Job, source: Source) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
 
         Where they do not state attention heads, those as wide as the job's model have its heads; where they state no
@@ -163,13 +166,13 @@ class Measurements:
         if lacks_heads(here.table):
             here = replace(here, kin=model_as_kin(job.model, here.table))
         try:
-            works = here.of_kind(job)
+            works = [work for work in here.workloads[0] if source_of_job(work.job) == source_of_job(job)]
         except TableError as error:
             _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
         works = [work.of_class(job.training.recipe_class).of_attention(job.training.attention) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
-        priced = replace(priced, runs=relabelled(priced.runs, source))
+        priced = replace(priced, runs=replace(priced.runs, source=np.full(len(priced.runs), str(source))))
         return Evidence.of(here.table, priced, self.name)
 
     def ran_out(self, job: Job) -> Columns:
@@ -179,55 +182,44 @@ class Measurements:
         works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
         return ran_out(works, here.table["status"].to_numpy(str), job)
 
-    def kin_evidence(self, job: Job, source: str) -> Evidence:
+    def kin_evidence(self, job: Job, source: Source) -> Evidence:
         """Evidence of runs by the job's framework on other GPUs or nodes, or of other software on its GPU.
 
         As kin of ``source``, whatever origin the table states: the runs were given for the job.
         """
-        if self._are_of(job):  # as stored runs are
+        # whether all rows are on the job's kind of cluster, by how they spell it, as stored runs are
+        related = related_to({job.cluster.gpu.id}, job.cluster.gpus_per_node, job.training.framework)
+        spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
+        if all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist()):
             return Evidence()
         works = [work.of_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
         if not works:
             return Evidence()
-        there = Source.parse(source)
         priced = price_workloads(self.table, works, job.cluster)
         priced = priced.take(np.flatnonzero(learned_from(self.table)[priced.rows]).astype(np.int64))
-        keys = [str(source_of(work.job, there.origin, there.framework)) for work in priced.works]
+        keys = [str(source_of(work.job, source.origin, source.framework)) for work in priced.works]
         priced = replace(priced, runs=replace(priced.runs, source=np.array(keys, str)[priced.work]))
         return Evidence.of(self.table, priced, self.name)
 
-    def _are_of(self, job: Job) -> bool:
-        """Whether all rows are on the job's kind of cluster, by how they spell it."""
-        related = related_to({job.cluster.gpu.id}, job.cluster.gpus_per_node, job.training.framework)
-        spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
-        return all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist())
-
-    def of_kind(self, job: Job) -> list[Workload]:
-        """The workloads on the job's kind of cluster; TableError where no row has one."""
-        return [work for work in self.workloads[0] if kind(work.job) == kind(job)]
-
-    def recipe_classes(self, job: Job) -> set[str]:
-        """The recipe classes that rows on the job's kind of cluster state."""
+    def stated(self, job: Job) -> tuple[set[str], set[str]]:
+        """Recipe classes and attention kernels that rows on the job's kind of cluster state, kernels by release too."""
         here = self.on(job.cluster.gpu.id)
-        return {work.job.training.recipe_class for work in here._alike(job, states_class(here.table))} - {""}
-
-    def attentions(self, job: Job) -> set[str]:
-        """The attention kernels that rows on the job's kind of cluster state, or the releases that they name."""
-        found = self.on(job.cluster.gpu.id)._alike(job)
-        trainings = [(work.job.training, work.of_release) for work in found]
-        return {one.attention for one, of_release in trainings if of_release or not one.attention_assumed}
+        works = here._alike(job)
+        kernels = [(work.job.training, work.of_release) for work in works]
+        classes = {work.job.training.recipe_class for work in works if states_class(here.table)} - {""}
+        return classes, {one.attention for one, of_release in kernels if of_release or not one.attention_assumed}
 
     def _alike(self, job: Job, wanted: bool = True) -> list[Workload]:
-        """`of_kind`, where these workloads are ``wanted``; none where `evidence` warns."""
+        """Workloads on the job's kind of cluster, where they are ``wanted``; none where `evidence` warns."""
         if self.table.empty or not wanted:
             return []
         try:
-            return self.of_kind(job)
+            return [work for work in self.workloads[0] if source_of_job(work.job) == source_of_job(job)]
         except TableError:
             return []
 
-    def evidence_by_source(self) -> dict[str, Evidence]:
-        """Evidence of the rows by the key of their source."""
+    def evidence_by_source(self) -> dict[Source, Evidence]:
+        """Evidence of the rows by their source."""
         return evidence_by_source(self.table, self.priced, self.name)
 
     @functools.cached_property
@@ -282,7 +274,8 @@ class Measurements:
     def warn_of_others(self, job: Job) -> None:
         """Log, once, that rows say nothing of a job, since they ran by other software on other GPUs."""
         works = [] if self.table.empty else self.workloads[0]
-        others = [work for work in works if kind(work.job) != kind(job) and not is_kin(work.job, job)]
+        here = source_of_job(job)
+        others = [work for work in works if source_of_job(work.job) != here and not is_kin(work.job, job)]
         if not others:
             return
         of = f"framework and GPU than the job, {_kind_words(job)}"
@@ -305,21 +298,13 @@ class Measurements:
         check_scale(np.where(impossible(ratio, apart), np.nan, ratio), source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
         lines = apart_lines(ratio, priced.rows, apart, source)
-        lines += doubts(off_scale(unasked, source), but={*of_precision, *apart})
+        lines += doubts(off_scale(unasked, source), but={*map(str, of_precision), *apart})
         far = far_bounds(self.table, priced, REFUSED)
         lines += far_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
         return [*lines, *of_precision.values(), *power_lines(self.table, priced, self._named)]
 
     def _named(self, row: int) -> str:
         return f"row {row + 1} of {self.name}"
-
-
-def _repeats(runs: pd.DataFrame) -> list[str]:
-    """`contradicting_lines` of rows that can be read; those that cannot are refused where they are priced."""
-    try:
-        return contradicting_lines(runs, readable_runs(runs)[0])
-    except TableError:
-        return []
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:
@@ -400,7 +385,7 @@ def precision_words(evidence: Evidence) -> str:
     )
 
 
-def precision_lines(evidence: Mapping[str, Evidence]) -> dict[str, str]:
-    """`precision_words` behind the name of each source that they are of, by its key."""
-    words = {key: precision_words(one) for key, one in evidence.items()}
-    return {key: f"Measured runs ({Source.parse(key).to_text()}) {text}" for key, text in words.items() if text}
+def precision_lines(evidence: Mapping[Source, Evidence]) -> dict[Source, str]:
+    """`precision_words` behind the name of each source that they are of."""
+    words = {source: precision_words(one) for source, one in evidence.items()}
+    return {source: f"Measured runs ({source.to_text()}) {text}" for source, text in words.items() if text}

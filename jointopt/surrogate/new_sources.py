@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.kernel import Runs, kinship
 from jointopt.surrogate.own_mix import COVERAGE, sure_part
@@ -46,22 +46,8 @@ class NewSource:
         names = np.array([profile.name if profile.fitted else "" for profile in profiles])
         logs = np.log([[profile.compute_factor, profile.network_efficiency] for profile in profiles])[known.work]
         slopes = known.runs.sensitivity[:, [CONSTANTS.index("compute"), CONSTANTS.index("inter_node")]]
-        return cls(
-            names[known.work],
-            own,
-            generic,
-            slopes[:, 0],
-            logs[:, 0],
-            slopes[:, 1],
-            logs[:, 1],
-            host_share(unknown.runs),
-        )
-
-    def of_framework(self, name: str) -> tuple[float, float, float, float]:
-        """Sensitivity to products, what runs are off by (medians); logarithms of the profile's products and network."""
-        at = self.framework == name
-        medians = float(np.median(self.compute[at])), float(np.median(self.own[at]))
-        return *medians, float(self.log_compute[at][0]), float(self.log_efficiency[at][0])
+        of_products, of_network = (slopes[:, 0], logs[:, 0]), (slopes[:, 1], logs[:, 1])
+        return cls(names[known.work], own, generic, *of_products, *of_network, host_share(unknown.runs))
 
     def covered(self, of_own: Bounds, of_generic: Bounds) -> tuple[float, float]:
         """Shares of runs whose times lie within bounds, under its profile and under none."""
@@ -93,7 +79,12 @@ def stand_in(source: NewSource, others: Sequence[NewSource]) -> Floats:
 
 def factors_by_others(source: NewSource, others: Sequence[NewSource]) -> dict[str, tuple[float, float]]:
     """Logarithms of a profile's products and network as ``others`` have them, by the names of ``source``'s profiles."""
-    every = [(name, other.of_framework(name)) for other in others for name in _names(other)]
+    every = []  # sensitivity to products, what runs are off by (medians); logarithms of products and network
+    for other in others:
+        for name in _names(other):
+            at = other.framework == name
+            medians = np.median(other.compute[at]), np.median(other.own[at])
+            every.append((name, (*medians, other.log_compute[at][0], other.log_efficiency[at][0])))
     out = {}
     for name in _names(source) if every else ():
         same = [found for of, found in every if of == name] or [found for _, found in every]
@@ -180,7 +171,9 @@ class NewGroups:
         """
         if self.in_whole and self.wider == 1.0:
             return np.ones(len(runs)), np.ones(len(runs))
-        known_group = _of_known_group(runs, known)
+        # by sizes of model, batch and cluster, since a model has other names in other tables, or none
+        groups = set(map(tuple, _sizes(known).tolist()))
+        known_group = np.fromiter((tuple(sizes) in groups for sizes in _sizes(runs).tolist()), np.bool_, len(runs))
         part = self.weight * (sure_part(mean, half_width) if self.as_sure else np.ones(len(runs)))
         return np.where(known_group, 1.0, part), np.where(known_group, 1.0, self.wider)
 
@@ -203,15 +196,6 @@ class NewGroups:
         )
         remark += f" (fewer than {LEAST_GROUPS} were judged: none is chosen)" * (self.judged < LEAST_GROUPS)
         return f"{origin.origin}: process {self.weight:g} for groups without runs{remark}: {gain}"
-
-
-def _of_known_group(runs: Runs, known: Runs) -> Bools:
-    """Whether a run of the group of each of ``runs`` is among those ``known``, (n,).
-
-    By sizes of model, batch and cluster, since a model has other names in other tables, or none.
-    """
-    groups = set(map(tuple, _sizes(known).tolist()))
-    return np.fromiter((tuple(sizes) in groups for sizes in _sizes(runs).tolist()), np.bool_, len(runs))
 
 
 def size_groups(runs: Runs) -> Ints:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import gammaln
 
+from jointopt.core.facts import Source
 from jointopt.core.schema import DOUBLINGS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
 from jointopt.surrogate.evidence import beyond
 from jointopt.surrogate.kernel import Kernel, Runs, together
@@ -20,6 +22,10 @@ from jointopt.surrogate.own_cluster import (
     supporting,
 )
 from jointopt.surrogate.own_mix import FOLDS, LEAST_GAIN, count_distinct, mixed_again
+from jointopt.surrogate.power import PowerScale
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.surrogate import Surrogate
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,13 @@ class Adapted:
     """Logarithms of what a run of each plan (n,) would show."""
 
     mean: Floats
-    deviation: Floats  # standard deviation, the plan's own noise included
     loadings: Floats  # (n, d): what plans err by together, per independent unit normal
     noise: float  # standard deviation of what each errs by alone
+
+    @property
+    def deviation(self) -> Floats:
+        """Standard deviations (n,), each plan's own noise included."""
+        return np.asarray(np.sqrt((self.loadings**2).sum(axis=1) + self.noise**2))
 
     @property
     def apart(self) -> Floats:
@@ -99,14 +109,14 @@ def adapted(
     spread = spread or Spread()
     scaled = np.column_stack([np.full(len(features), spread.shared), spread.trend * features])
     if not len(index):
-        return _spread_out(log_predicted, scaled, spread.noise**2)
+        return Adapted(log_predicted, scaled, spread.noise)
     residual = log_measured - log_predicted[index]
     seen = scaled[index]
     variance, scale = _noise(seen @ seen.T, residual, spread.noise**2)
     precision = np.eye(scaled.shape[1]) + (seen.T / variance) @ seen
     weights = np.linalg.solve(precision, (seen.T / variance) @ residual)
     root = np.linalg.inv(np.linalg.cholesky(precision)).T
-    return _spread_out(log_predicted + scaled @ weights, scaled @ root, scale)
+    return Adapted(log_predicted + scaled @ weights, scaled @ root, float(np.sqrt(scale)))
 
 
 def _beyond(
@@ -121,11 +131,6 @@ def _beyond(
         expected[bounded] = beyond(bound, mean, deviation)
         found = adapted(features, log_predicted, index, expected, spread)
     return expected
-
-
-def _spread_out(mean: Floats, loadings: Floats, noise_variance: float) -> Adapted:
-    deviation = np.sqrt((loadings**2).sum(axis=1) + noise_variance)
-    return Adapted(mean, deviation, loadings, float(np.sqrt(noise_variance)))
 
 
 def left_out(
@@ -146,9 +151,15 @@ def left_out(
 
 
 def mean_loss(off: Floats, deviation: Floats) -> float:
-    """The mean of -log of the density of errors ``off`` (m,) that are expected to be so wide; NaN aside."""
+    """The mean of -log of the density of errors ``off`` (m,) that are expected to be so wide; NaN aside.
+
+    Student's density, whose tails one stalled run does not decide by.
+    """
     known = np.isfinite(off)
-    return float(np.mean(_loss(off[known], deviation[known])))
+    off, deviation = off[known], deviation[known]
+    scaled = 1.0 + (off / deviation) ** 2 / _TAIL
+    constant = gammaln((_TAIL + 1.0) / 2.0) - gammaln(_TAIL / 2.0) - 0.5 * np.log(_TAIL * np.pi)
+    return float(np.mean(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled)))
 
 
 def unmoved_scatter(off: Floats, least: float) -> Floats:
@@ -159,13 +170,6 @@ def unmoved_scatter(off: Floats, least: float) -> Floats:
     squares = off**2
     others = max(np.isfinite(squares).sum() - 1, 1)
     return np.asarray(np.maximum(np.sqrt((np.nansum(squares) - squares) / others), least))
-
-
-def _loss(off: Floats, deviation: Floats) -> Floats:
-    """-log of Student's density, whose tails one stalled run does not decide by."""
-    scaled = 1.0 + (off / deviation) ** 2 / _TAIL
-    constant = gammaln((_TAIL + 1.0) / 2.0) - gammaln(_TAIL / 2.0) - 0.5 * np.log(_TAIL * np.pi)
-    return np.asarray(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled))
 
 
 def _noise(kernel: Floats, residual: Floats, usual: float) -> tuple[Floats, float]:
@@ -191,16 +195,14 @@ BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
 
 @dataclass(frozen=True)
 class OtherJobs:
-    """``log_factor`` (n,) on the time of plans, and how far plans of one job left out are off without and with it.
+    """A ``surrogate`` that learned from runs of other jobs, and how far plans of one left out are off by it.
 
-    Both are means of absolute logarithms, what all plans of a job have in common aside. ``log_power`` (n,): factor on
-    their power; None where power was not measured often, or is predicted no better with it.
+    ``without`` and with it (``error``): means of absolute logarithms, what all plans of a job have in common aside.
     """
 
-    log_factor: Floats
+    surrogate: Surrogate
     without: float
     error: float
-    log_power: Floats | None = None
 
     @property
     def orders_better(self) -> bool:
@@ -215,22 +217,24 @@ def sound_runs(known: Measured, source: str, most: int = MOST, seed: int = 0) ->
     return known.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
 
 
-def from_other_jobs(plans: Runs, watts: Floats, known: Measured, shared: Kernel, seed: int = 0) -> OtherJobs | None:
-    """A model of ``known`` runs of other jobs on the cluster of ``plans`` (n,); None where there are few.
+def of_other_jobs(source: Source, known: Measured, shared: Surrogate, seed: int = 0) -> OtherJobs | None:
+    """What ``known`` runs of other jobs on the cluster teach of the next one; None where they are few.
 
-    ``watts`` (n,): average power of the plans by the physics. ``shared``: the kernel of all sources.
+    ``shared``: the surrogate with the kernel of all sources.
     """
-    some = sound_runs(known, str(plans.source[0]), seed=seed)
+    some = sound_runs(known, str(source), seed=seed)
     if count_distinct(some.runs) < LEAST_RUNS:
         return None
-    own, crossed, _ = learn_own(str(plans.source[0]), some, shared, seed)
+    own, crossed, _ = learn_own(str(source), some, shared.kernel, seed)
+    if own.knows_power and own.errors["power"] >= own.errors["power physics"]:
+        own = replace(own, power=PowerScale())
     kept = supporting(np.arange(len(some.runs), dtype=np.int64), seed)
-    process = own.process(shared, some.runs.take(kept), some.residual[kept])
+    learned = replace(
+        shared, support=some.runs.take(kept), residual=some.residual[kept], own=(own,), new_groups=(),
+        card={"recipe_classes": {str(source): "several"}},  # each job is priced by its own
+    )  # fmt: skip
     without, error = (_apart(off, some.runs.group) for off in (some.residual, some.residual - crossed))
-    better = own.knows_power and own.errors["power"] < own.errors["power physics"]
-    return OtherJobs(
-        own.mean(process, plans, some.runs), without, error, own.log_power(plans, watts) if better else None
-    )
+    return OtherJobs(learned, without, error)
 
 
 def with_own_rows(

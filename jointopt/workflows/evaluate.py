@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy.stats import kendalltau
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.core.schema import Floats
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.report.results import Evaluation
@@ -31,7 +29,6 @@ from jointopt.surrogate.data_doubts import (
     set_apart,
     static_power_w,
 )
-from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.measurements import Measurements, precision_lines
 from jointopt.surrogate.surrogate import Fingerprints, fingerprints
 from jointopt.workflows.answers import from_files
@@ -41,9 +38,8 @@ _log = logging.getLogger(__name__)
 _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
 )  # fmt: skip
-_TO_CLASS = (
-    10  # runs of a source that determine its recipe class and precision: to price all takes as long as to judge them
-)
+# Runs of a source that determine its recipe class and precision: to price all takes as long as to judge them.
+_TO_CLASS = 10
 # What is judged beside time where it was measured: relative errors, and kelvins of temperature.
 _BESIDE_TIME = {
     "avg_power_w": "power_error", "energy_j": "energy_error", "peak_memory_gib": "memory_error",
@@ -73,14 +69,48 @@ def evaluate(
     known = [*names]
     given = None if measured is None else Measurements.given(measured)
     judged = predict(table, surrogate, given, calibration, storage, machine).assign(**names)
-    judged, of_unit = _with_possible_times(judged)
-    some = _some_of_each(table.assign(iteration_time_s=judged["iteration_time_s"].to_numpy(float)))
-    of_precision = precision_lines(some)
-    for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values(), *_power_doubts(judged)]:
+    judged, sentences = _with_doubts(judged, table)
+    for sentence in sentences:
         _log.warning("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
     learned = _learned_rows(runs, judged, surrogate, given)
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)
+
+
+def _with_doubts(judged: pd.DataFrame, table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows without times in another unit than the others of their source, and a sentence on each doubtful source.
+
+    That is of its times, of its precision where that would explain them, or of its power: in another unit than W, of
+    more than one GPU, or of a part of a job.
+    """
+    source = judged["source"].to_numpy(str) if "source" in judged else np.full(len(judged), "")
+    ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0)
+    ratio = np.log((judged["iteration_time_s"] / judged["predicted_iteration_time_s"]).where(ran).to_numpy(float))
+    apart, rows = set_apart(ratio, source), np.arange(len(judged))
+    lost = impossible(ratio, apart)
+    lines = apart_lines(ratio, rows, apart, source, _PREDICTED)
+    judged = judged.assign(iteration_time_s=judged["iteration_time_s"].mask(lost))
+    # evidence of each source, of many runs that of some, of which the next precision may explain the times
+    timed = table.assign(iteration_time_s=judged["iteration_time_s"].to_numpy(float))
+    timed = timed[(timed["status"] == "ok") & (timed["iteration_time_s"] > 0)]
+    keys = [name for name in ("source", "framework", "gpu") if name in timed]
+    drawn = timed.sample(frac=1.0, random_state=0)
+    some = (drawn.groupby(keys, dropna=False, sort=False) if keys else drawn).head(_TO_CLASS)
+    of_precision: dict[Source, str] = {}
+    with suppress(TableError):
+        of_precision = precision_lines(Measurements(some.sort_index().reset_index(drop=True)).evidence_by_source())
+    ratio = np.where(lost, np.nan, ratio)
+    unasked = np.where(doubtful_precision(judged), np.nan, ratio)
+    explained = {*(one.origin for one in of_precision), *set_apart(ratio, source)}
+    lines += [*doubts(off_scale(unasked, source), _PREDICTED, explained), *of_precision.values()]
+    if "predicted_avg_power_w" in judged and "gpu" in judged:
+        static_w = {name: static_power_w(name) for name in judged["gpu"].dropna().unique()}
+        predicted_w, idle_w = (
+            values.to_numpy(float) for values in (judged["predicted_avg_power_w"], judged["gpu"].map(static_w))
+        )
+        watts = MeasuredWatts.of(judged, predicted_w, np.exp(ratio), idle_w)
+        lines += watts.lines(source, rows, row_names(judged), "errors of power and energy say nothing")
+    return judged, lines
 
 
 def _learned_rows(
@@ -110,75 +140,20 @@ def _fingerprints(runs: Measurements) -> Fingerprints:
 
 
 def _summary(judged: pd.DataFrame) -> pd.DataFrame | None:
-    """Figures by source and GPU, those with the largest signed error first; None where the table names neither."""
+    """Figures by source and GPU, those with the largest signed error first; None where the table names neither.
+
+    ``bias``: the median of predicted over measured time, less one: its sign says whether predictions are too slow.
+    """
     keys = [name for name in ("source", "gpu") if name in judged]
     if not keys:
         return None
-    by = judged.groupby(keys, sort=False, dropna=False)
-    rows = [dict(zip(keys, key, strict=True)) | _bias(some) | _figures(some, ranked=False) for key, some in by]
+    rows = []
+    for key, some in judged.groupby(keys, sort=False, dropna=False):
+        ran = some[(some["status"] == "ok") & (some["iteration_time_s"] > 0)]
+        bias = float((ran["predicted_iteration_time_s"] / ran["iteration_time_s"] - 1.0).median())
+        rows.append(dict(zip(keys, key, strict=True)) | {"bias": bias} | _figures(some, ranked=False))
     found = pd.DataFrame(rows).drop(columns=["kendall_tau", "top1_regret"])
     return found.sort_values("bias", key=lambda bias: -bias.abs(), kind="stable")
-
-
-def _bias(rows: pd.DataFrame) -> dict[str, float]:
-    """The median of predicted over measured time, less one: its sign says whether predictions are too slow."""
-    ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
-    return {"bias": float((ran["predicted_iteration_time_s"] / ran["iteration_time_s"] - 1.0).median())}
-
-
-def _with_possible_times(judged: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The table without times in another unit than the others of their source, and a sentence on each such source."""
-    ratio, source = _log_ratio(judged), _source(judged)
-    apart = set_apart(ratio, source)
-    lines = apart_lines(ratio, np.arange(len(judged)), apart, source, _PREDICTED)
-    possible = judged["iteration_time_s"].mask(impossible(ratio, apart))
-    return judged.assign(iteration_time_s=possible), lines
-
-
-def _log_ratio(judged: pd.DataFrame) -> Floats:
-    """log(measured / predicted time) of every row, (n,), NaN where there is none."""
-    ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0)
-    ratio = judged["iteration_time_s"] / judged["predicted_iteration_time_s"]
-    return np.asarray(np.log(ratio.where(ran).to_numpy(float)))
-
-
-def _source(judged: pd.DataFrame) -> npt.NDArray[np.str_]:
-    return judged["source"].to_numpy(str) if "source" in judged else np.full(len(judged), "")
-
-
-def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
-    """A sentence on each source whose times are far from those predicted, and of which nothing likelier is suspected.
-
-    That is of a row, or by ``of_precision``, keys of sources.
-    """
-    ratio, source = np.where(doubtful_precision(judged), np.nan, _log_ratio(judged)), _source(judged)
-    known = {Source.parse(key).origin for key in of_precision}
-    return doubts(off_scale(ratio, source), _PREDICTED, {*known, *set_apart(ratio, source)})
-
-
-def _power_doubts(judged: pd.DataFrame) -> list[str]:
-    """A sentence on each source whose measured power is of something else than one GPU in W, or of a part of a job."""
-    if "predicted_avg_power_w" not in judged or "gpu" not in judged:
-        return []
-    static_w = {name: static_power_w(name) for name in judged["gpu"].dropna().unique()}
-    slower = np.exp(_log_ratio(judged))
-    predicted_w = judged["predicted_avg_power_w"].to_numpy(float)
-    watts = MeasuredWatts.of(judged, predicted_w, slower, judged["gpu"].map(static_w).to_numpy(float))
-    rows = np.arange(len(judged), dtype=np.int64)
-    return watts.lines(_source(judged), rows, row_names(judged), "errors of power and energy say nothing")
-
-
-def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:
-    """Evidence of each source of timed runs, of many that of some."""
-    timed = table[(table["status"] == "ok") & (table["iteration_time_s"] > 0)]
-    keys = [name for name in ("source", "framework", "gpu") if name in timed]
-    drawn = timed.sample(frac=1.0, random_state=0)
-    some = (drawn.groupby(keys, dropna=False, sort=False) if keys else drawn).head(_TO_CLASS)
-    some = some.sort_index().reset_index(drop=True)
-    try:
-        return Measurements(some).evidence_by_source()
-    except TableError:
-        return {}
 
 
 def _groups(table: pd.DataFrame) -> pd.Series[Any]:
@@ -191,49 +166,35 @@ def _groups(table: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:
+    """Median errors, coverage, ranks (``ranked``, of enough plans) and failures foreseen of judged rows.
+
+    ``top1_regret``: the share by which the plan predicted fastest is slower than the fastest.
+    """
     unpredicted = rows["predicted_iteration_time_s"].isna()
     rows = rows[~unpredicted]
     ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
     time_s, predicted = ran["iteration_time_s"], ran["predicted_iteration_time_s"]
     error = (predicted / time_s - 1.0).abs()
     inside = time_s.between(ran["predicted_iteration_time_s_low"], ran["predicted_iteration_time_s_high"])
-    enough = ranked and len(ran) >= LEAST_TO_RANK
-    return {
-        "rows": len(ran),
-        "not_predicted": int(unpredicted.sum()),
-        "median_error": float(error.median()),
-        "mean_error": float(error.mean()),
-        "kendall_tau": float(kendalltau(predicted, time_s)[0]) if enough else np.nan,
-        "top1_regret": _regret(time_s, predicted) if enough else np.nan,
+    tau = regret = np.nan
+    if ranked and len(ran) >= LEAST_TO_RANK:
+        chosen, tau = int(predicted.to_numpy(float).argmin()), float(kendalltau(predicted, time_s)[0])
+        regret = float(time_s.to_numpy(float)[chosen] / time_s.min() - 1.0)
+    found = {
+        "rows": len(ran), "not_predicted": int(unpredicted.sum()), "median_error": float(error.median()),
+        "mean_error": float(error.mean()), "kendall_tau": tau, "top1_regret": regret,
         "covered": float(inside.mean()) if len(ran) else np.nan,
-        **_beside_time(ran),
-        **_out_of_memory(rows),
-    }
-
-
-def _beside_time(ran: pd.DataFrame) -> dict[str, float]:
-    """Median errors of what was measured beside time, as far as it is predicted."""
-    found = {}
-    for name, error in _BESIDE_TIME.items():
+    }  # fmt: skip
+    for name, called in _BESIDE_TIME.items():
         if name in ran and f"predicted_{name}" in ran:
-            measured, predicted = ran[name].astype(float), ran[f"predicted_{name}"].astype(float)
-            apart = predicted - measured if name == "temperature_c" else predicted / measured.where(measured > 0) - 1.0
+            measured, expected = ran[name].astype(float), ran[f"predicted_{name}"].astype(float)
+            apart = expected - measured if name == "temperature_c" else expected / measured.where(measured > 0) - 1.0
             if apart.notna().any():
-                found[error] = float(apart.abs().median())
-    return found
-
-
-def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:
-    """The share by which the plan predicted fastest is slower than the fastest."""
-    chosen = int(predicted.to_numpy(float).argmin())
-    return float(time_s.to_numpy(float)[chosen] / time_s.min() - 1.0)
-
-
-def _out_of_memory(rows: pd.DataFrame) -> dict[str, float]:
+                found[called] = float(apart.abs().median())
     known = rows[rows["status"].isin(["ok", "oom"])]
-    was, predicted = known["status"] == "oom", ~known["predicted_fits"].astype(bool)
-    hit = float((was & predicted).sum())
-    return {
+    was, foreseen = known["status"] == "oom", ~known["predicted_fits"].astype(bool)
+    hit = float((was & foreseen).sum())
+    return found | {
         "oom_recall": hit / was.sum() if was.any() else np.nan,
-        "oom_precision": hit / predicted.sum() if predicted.any() and was.any() else np.nan,
+        "oom_precision": hit / foreseen.sum() if foreseen.any() and was.any() else np.nan,
     }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from jointopt.core.errors import JointOptError, TableError
+from jointopt.core.facts import Source
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.system import one_blas_thread
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
@@ -21,20 +20,21 @@ from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.jobs.cluster import Machine, table_lines
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import violations
-from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
+from jointopt.runs.cells import first_rows, row_codes
 from jointopt.runs.checks import class_conflicts, states_class, taken_lines
 from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import Workload, lacks_heads, workloads
-from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
-from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
+from jointopt.surrogate.correction import load_surrogate, surrogate_names
+from jointopt.surrogate.dataset import Part, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
-from jointopt.surrogate.features import HEAT_COLUMNS, network_assumed, network_delay
-from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
+from jointopt.surrogate.features import HEAT_COLUMNS
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import kinship
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
-from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.sources import answering, at_hand, of_learned_class
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def predict(
     of_machine = table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
     for line in [*taken_lines(queried, measured_rows), *of_machine]:
         _log.warning("%s", line)
-    found = [_at_hand(work, calibration, machine, pue) for work in found]
+    # with what was measured of their GPU and nodes, on the site that the PUE is of
+    found = [replace(w, job=calibrated_if_same_gpu(w.job, calibration)).on(machine) for w in found]
+    found = [replace(work, job=work.job.on_site(pue)) for work in found]
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
     parts = parts_by_source(queried, found, _MOST_ROWS)
@@ -96,31 +98,24 @@ def predict(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
         of_user = surrogate not in ("none", *surrogate_names())
-        corrections = dict(pool.map(lambda part: (part.source, _correction(part, learned, evidence, of_user)), firsts))
-        done = pool.map(lambda batch: _answered(batch, corrections[batch[0].source]), parts)
+        models = dict(pool.map(lambda part: (part.source, _model(part, learned, evidence, of_user)), firsts))
+        done = pool.map(lambda batch: _answers([part.work for part in batch], models[batch[0].source]), parts)
         answers = [answer for batch in done for answer in batch]
-    reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
-    priced = [a for a in answers if not a.refused]
+    reasons |= {int(row): found for work, found, _ in answers if isinstance(found, str) for row in work.rows}
+    priced = [(work, found, of) for work, found, of in answers if not isinstance(found, str)]
     if not priced:
         raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     out = pd.DataFrame(_by_row(priced, len(table)), copy=False)
-    out["not_predicted"] = _words(reasons, len(table))
-    _log_unpredicted(reasons)
+    words = np.full(len(table), "", dtype=object)
+    words[list(reasons)] = list(reasons.values())
+    out["not_predicted"] = words
+    unpredicted = by_reason(reasons)
+    for reason, count, row in unpredicted[:_MOST_REASONS]:
+        _log.warning("%s row%s not predicted (row %d): %s", f"{count:,}", "s" * (count > 1), row + 1, reason)
+    if rest := sum(count for _, count, _ in unpredicted[_MOST_REASONS:]):
+        _log.warning("%s more rows not predicted; the column not_predicted says why.", f"{rest:,}")
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in table if c in out or c in _EARLIER]), out], axis=1)
-
-
-def _at_hand(work: Workload, calibration: Calibration | None, machine: Machine | None, pue: float | None) -> Workload:
-    """The workload with what was measured of its GPU and nodes, on the site that the PUE is of."""
-    there = replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine)
-    return replace(there, job=there.job.on_site(pue))
-
-
-def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:
-    """The reason of each of so many rows, (n,), blank where there is none."""
-    out = np.full(count, "", dtype=object)
-    out[list(reasons)] = list(reasons.values())
-    return out
 
 
 def _measured(
@@ -146,7 +141,8 @@ def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.D
 
     Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
     """
-    if not _share_a_source(runs.table, table):
+    measured, queried = (set(t["source"].dropna()) if "source" in t else set() for t in (runs.table, table))
+    if not measured & queried and (measured or queried):
         table = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
     table = _by_their_software(runs.table, table)
@@ -168,13 +164,7 @@ def _by_their_software(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFr
     return table.assign(framework=stated.where(~open_rows, names[0]))
 
 
-def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
-    """Whether some name of a source stands in both tables, or in neither any."""
-    named = [set(t["source"].dropna()) if "source" in t else set() for t in (measured, table)]
-    return bool(named[0] & named[1]) or not (named[0] or named[1])
-
-
-def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Evidence]:
+def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[Source, Evidence]:
     """Evidence of measured runs by source; those that teach nothing, or nothing of ``sources``, are logged.
 
     The first ``given`` of them were passed by the caller, and their warnings are already logged. Raises TableError
@@ -202,112 +192,56 @@ def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Ev
     return runs.evidence_by_source()
 
 
-def _log_unpredicted(reasons: Mapping[int, str]) -> None:
-    found = by_reason(reasons)
-    for reason, count, row in found[:_MOST_REASONS]:
-        _log.warning("%s row%s not predicted (row %d): %s", f"{count:,}", "s" * (count > 1), row + 1, reason)
-    if len(found) > _MOST_REASONS:
-        rest = sum(count for _, count, _ in found[_MOST_REASONS:])
-        _log.warning("%s more rows not predicted; the column not_predicted says why.", f"{rest:,}")
+def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Evidence], of_user: bool) -> JobModel:
+    """The model of the source of a part, which learns once for all jobs there; ``of_user``: no shipped surrogate."""
+    stated, job = Source.parse(part.source), part.work.job
+    source, known = stated, with_kin(evidence, stated)
+    if surrogate is not None and of_user:
+        surrogate, source = answering(surrogate, stated, job, known.runs is not None)
+        known = at_hand(known, stated, source)
+    model = JobModel(job, surrogate, known, stated_source=source)
+    if surrogate is not None:
+        of_learned_class(job, surrogate.class_of(str(source)))
+    model.learn()
+    return model
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Predicted columns of a part's plans, each once, and which of them every row runs; or why there are none."""
+def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
+    """Predicted columns of each one's plans, each once, or why there are none, and which each row runs.
 
-    part: Part
-    columns: Columns
-    plan_of_row: Ints
-    refused: str = ""
-
-
-def _correction(
-    part: Part, surrogate: Surrogate | None, evidence: Mapping[str, Evidence], of_user: bool
-) -> Correction | None:
-    """The correction of the source of a part, conditioned once for all its batches; None without a surrogate.
-
-    ``of_user``: the surrogate is none of those shipped.
+    ``model``: of the rows' source.
     """
-    if surrogate is None:
-        return None
-    known, source, job = with_kin(evidence, part.source), part.source, part.work.job
-    if of_user:
-        surrogate, source = answering(surrogate, source, job, known.runs is not None)
-        known = at_hand(known, part.source, source)
-    correction = Correction(surrogate, source, job.training.framework.fitted, known)
-    of_learned_class(job, correction.recipe_class)
-    _ = correction.by  # which conditions it
-    return correction
-
-
-def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Answer]:
-    """The answers for parts of one source."""
-    priced: list[tuple[Part, PricedPlans]] = []
-    refused: list[_Answer] = []
-    for part in batch:
-        job = part.work.job if correction is None else correction.as_measured(correction.moved(part.work.job))
+    out: list[tuple[Workload, Columns | str, Ints]] = []
+    asked = []
+    for work in works:
+        layout, clocks = row_codes([work.layout]), work.clock_mhz
+        if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
+            clocks = clocks[:, :1]
+        plan_of_row = row_codes([layout, *clocks.T])
+        first, here = first_rows(plan_of_row), model.of_job(work.job, work.as_stated)
+        plans = {name: values[work.layout[first]] for name, values in work.layouts.items()}
+        plans["stage_clock_mhz"] = clocks[first]
+        distinct = {name: values[work.layout[first_rows(layout)]] for name, values in work.layouts.items()}
         try:
-            priced.append((part, PricedPlans.of(replace(part.work, job=job))))
+            described = here.described(plans)
         except JointOptError as error:
-            refused.append(_Answer(part, {}, np.zeros(0, np.int64), str(error)))
-    moves: Sequence[Move | None] = [None] * len(priced)
-    if correction is not None and priced:
-        runs = [found.runs(correction.source) for _, found in priced]
-        moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
-        held = [_under_own_limit(f, p, m, correction) for (p, f), m in zip(priced, moves, strict=True)]
-        priced, moves = (
-            [(part, found) for (part, _), (found, _) in zip(priced, held, strict=True)],
-            [m for _, m in held],
-        )
-    pairs = zip(priced, moves, strict=True)
-    return refused + [
-        _Answer(part, _columns(found, move, _heat(found, correction)), found.plan_of_row)
-        for (part, found), move in pairs
-    ]
-
-
-def _heat(priced: PricedPlans, correction: Correction | None) -> Columns:
-    """Peak power and temperature of plans, (n,) each, as far as they were learned of the source."""
-    targets = {} if correction is None or correction.own is None else correction.own.heat
-    if correction is None or not targets:
-        return {}
-    physics = copy.copy(priced.physics)
-    physics.heat_scale = correction.heat(priced.plans.job, physics.layouts)
-    found = physics.heat(priced.layout, priced.plans.clock_mhz)
-    return {HEAT_COLUMNS[name]: found[HEAT_COLUMNS[name]] for name in targets}
-
-
-def _under_own_limit(found: PricedPlans, part: Part, move: Move, correction: Correction) -> tuple[PricedPlans, Move]:
-    """Plans and their correction under the power limit of their rows, where power was measured under another."""
-    job, limit_w = correction.moved(part.work.job), correction.power_limit_w
-    if limit_w is None or job.cluster.power_limit_w == limit_w:
-        return found, move
-    there, power = found.under_limit(job, move.power, limit_w)
-    return there, replace(move, power=power)
-
-
-def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns:
-    """Predicted columns of plans, (n,) each, named as in the table; ``warmth``: as `_heat`'s."""
-    job, plans = priced.plans.job, priced.plans
-    columns = {name: priced.values[name] for name in RESULTS} | warmth
-    columns |= plans.plans | {"stage_clock_mhz": plans.clock_mhz}
-    framework = job.training.framework.name
-    memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
-    load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
-    if move is None:
-        network = network_delay(priced.physics, priced.layout) if network_assumed(job) else 0.0
-        columns, found = add_intervals(job, columns, network=network), doubts(job, columns, network=network)
-    else:
-        columns = move.scaled(columns)
-        columns, found = move.bounded(job, columns), move.doubts(job, columns)
-    if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
-        columns, found = outside_of_domain(columns), found | {NOT_AS_STATED: np.ones(len(load), bool)}
-    kept = as_predicted(job, columns, (*RESULTS, *warmth))
-    fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
-    rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
-    kept |= {name: rates[name] for name in _RATES}
-    kept |= {"in_domain": columns["in_domain"], "doubts": doubt_names(found, columns["in_domain"])}
-    return kept | fitting | {"violations": violations(job, plans.layouts)[plans.layout]}
+            out.append((work, str(error), plan_of_row))
+            continue
+        asked.append((work, here, plans, described, plan_of_row, violations(work.job, distinct)[layout[first]]))
+    moves = model.moves([described for _, _, _, described, *_ in asked])
+    for (work, here, plans, _, plan_of_row, broken), move in zip(asked, moves, strict=True):
+        try:
+            columns = here.predict(plans, move)
+        except JointOptError as error:
+            out.append((work, str(error), plan_of_row))
+            continue
+        kept = as_predicted(work.job, columns, (*RESULTS, *model.learned_heat))
+        rates = throughput(work.job, plans, columns["iteration_time_s"], columns["energy_j"])
+        fitting = columns["fit_probability"]
+        kept |= {name: rates[name] for name in _RATES} | {name: columns[name] for name in ("in_domain", "doubts")}
+        kept |= {"predicted_fits": fitting >= FEASIBLE, "fit_probability": fitting}
+        out.append((work, kept | {"violations": broken}, plan_of_row))
+    return out
 
 
 def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
@@ -317,15 +251,15 @@ def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
     return {f"predicted_{name}": values for name, values in columns.items() if name.startswith(names)}
 
 
-def _by_row(answers: Sequence[_Answer], count: int) -> Columns:
+def _by_row(answers: Sequence[tuple[Workload, Columns, Ints]], count: int) -> Columns:
     """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
     out: Columns = {}
-    for name in dict.fromkeys(name for answer in answers for name in answer.columns):
+    for name in dict.fromkeys(name for _, columns, _ in answers for name in columns):
         out[name] = np.full(count, *_BLANKS.get(name, (np.nan, np.float64)))
-        for answer in answers:
-            if name in answer.columns:  # peaks and temperatures are those of sources that taught some
-                out[name][answer.part.work.rows] = answer.columns[name][answer.plan_of_row]
+        for work, columns, plan_of_row in answers:
+            if name in columns:  # peaks and temperatures are those of sources that taught some
+                out[name][work.rows] = columns[name][plan_of_row]
     out["assumed"] = np.full(count, *_BLANKS["assumed"])
-    for answer in answers:
-        out["assumed"][answer.part.work.rows] = answer.part.work.assumed
+    for work, _, _ in answers:
+        out["assumed"][work.rows] = work.assumed
     return out

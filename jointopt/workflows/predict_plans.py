@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, outside
+from jointopt.core.schema import LAYOUT_COLUMNS, outside
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan, violations
-from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_records, stage_clocks_to_text, widened
+from jointopt.jobs.plans.text import parse_plan, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.throughput import throughput
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.answers import answered, check_priceable, from_files, listed, with_limits
+from jointopt.workflows.answers import check_priceable, from_files, listed, with_limits
 from jointopt.workflows.predict import as_predicted
 from jointopt.workflows.predict import predict as predict_table
 
@@ -77,27 +77,16 @@ def of_plans(
     for one in parsed:
         record = plan_records(one.layouts, one.stage_clock_mhz, [0])[0]
         check_priceable(model.job, record, check_plan(model.job, record))
-    columns = _priced(model, parsed)
-    cells = {name: outside(name, columns[name]) for name in LAYOUT_COLUMNS}
-    cells["stage_clock_mhz"] = stage_clocks_to_text(columns["stage_clock_mhz"])
-    found = pd.DataFrame(cells | _predicted(model.job, columns))
-    return found.assign(assumed=[" ".join(one.assumed) for one in parsed])
-
-
-def _priced(model: JobModel, parsed: Sequence[ParsedPlan]) -> Columns:
-    """Plans with results and intervals, (n,) each."""
     layouts = concat(with_limits([one.layouts for one in parsed], model.job))
     deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
     clocks = np.concatenate([widened(one.stage_clock_mhz, deepest) for one in parsed])
-    physics, every = model.cost_model(layouts), np.arange(len(parsed))
-    values = physics.evaluate(every, clocks) | {"layout_index": every, "stage_clock_mhz": clocks}
-    return answered(model, physics, values | {"fit_probability": model.fit_probability(physics)})
-
-
-def _predicted(job: Job, columns: Columns) -> Columns:
-    """The predicted columns of plans as a table has them."""
+    columns = model.predict(layouts | {"stage_clock_mhz": clocks})
     layouts = {name: columns[name] for name in LAYOUT_COLUMNS}
-    found = as_predicted(job, columns, RESULTS)
-    found |= {name: columns[name] for name in ("fit_probability", "in_domain", "doubts")}
-    found |= throughput(job, layouts, columns["iteration_time_s"], columns["energy_j"])
-    return found | {"predicted_fits": columns["fit_probability"] >= FEASIBLE, "violations": violations(job, layouts)}
+    cells: dict[str, Any] = {name: outside(name, values) for name, values in layouts.items()}
+    cells["stage_clock_mhz"] = stage_clocks_to_text(clocks)
+    cells |= as_predicted(model.job, columns, RESULTS)
+    cells |= {name: columns[name] for name in ("fit_probability", "in_domain", "doubts")}
+    cells |= throughput(model.job, layouts, columns["iteration_time_s"], columns["energy_j"])
+    fits = columns["fit_probability"] >= FEASIBLE
+    found = pd.DataFrame(cells | {"predicted_fits": fits, "violations": violations(model.job, layouts)})
+    return found.assign(assumed=[" ".join(one.assumed) for one in parsed])

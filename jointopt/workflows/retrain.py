@@ -8,7 +8,8 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ from jointopt.workflows.answers import from_files, paths
 _log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"
 _HELD_OUT_TYPES = {"row": np.uint64, "source": str, "error": float}
+_BOUNDS = (
+    "lower bounds: {:,} of {:,} runs that were ended early count, as what they are expected to have taken beyond; the "
+    "others were expected to take longer anyway, are too far from the physics, or cannot be priced"
+)
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
 
 
@@ -66,11 +71,15 @@ def retrain(
     judged = _judged(scores.attrs.get("rows", {}))
     card = _card(data, given, scores, seed, licences, storage, out)
     compared, forgotten = None, tuple[str, ...]()
-    if old is not None and not (judged.empty and old.judged.empty and storage is None and old.is_of(card)):
-        compared = _on_same_rows(judged, old.judged)
-        forgotten = tuple(sorted(old.sources - set(data["source"].astype(str))))
-        if not force:
-            _refuse_worse(compared, out, len(judged))
+    if old is not None:
+        before, held = old
+        files = before.get("files_sha256", {})  # whether it was trained on the very files alone
+        same = "--storage" not in str(before.get("rebuild")) and bool(files) and files == card["files_sha256"]
+        if not (judged.empty and held.empty and storage is None and same):
+            compared = _on_same_rows(judged, held)
+            forgotten = tuple(sorted(set(map(str, before.get("data", {}))) - set(data["source"].astype(str))))
+            if not force:
+                _refuse_worse(compared, out, len(judged))
     used: tuple[Use, ...] = scores.attrs.get("use", ())
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
@@ -84,18 +93,9 @@ def retrain(
     _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
     bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
-    bounds = [_bounds_line(bounded, counted)] if bounded else []
+    bounds = [_BOUNDS.format(counted, bounded)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
     return Retrained(lines, scores, compared, forgotten, out, surrogate.importance, len(judged))
-
-
-def _bounds_line(given: int, counted: int) -> str:
-    """A line on runs that were ended early."""
-    return (
-        f"lower bounds: {counted:,} of {given:,} runs that were ended early count, as what they are expected to have "
-        "taken beyond; the others were expected to take longer anyway, are too far from the physics, or cannot be "
-        "priced"
-    )
 
 
 def _check_folder(out: Path) -> None:
@@ -209,25 +209,8 @@ def _in_an_earlier_table(tables: Sequence[pd.DataFrame]) -> Bools:
     return np.asarray(first.to_numpy() < of)
 
 
-@dataclass(frozen=True)
-class _Earlier:
-    """The surrogate that is to be replaced: its card, and its held-out rows (row, source, error)."""
-
-    card: Mapping[str, Any]
-    judged: pd.DataFrame
-
-    @property
-    def sources(self) -> set[str]:
-        return set(map(str, self.card.get("data", {})))
-
-    def is_of(self, card: Mapping[str, Any]) -> bool:
-        """Whether it was trained on the files of that card alone, with the same content."""
-        files = self.card.get("files_sha256", {})
-        return "--storage" not in str(self.card.get("rebuild")) and bool(files) and files == card["files_sha256"]
-
-
-def _before(folder: Path, force: bool) -> _Earlier | None:
-    """The surrogate in ``folder``; None where there is none."""
+def _before(folder: Path, force: bool) -> tuple[Mapping[str, Any], pd.DataFrame] | None:
+    """Card and held-out rows (row, source, error) of the surrogate in ``folder``; None where there is none."""
     if not holds_surrogate(folder):
         return None
     try:
@@ -241,7 +224,7 @@ def _before(folder: Path, force: bool) -> _Earlier | None:
             judged = pd.DataFrame({name: arrays[name] for name in _HELD_OUT_TYPES}).astype(_HELD_OUT_TYPES)
     except DAMAGED:
         judged = _judged({})  # an earlier version wrote none, and what cannot be read is no evidence
-    return _Earlier(card, judged)
+    return card, judged
 
 
 def _card(
@@ -253,6 +236,10 @@ def _card(
     options += [("--storage", masked(storage))] if storage else []
     options += [("--licence", text) for text in licences] + [("--seed", str(seed)), ("--out", out.name)]
     errors = scores.set_index("source").round(4).T.to_dict()
+    versions = dict.fromkeys(_VERSIONS, "not installed")
+    for name in versions:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         # timed rows given; those that were learned from stand in learned_from
         "data": {str(name): int(count) for name, count in timed_runs(data).groupby("source").size().items()},
@@ -261,14 +248,7 @@ def _card(
         "error": {str(name): {str(k): v for k, v in row.items() if v == v} for name, row in errors.items()},
         "target": "log(measured / physics) of iteration time", "date": datetime.date.today().isoformat(),
         "seed": seed, "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _VERSIONS},
+        "versions": versions,
         "rebuild_in": "the folder of the files that files_sha256 names" if tables else "any folder",
         "rebuild": sh_command(["jointopt", "retrain", *(word for option in options for word in option)]),
     }  # fmt: skip
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -20,12 +20,14 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import TIME_ALONE
+from jointopt.jobs.plans.text import record_text
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.tables import result
 from jointopt.search.acquire import acquire, expected_saving, gain_left
+from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import OUT
@@ -41,9 +43,9 @@ from jointopt.workflows.campaign.campaign import (
     why_none,
 )
 from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, check_profiles, listed, searched
-from jointopt.workflows.campaign.expectation import Earlier, Expected, Growing, Outlook, beside_surrogate, of_candidate
-from jointopt.workflows.campaign.record import Queued, plan_keys
-from jointopt.workflows.campaign.stopping import Balance, front, run_s, set_bounds, stakes, volumes
+from jointopt.workflows.campaign.expectation import Expected, Growing, Outlook, of_candidate, with_factors
+from jointopt.workflows.campaign.record import Queued
+from jointopt.workflows.campaign.stopping import Balance, run_s, set_bounds, stakes, volumes
 
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
@@ -80,7 +82,7 @@ def tune(
     values = loop.values(objectives := loop.objectives())
     return Tuned(
         job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
-        front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
+        front=tuple(non_dominated(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
         storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
         gain_left=loop.gain_left, spent=loop.spent, next_run=None if loop.balance is None else asdict(loop.balance),
         fault="" if stopped == "interrupted" else why_none(model.job, loop.runs), reason=loop.reason or loop.converged,
@@ -103,14 +105,23 @@ class _Loop(Campaign):
         self._lost: list[str] = []  # objectives that are left out
         self._unknown_before: list[str] = []  # notes of what is left out
         self._retry_failed = retry_failed
-        self._keys = plan_keys(candidates.record(index) for index in range(candidates.size))
+        self._keys = [record_text(candidates.record(index)) for index in range(candidates.size)]
         self._elsewhere: set[str] = set()  # keys of plans that are left to other processes
         self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
         self._out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
-        earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates)
-        self._remember(earlier, retry_failed)
+        earlier = with_factors(self.earlier(candidates.rows), model, candidates)
+        self._out |= False if earlier.out is None else earlier.out
+        for index, row in zip(earlier.index, earlier.rows, strict=True):  # as runs of round 0
+            if retry_failed and is_curable(row):
+                self._forgotten += 1
+            else:
+                self._add(index, row, len(self.runs), 0, {}, float("nan"))
+        failed = sum(is_curable(run.row) for run in self.runs)
+        out = int(self._out.sum()) - sum(self._out[index] for index in self._index)
+        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier, out):
+            self.note(sentence)
         kernel = None if model.surrogate is None else model.surrogate.kernel
         growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
@@ -126,7 +137,14 @@ class _Loop(Campaign):
 
     def spend(self, budget: Budget, batch: int = 1) -> str:
         """Run plans until a reason to stop, which is returned."""
-        self._continue(budget)
+        before = self.record.unfinished()
+        if before is not None and before.get("budget") == budget.document():  # of the same budget
+            # one may have been stored and not counted when the tool was killed
+            ended = self._measured_plans - int(before.get("measured", self._measured_plans))
+            self.spent = spent_of(before["spent"]).with_more(ended)
+            self._minutes_before = self.spent.minutes
+            if self.spent.runs:
+                self.note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
         progress.report(_BAR, *budget.done(self.spent))
         self.record.progress(self._state(budget))
         stopped = self.until_the_end(lambda: self._with_profiles(budget, batch), lambda: self._count > 0)
@@ -134,13 +152,13 @@ class _Loop(Campaign):
         if stopped in ("interrupted", "failed"):
             self.record.pause(self._state(budget))
         else:
-            self.record.finish()
+            self.record.progress(None)
         return stopped
 
     def _with_profiles(self, budget: Budget, batch: int) -> str:
         """The rounds, then the layouts of the measured front under each power profile; why that ended."""
         stopped = self._rounds(budget, batch)
-        of_front = [self._index[place] for place in front(self.values(self.objectives())).tolist()]
+        of_front = [self._index[place] for place in non_dominated(self.values(self.objectives())).tolist()]
         indices = at_highest_clock(self.candidates, of_front)
         for profile in self._profiles if stopped != "failed" else ():
             under = self.candidates.under(profile)
@@ -154,7 +172,7 @@ class _Loop(Campaign):
                     break
                 elif not self._run(np.array([index]), {}, budget, begun=False, under=under):
                     return "failed"
-                if len(self.runs) - 1 not in front(self.values(self.objectives())):
+                if len(self.runs) - 1 not in non_dominated(self.values(self.objectives())):
                     break
         return stopped
 
@@ -197,22 +215,10 @@ class _Loop(Campaign):
         if others.ended != self._learned:
             self._learned = others.ended
             earlier = self.earlier(self.candidates.rows)
-            self._rule_out(earlier.out)
+            self._out |= False if earlier.out is None else earlier.out
             for index, row in zip(earlier.index, earlier.rows, strict=True):
                 if index not in self._index and self._keys[index] in others.ended:
                     self._add(index, row, len(self.runs), 0, {}, float("nan"))
-
-    def _continue(self, budget: Budget) -> None:
-        """Count what a tune that was stopped has spent of the same budget."""
-        before = self.record.unfinished()
-        if before is not None and before.get("budget") == budget.document():
-            # one may have been stored and not counted when the tool was killed
-            self.spent = spent_of(before["spent"]).with_more(
-                self._measured_plans - int(before.get("measured", self._measured_plans))
-            )
-            self._minutes_before = self.spent.minutes
-            if self.spent.runs:
-                self.note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
 
     def _state(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
@@ -321,7 +327,10 @@ class _Loop(Campaign):
                 plan = under.record(index)
                 words, spent = plan_words(plan, self._differing), budget.words(self.spent)
                 _log.info("%s: %s (%s spent) ...", name(len(order) - 1), words, spent)
-                self._end_those_behind()
+                if isinstance(self.launcher, EndsEarly):  # where it turns out clearly behind in all that counts
+                    objectives = self.objectives()
+                    judged = set(objectives) == set(self.job.objectives)
+                    set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
                 yield Queued(under.question(index), plan, of_candidate(columns, index), number)
 
         def name(place: int) -> str:
@@ -343,13 +352,6 @@ class _Loop(Campaign):
                 self.judge(done, name(place).capitalize())
         return not self.reason
 
-    def _end_those_behind(self) -> None:
-        """Have the launcher end the next run early where it turns out clearly behind one so far in all that counts."""
-        if isinstance(self.launcher, EndsEarly):
-            objectives = self.objectives()
-            judged = set(objectives) == set(self.job.objectives)
-            set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
-
     def _add(
         self, index: int, row: Mapping[str, Any], place: int, number: int, predicted: Mapping[str, float], fits: float,
         under: Candidates | None = None,
@@ -359,28 +361,11 @@ class _Loop(Campaign):
         run = TunedRun(
             plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
         )
-        if run.status == OUT:
-            self._rule_out(self.candidates.holding_as_much(index))
+        if run.status == OUT:  # at whatever clocks, as memory belongs to the layout
+            self._out |= self.candidates.holding_as_much(index)
         self.runs.insert(place, run)
         self._index.insert(place, index)
         return run
-
-    def _rule_out(self, plans: Bools | None) -> None:
-        """Run none of these candidates (n,) any more: memory belongs to the layout, at whatever clocks."""
-        self._out |= False if plans is None else plans
-
-    def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
-        """Count plans of this job that the store has measured as run, in round 0."""
-        self._rule_out(earlier.out)
-        for index, row in zip(earlier.index, earlier.rows, strict=True):
-            if retry_failed and is_curable(row):
-                self._forgotten += 1
-                continue
-            self._add(index, row, len(self.runs), 0, {}, float("nan"))
-        failed = sum(is_curable(run.row) for run in self.runs)
-        out = int(self._out.sum()) - sum(self._out[index] for index in self._index)
-        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier, out):
-            self.note(sentence)
 
     @property
     def _measured_plans(self) -> int:

@@ -73,7 +73,10 @@ def validate(
     """
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
-    wanted = replace(narrowed(chosen, job), objectives=_of_two(job))
+    # of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs
+    wanted = replace(
+        narrowed(chosen, job), objectives=tuple(name for name in job.measured_objectives if name not in FURTHER)
+    )
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
@@ -221,18 +224,14 @@ def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Cho
         return None
     front = proposal.front
     some = take(front, spread(len(front["pp"]), top))
-    records = list(_plans(some))
-    reference = next(_plans(proposal.reference))
+    records, (reference,) = (
+        plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"]))) for plans in (some, proposal.reference)
+    )
     if reference in records:
         columns, at = some, records.index(reference)
     else:
         columns, at = concat_plans([some, proposal.reference]), len(records)
     return _Chosen(measurement_columns(model.job, columns), columns, at, len(front["pp"]))
-
-
-def _plans(columns: Columns) -> Iterator[dict[str, Any]]:
-    count = len(columns["pp"])
-    return iter(plan_records(columns, columns["stage_clock_mhz"], range(count)))
 
 
 def _of_space(model: JobModel, top: int) -> _Chosen:
@@ -247,11 +246,6 @@ def _of_space(model: JobModel, top: int) -> _Chosen:
     columns = model.bounded(plain)
     fitting = np.where(values["violation"] <= 0, model.fit_probability(physics), 0.0)
     return _best(candidates, columns, fitting, model.job, top)
-
-
-def _of_two(job: Job) -> tuple[str, ...]:
-    """Of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs."""
-    return tuple(name for name in job.measured_objectives if name not in FURTHER)
 
 
 def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top: int) -> _Chosen:
@@ -280,8 +274,7 @@ def _best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, t
     highest = np.nanmax(columns["stage_clock_mhz"][rows], axis=1)
     default = np.flatnonzero(highest >= np.nanmax(columns["stage_clock_mhz"]))
     reference = int(default[columns["iteration_time_s"][rows[default]].argmin()]) if len(default) else None
-    chosen = candidates.rows.iloc[rows].reset_index(drop=True)
-    front = likely[1] or others[1]
+    chosen, front = candidates.rows.iloc[rows].reset_index(drop=True), likely[1] or others[1]
     return _Chosen(chosen, take(columns, rows), reference, front, len(rows) - len(likely[0]))
 
 
@@ -297,6 +290,4 @@ def _foremost(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]
 
 def spread(size: int, count: int) -> Ints:
     """At most ``count`` of ``size`` rows in order, evenly, both ends among them (the first alone for a count of 1)."""
-    if size <= count:
-        return np.arange(size, dtype=np.int64)
-    return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))
+    return np.unique(np.linspace(0, size - 1, min(size, count)).round().astype(np.int64))

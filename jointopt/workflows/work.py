@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, LauncherError, OutOfMemoryError, RunFailedError, UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS, STATUSES, Columns, Floats, Ints
+from jointopt.core.schema import STATUSES, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
@@ -84,7 +84,9 @@ def work(
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
     with _answering(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
-        goals = _goals(job, of_runs=runner is not None)
+        # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
+        paid = () if runner is not None else tuple(name for name in PAID if name in job.objectives)
+        goals = (*job.goals, *paid)
         problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
@@ -106,14 +108,6 @@ def _start(narrow: Problem, wide: Problem) -> Columns:
     if wide.has_levels:
         start = merge(exact_front_of_levels(wide)[0], start, wide.goals)
     return take(start, spread(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
-
-
-def _goals(job: Job, *, of_runs: bool) -> tuple[str, ...]:
-    """The goals of a search whose plans something else than the job's model evaluates.
-
-    Carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none.
-    """
-    return job.goals if of_runs else (*job.goals, *(name for name in PAID if name in job.objectives))
 
 
 @contextmanager
@@ -193,14 +187,14 @@ class _Runs:
 
         def new() -> Iterator[Mapping[str, Any]]:
             for place, key in enumerate(keys):
-                if key not in self._rows and not surely_out(job, _layout(plans, place), self._out)[0]:
+                if key not in self._rows and not surely_out(job, take(plans, np.array([place])), self._out)[0]:
                     begun.append(place)
                     yield records[place]
 
         for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
             self.know(keys[begun[run.place]], run.row)
             if run.row["status"] == OUT:
-                self._out.append(_layout(plans, begun[run.place]))
+                self._out.append(take(plans, np.array([begun[run.place]])))
         rows = [self._rows.get(key, {"status": OUT, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
         for row in rows:
             if row["status"] != STATUSES[0]:
@@ -212,16 +206,13 @@ class _Runs:
         return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
 
 
-def _layout(plans: Columns, place: int) -> Columns:
-    """The layout of one plan, (1,)."""
-    return {name: plans[name][[place]] for name in LAYOUT_COLUMNS}
-
-
 def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...], called: str) -> Problem:
     """The same problem with its ``goals`` from ``answer``, which is ``called`` so, and the constraints judged by these.
 
     A figure that no plan can have is a ValueError.
     """
+    from jointopt.search.studies.display import plan_text
+
     physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
     lock = threading.Lock()  # answers may be waited for by several threads
     priced = _one_by_one(lock, predicted.evaluate)
@@ -233,23 +224,17 @@ def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ..
         plans = priced(layout_index, stage_clock_mhz)
         known = (name for name in (*OBJECTIVES, *goals) if name in results)
         returned = {name: _column(results, name, len(layout_index)) for name in known}
-        _check_figures(returned, queried, called)
+        for name, values in returned.items():
+            if (found := first_impossible(name, values)) is not None:
+                row, expected = found
+                text = plan_text(queried, row)
+                raise ValueError(f"{called} returned {name} {values[row]:g} for {text}, not {expected}")
         plans |= _goal_columns(job, returned, goals, len(layout_index))
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
     return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)
-
-
-def _check_figures(returned: Columns, plans: Columns, called: str) -> None:
-    """Raises ValueError for a figure that is not finite, negative, or a time or energy of nothing."""
-    from jointopt.search.studies.display import plan_text
-
-    for name, values in returned.items():
-        if (found := first_impossible(name, values)) is not None:
-            row, expected = found
-            raise ValueError(f"{called} returned {name} {values[row]:g} for {plan_text(plans, row)}, not {expected}")
 
 
 def _goal_columns(job: Job, returned: Columns, goals: tuple[str, ...], count: int) -> Columns:

@@ -31,6 +31,7 @@ import pandas as pd
 from bench_accuracy import ROOT, SOURCES, clean
 from threadpoolctl import threadpool_limits
 
+from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import NETWORK, only
 from jointopt.runs.workloads import workloads
@@ -119,7 +120,9 @@ def predicted(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Int
     for source in np.unique(priced.runs.source[judged]):
         at = np.flatnonzero(priced.runs.source[judged] == source)
         some = priced.take(judged[at])
-        correction = Correction(surrogate, str(source), bool(some.fitted[0]), with_kin(evidence, str(source)))
+        correction = Correction(
+            surrogate, str(source), bool(some.fitted[0]), with_kin(evidence, Source.parse(str(source)))
+        )
         again = some.moved(correction.by)
         move = correction.moves([again.runs], [None])[0]
         mean[at], half[at] = np.log(again.physics["iteration_time_s"]) + move.mean, move.half_width

@@ -23,9 +23,10 @@ from bench_replay import DATA, TIME, groups, job_document
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.expectation import Growing, Outlook, earlier_runs
+from jointopt.workflows.campaign.expectation import Growing, Outlook, earlier_runs, with_factors
 
 KNOWN, SEEDS = (8, 16), (1, 2)
 
@@ -46,7 +47,8 @@ def judged(group: str, rows: pd.DataFrame, others: pd.DataFrame) -> list[list[fl
     surrogate = load_surrogate("default")
     job, launcher = parse_job(job_document(rows), "replay", pathlib.Path()), ReplayLauncher(rows)
     candidates = listed(launcher.candidates(job), job)
-    earlier = earlier_runs(candidates.rows, others, surrogate)
+    model = JobModel.of(job)
+    earlier = with_factors(earlier_runs(candidates.rows, others), model, candidates)
     answers = [dict(launcher.run(job, candidates.question(i))) for i in range(candidates.size)]
     time_s = np.array([row["iteration_time_s"] if row["status"] == "ok" else np.nan for row in answers], float)
     ran, out = np.flatnonzero(np.isfinite(time_s)), []

@@ -167,7 +167,7 @@ Choice = Callable[..., np.ndarray]
 
 
 def independent(mean: np.ndarray, deviation: np.ndarray) -> Adapted:
-    return Adapted(mean, deviation, deviation[:, None] * 0.0, float(np.median(deviation)))
+    return Adapted(mean, np.diag(deviation), 0.0)
 
 
 def physics_alone(group: Group, index: np.ndarray) -> Adapted:

@@ -12,8 +12,9 @@ from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.dataset import Priced, price, with_results
-from jointopt.surrogate.evidence import Evidence, kind, power_log_ratio, sources_of_kind
+from jointopt.surrogate.evidence import Evidence, power_log_ratio, source_of_job
 from jointopt.surrogate.kernel import FEATURES, Runs
+from jointopt.surrogate.sources import of_kind
 
 
 def evidence(count: int, source: str = "lab", static_w: float = 0.0, first: float = 0.0) -> Evidence:
@@ -114,7 +115,6 @@ def test_runs_of_two_tables_are_drawn_with_their_own_prices(synthetic_runs) -> N
 
 def test_sources_of_a_kind_share_gpu_gpus_per_node_and_framework() -> None:
     job = shipped_job("opt-350m-8x4-gh200")
-    gpu, count, framework = kind(job)
-    like = f"lab|{framework}|{gpu}|{count}"
-    others = [f"lab|{framework}|a40|{count}", f"lab|{framework}|{gpu}|{count + 4}"]
-    assert sources_of_kind([like, *others], job) == [like]
+    like = source_of_job(job, "lab")
+    others = [replace(like, gpu="a40"), replace(like, gpus_per_node=like.gpus_per_node + 4)]
+    assert of_kind(map(str, [like, *others]), source_of_job(job, "this job"), job) == [like]

@@ -92,7 +92,7 @@ def test_a_few_runs_show_a_network_of_a_sixth_and_move_plans_by_what_they_send(r
 def far(table: pd.DataFrame, constant: str = "inter_node") -> float:
     """How far from what was assumed the runs of a table show a constant, as a logarithm."""
     ((source, evidence),) = evidence_by_source(table, price(table), "few").items()
-    by = Correction(load_surrogate("default"), source, True, evidence).by
+    by = Correction(load_surrogate("default"), str(source), True, evidence).by
     return float(by[CONSTANTS.index(constant)])
 
 
@@ -173,7 +173,7 @@ def against_constant(table: pd.DataFrame, count: int, draws: int) -> Floats:
         truth = np.log(noisy["iteration_time_s"].to_numpy()[priced.rows])
         given, judged = np.split(rng.permutation(len(truth)), [count])
         ((source, evidence),) = evidence_by_source(noisy, priced.take(given), "few").items()
-        correction = Correction(load_surrogate("default"), source, True, evidence)
+        correction = Correction(load_surrogate("default"), str(source), True, evidence)
         there = priced.take(judged).moved(correction.by)
         after = np.log(there.physics["iteration_time_s"]) + correction.log_factor(there.runs)
         constant = log_physics[judged] + np.median((truth - log_physics)[given])

@@ -12,9 +12,8 @@ import pytest
 
 import jointopt
 from jointopt.core.facts import Source
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.jobs.jobfile import job_from_options
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan, uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
@@ -23,7 +22,6 @@ from jointopt.runs.store import Store
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.features import watts_at
-from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import cost_of_failing
@@ -285,25 +283,6 @@ def test_predict_learns_power_from_energy_as_explain_does(job: Job) -> None:
     assert ratio.to_numpy() == pytest.approx(0.9, abs=0.02)
     used = found.predicted_energy_j / (8 * found.predicted_iteration_time_s)
     assert used.to_numpy() == pytest.approx(found.predicted_avg_power_w.to_numpy())
-
-
-@pytest.mark.parametrize("evidence", ["none", "time", "power", "memory"])
-def test_explain_and_predict_answer_one_plan_alike(evidence: str) -> None:
-    job = job_from_options("opt-350m", "a100-sxm4-40gb", 8, 256, 2048, 4, "bf16", "megatron-lm")
-    runs = measured_runs(job, 1.0 if evidence in ("none", "power") else 1.25)
-    if evidence == "power":
-        runs = runs.assign(avg_power_w=250.0)
-    if evidence == "memory":
-        runs = runs.assign(peak_memory_gib=20.0)
-    measured = None if evidence == "none" else runs
-    row = runs.drop(columns=["iteration_time_s", "avg_power_w", "peak_memory_gib"], errors="ignore").iloc[[3]]
-    plan = {name: row.iloc[0][name] for name in LAYOUT_COLUMNS}
-    explained = explain(job, plan, measured=measured)
-    predicted = jointopt.predict(row, surrogate="default", measured=measured).iloc[0]
-    for name in RESULTS:
-        assert predicted[f"predicted_{name}"] == pytest.approx(getattr(explained, name), rel=1e-9)
-        ends = (predicted[f"predicted_{name}_low"], predicted[f"predicted_{name}_high"])
-        assert ends == pytest.approx(explained.intervals[name], rel=1e-9)
 
 
 def test_a_model_has_a_fingerprint_where_something_moves_it_and_the_same_for_the_same_runs(job: Job) -> None:

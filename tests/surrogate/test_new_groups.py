@@ -234,8 +234,8 @@ def test_plans_of_a_job_have_that_part_where_none_of_its_runs_is_known(
     save(replace(surrogate(replace(JUDGED, sources=(source,))), support=runs("aabbccdd", source)), tmp_path)
     model = JobModel.of(job, str(tmp_path))
     assert model.surrogate is not None
-    plans = runs(groups, model.source, seed=3)
-    known = model.surrogate.conditioned(model.source, True, model.evidence.known)
+    plans = runs(groups, str(model.source), seed=3)
+    known = model.surrogate.conditioned(str(model.source), True, model.evidence.known)
     np.testing.assert_allclose(known.mean(plans), part * known.posterior.mean(plans))
 
 

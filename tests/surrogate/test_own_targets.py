@@ -25,7 +25,6 @@ from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import heat_log_ratios
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.evidence import relabelled
 from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.intervals import with_measured_intervals
@@ -139,7 +138,7 @@ def test_a_small_surrogate_s_runs_that_measured_ones_displace_are_counted(
     default, source = load_surrogate("default"), learned().own[0].source
     assert default is not None
     rows = np.arange(30)
-    few = relabelled(default.support.take(rows), source)
+    few = replace(default.support.take(rows), source=np.full(len(rows), source))
     save(replace(default, support=few, residual=default.residual[rows]), tmp_path / "mine")
     assert not JobModel.of(job(), str(tmp_path / "mine")).evidence.priced
     assert "left aside" not in caplog.text

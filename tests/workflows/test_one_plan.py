@@ -1,7 +1,5 @@
 """A plan means, and is predicted, the same by every verb, with blanks and with runs that are known."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +17,7 @@ from jointopt.runs.workloads import workloads
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import searched
-from jointopt.workflows.campaign.expectation import Earlier, beside_surrogate
+from jointopt.workflows.campaign.expectation import Earlier, with_factors
 from tests.surrogate.test_job_model import measured_runs
 
 pytestmark = pytest.mark.long  # each trains surrogates
@@ -151,11 +149,9 @@ def test_runs_on_another_gpu_narrow_intervals_of_every_verb(few_runs):
 def test_a_tune_starts_from_what_a_few_runs_of_its_cluster_say(few_runs):
     model = JobModel.of(ALIKE, few_runs[1])
     candidates = searched(model)
-    earlier = beside_surrogate(Earlier(), model, candidates)
+    earlier = with_factors(Earlier(), model, candidates)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     found = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
     expected = candidates.predicted["iteration_time_s"] * np.exp(earlier.log_factor_on("iteration_time_s"))
     np.testing.assert_allclose(expected, found["iteration_time_s"], rtol=1e-9)
     assert earlier.first.startswith("groups left out of the surrogate are 2")  # 1 - 1 / 1.3 is 23 %
-    newer = replace(earlier, first="", log_factor=np.zeros(candidates.size))
-    assert beside_surrogate(newer, model, candidates) is newer

@@ -145,10 +145,10 @@ def test_tune_chooses_among_limits_and_knows_a_run_by_its_own() -> None:
     candidates = searched(JOB)
     rows = candidates.rows.assign(status="ok", iteration_time_s=3.0)
     first = int(np.flatnonzero(rows[POWER_LIMIT] == 200.0)[0])
-    known = earlier_runs(candidates.rows, rows.iloc[[first]], None)
+    known = earlier_runs(candidates.rows, rows.iloc[[first]])
     assert known.index == (first,)
     assert candidates.record(first)[POWER_LIMIT] == candidates.question(first)[POWER_LIMIT] == 200.0
-    other = earlier_runs(candidates.rows, rows.iloc[[first]].assign(power_limit_w=399.0), None)
+    other = earlier_runs(candidates.rows, rows.iloc[[first]].assign(power_limit_w=399.0))
     assert not other.index
 
 

@@ -17,10 +17,11 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Store
+from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.expectation import Earlier, Outlook
-from jointopt.workflows.campaign.stopping import front, set_bounds, volumes
+from jointopt.workflows.campaign.stopping import set_bounds, volumes
 from jointopt.workflows.tune import tune
 
 SMALL = {
@@ -279,7 +280,8 @@ def test_from_six_runs_on_what_predicts_them_best_is_used(make_runs, timed: Job)
     index = np.arange(candidates.size)
     truth = candidates.predicted["iteration_time_s"] * np.exp(np.linspace(-0.9, 0.9, candidates.size) ** 3)
     rows = [{"status": "ok", "iteration_time_s": value} for value in truth]
-    earlier = Earlier(log_factor=np.log(truth / candidates.predicted["iteration_time_s"]), others=9)
+    known = {"iteration_time_s": np.log(truth / candidates.predicted["iteration_time_s"])}
+    earlier = Earlier(log_factors=known, others=9)
     outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
     assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
     assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of the cluster"
@@ -319,7 +321,7 @@ def test_volume_never_falls_and_a_failure_adds_none() -> None:
     values = np.array([[2.0, 3.0], [np.nan, np.nan], [1.0, 4.0], [3.0, 5.0]])
     volume = volumes(values)
     assert volume[0] == volume[1] < volume[2] == volume[3] < 1.0
-    assert front(values).tolist() == [2, 0]
+    assert non_dominated(values).tolist() == [2, 0]
 
 
 def test_the_volume_of_one_objective_is_the_way_from_the_reference_to_the_best() -> None:

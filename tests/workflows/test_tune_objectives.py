@@ -13,8 +13,9 @@ import pytest
 
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
+from jointopt.search.pareto import non_dominated
 from jointopt.workflows.campaign.candidates import listed, peeled, searched
-from jointopt.workflows.campaign.stopping import front, volumes
+from jointopt.workflows.campaign.stopping import volumes
 from jointopt.workflows.explain import explain
 from jointopt.workflows.tune import tune
 
@@ -104,7 +105,7 @@ def test_candidates_of_three_objectives_hold_the_leanest_plan_of_all(job: Job) -
 
 def test_volumes_of_three_objectives_never_fall_and_count_what_each_run_adds() -> None:
     values = np.array([[1.0, 1.0, 0.5], [np.nan] * 3, [1.0, 1.0, 1.0], [0.5, 1.0, 1.0]])
-    assert front(values).tolist() == [3, 0]
+    assert non_dominated(values).tolist() == [3, 0]
     found = volumes(values)
     assert found[0] == found[1] == found[2] < found[3]
     assert found[0] == pytest.approx((0.1 / 1.1) ** 2 * (0.6 / 1.1), rel=0.15)

@@ -75,7 +75,7 @@ class Campaign:
         if not known:
             return Earlier()
         together = under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
-        found = earlier_runs(candidates, together, self.model.surrogate, self.job.cluster.machine)
+        found = earlier_runs(candidates, together, self.job.cluster.machine)
         if found.unread:
             self.note(
                 f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"
@@ -107,15 +107,23 @@ class Campaign:
                 if self.reason:
                     return
 
-        def report(place: int, text: str) -> None:
-            _log.info("%s: %s", name(place), text)
-
-        return self.record.run_all(self.launcher, drawn(), self.broken_by, report)
+        return self.record.run_all(
+            self.launcher, drawn(), self.broken_by, lambda place, text: _log.info("%s: %s", name(place), text)
+        )
 
     def tell(self, run: MeasuredRun, called: str) -> None:
         """Log how a run ended, and note the first that is so far from its prediction that a unit may be."""
-        _log.info("%s: %s", called, outcome(run))
-        if not self._doubted and (doubt := in_another_unit(run) or drew_too_far(run)):
+        text = f"{run.status}: {run.row.get('notes') or 'no reason known'}"
+        if run.status == "ok":
+            parts = []
+            for name in _TOLD:
+                measured, expected = run.result(name), run.predicted.get(name, math.nan)
+                if np.isfinite(measured):
+                    expectation = f" ({result(name, expected)} expected)" if np.isfinite(expected) else ""
+                    parts.append(f"{result(name, measured)}{expectation}")
+            text = ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
+        _log.info("%s: %s", called, text)
+        if not self._doubted and (doubt := doubt_of(run)):
             self._doubted = True
             self.note(f"{called.capitalize()} {doubt}")
 
@@ -173,37 +181,20 @@ class Campaign:
         return unstored
 
 
-def outcome(run: MeasuredRun) -> str:
-    """The results of a run beside what was expected, or how it failed, in one line."""
-    if run.status != "ok":
-        return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
-    parts = []
-    for name in _TOLD:
-        measured, expected = run.result(name), run.predicted.get(name, float("nan"))
-        if np.isfinite(measured):
-            beside = f" ({result(name, expected)} expected)" if np.isfinite(expected) else ""
-            parts.append(f"{result(name, measured)}{beside}")
-    return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
+def doubt_of(run: MeasuredRun) -> str:
+    """The rest of a sentence on a run far beyond its prediction and interval, in time or power; empty of others.
 
-
-def in_another_unit(run: MeasuredRun) -> str:
-    """The rest of a sentence on a run whose time is far beyond its interval and its prediction; empty of others."""
-    times = run.result("iteration_time_s") / run.predicted.get("iteration_time_s", math.nan)
-    if run.inside("iteration_time_s") or not (times > DOUBTED or times < 1 / DOUBTED):
-        return ""
-    return f"took {times:.3g} times what was predicted: {QUESTION}"
-
-
-def drew_too_far(run: MeasuredRun) -> str:
-    """The rest of a sentence on a run whose power is not learned from (`MeasuredWatts.refused`); empty of others.
-
-    A run that takes longer may draw less, as its GPUs wait, and no less energy.
+    A run that takes longer may draw less, as its GPUs wait, and no less energy: such power is not learned from
+    (`MeasuredWatts.refused`).
     """
-    energy, time = (run.result(name) / run.predicted.get(name, math.nan) for name in ("energy_j", "iteration_time_s"))
-    if run.inside("energy_j") or not (energy / time > POWER_REFUSED or max(energy, energy / time) < 1 / POWER_REFUSED):
+    time, energy = (run.result(name) / run.predicted.get(name, math.nan) for name in _TOLD)
+    if not run.inside("iteration_time_s") and (time > DOUBTED or time < 1 / DOUBTED):
+        return f"took {time:.3g} times what was predicted: {QUESTION}"
+    power = energy / time
+    if run.inside("energy_j") or not (power > POWER_REFUSED or max(energy, power) < 1 / POWER_REFUSED):
         return ""
     return (
-        f"drew {energy / time:.3g} times the power that was predicted, which is not learned from: is energy_j in J, of "
+        f"drew {power:.3g} times the power that was predicted, which is not learned from: is energy_j in J, of "
         "all GPUs and of one iteration?"
     )
 
@@ -232,7 +223,12 @@ def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
     if not runs:
         return "No plan was run: none is likely to fit in memory and to keep the job's constraints."
     share = "The only run did not succeed" if len(runs) == 1 else f"None of the {len(runs)} runs succeeded"
-    return f"{share}: {_commonest(runs)}."
+    failures = [failure_in(run.row) for run in runs]
+    causes = [failure.cause for failure in failures]
+    cause, often = Counter(causes).most_common(1)[0]
+    first = failures[causes.index(cause)]  # in whose words the cause of most runs is told
+    some = f"{often} of them " if 1 < often < len(runs) else "the commonest is " if often < len(runs) else ""
+    return f"{share}: {some}{first.status} ({(first.detail or 'no reason known').rstrip('.')})."
 
 
 def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
@@ -247,30 +243,17 @@ def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) 
     last = [failure_in(row) for row in judged[-_ALIKE:]]
     if not last[-1].detail or len({failure.cause for failure in last}) > 1:
         return ""
-    return (
-        f"{_ALIKE} runs in a row failed for the same cause and none has succeeded, so no other is begun: "
-        f"{last[-1].status} ({last[-1].detail.rstrip('.')}). {_where_logs_are(launcher)}Mend the cause, then run the "
-        f"same command with {retry}."
-    )
-
-
-def _where_logs_are(launcher: object) -> str:
-    """A sentence of the launchers that start programs; blank of others."""
+    folder, logs = getattr(launcher, "folder", None), ""
     if hasattr(launcher, "logs"):
         kept = launcher.logs
-        return f"The logs are in {kept}. " if kept else "No log was kept; --logs FOLDER keeps them. "
-    folder = getattr(launcher, "folder", None)
-    return f"The logs are in {folder}/*/*/log.txt. " if folder else ""
-
-
-def _commonest(runs: Sequence[MeasuredRun]) -> str:
-    """The cause of most runs, in the words of the first of them."""
-    failures = [failure_in(run.row) for run in runs]
-    causes = [failure.cause for failure in failures]
-    cause, count = Counter(causes).most_common(1)[0]
-    first = failures[causes.index(cause)]
-    share = f"{count} of them " if 1 < count < len(runs) else "the commonest is " if count < len(runs) else ""
-    return f"{share}{first.status} ({(first.detail or 'no reason known').rstrip('.')})"
+        logs = f"The logs are in {kept}. " if kept else "No log was kept; --logs FOLDER keeps them. "
+    elif folder:
+        logs = f"The logs are in {folder}/*/*/log.txt. "
+    return (
+        f"{_ALIKE} runs in a row failed for the same cause and none has succeeded, so no other is begun: "
+        f"{last[-1].status} ({last[-1].detail.rstrip('.')}). {logs}Mend the cause, then run the "
+        f"same command with {retry}."
+    )
 
 
 def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
@@ -331,18 +314,16 @@ def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier, out: 
     if runs:
         was, are = ("was", "is") if runs == 1 else ("were", "are")
         again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
-        sentences.append(f"{_plans(runs)} of this job {was} measured before (run -) and {are} not run again.{again}")
+        sentences.append(
+            f"{count(runs, 'plan')} of this job {was} measured before (run -) and {are} not run again.{again}"
+        )
     if forgotten:
-        sentences.append(f"{_plans(forgotten)} of this job that failed before may be run again.")
+        sentences.append(f"{count(forgotten, 'plan')} of this job that failed before may be run again.")
     if out:
-        sentences.append(f"{_plans(out)} more {'is' if out == 1 else 'are'} not run: {OUT_ALREADY}.")
+        sentences.append(f"{count(out, 'plan')} more {'is' if out == 1 else 'are'} not run: {OUT_ALREADY}.")
     if earlier.others:
         later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
         since = f"from the first run on ({earlier.first})" if earlier.first else later
         cluster = f"{earlier.others:,} earlier runs on this kind of cluster are known"
         sentences.append(f"{cluster}; predictions rest on them {since}.")
     return sentences
-
-
-def _plans(number: int) -> str:
-    return "1 plan" if number == 1 else f"{number} plans"

@@ -17,7 +17,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER, OBJECTIVES
 from jointopt.jobs.plans.text import parse_stage_clocks, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.cost_model import HEAT, CostModel
-from jointopt.runs.workloads import Workload, workloads
+from jointopt.runs.workloads import workloads
 from jointopt.search.pareto import front_order, non_dominated, spread
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import holding_as_much
@@ -97,16 +97,12 @@ def listed(
     answers = predict(table, calibration=calibration, machine=machine)
     predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED if name not in HEAT}
     if "peak_power_w" in job.objectives:
-        predicted["peak_power_w"] = np.concatenate([_peak_power_w(work) for work in found])
+        of_works = ((CostModel(w.job, w.plans), np.arange(len(w.rows)), w.stage_clock_mhz) for w in found)
+        peaks = [physics.heat(every, clocks)["peak_power_w"] for physics, every, clocks in of_works]
+        predicted["peak_power_w"] = np.concatenate(peaks)
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
     jobs = tuple((calibrated_if_same_gpu(work.job, calibration), len(work.rows)) for work in found)
     return Candidates(table, plans, predicted, load, np.log(allowed / has), jobs=jobs)
-
-
-def _peak_power_w(work: Workload) -> Floats:
-    """Peak power (n,) of the runs of a workload."""
-    physics = CostModel(work.job, work.plans)
-    return physics.heat(np.arange(len(work.rows)), work.stage_clock_mhz)["peak_power_w"]
 
 
 def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
 from jointopt.core.schema import POWER_LIMIT, STATUSES, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.cluster import Machine
@@ -19,22 +20,23 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cost_model import judged_by, stated
 from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES
-from jointopt.surrogate.correction import Correction, surrogate_names
+from jointopt.surrogate.correction import surrogate_names
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
+from jointopt.surrogate.job_model import JobModel, of_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
-from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns
+from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured
 from jointopt.surrogate.tune_model import (
     INFORMED,
     OF_POWER,
     Adapted,
     Spread,
     adapted,
-    from_other_jobs,
     left_out,
     mean_loss,
+    of_other_jobs,
     plan_features,
     unmoved_scatter,
     with_own_rows,
@@ -44,9 +46,6 @@ from jointopt.workflows.campaign.candidates import Candidates
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.job_model import JobModel
-    from jointopt.surrogate.surrogate import Surrogate
-    from jointopt.surrogate.tune_model import OtherJobs
 
 _log = logging.getLogger(__name__)
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
@@ -147,8 +146,7 @@ class Outlook:
             gpus = gpus - np.log(self._candidates.predicted[name])
         loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
         noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
-        width = np.hypot(time.adapted.deviation, power.adapted.deviation)
-        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, width, loadings, noise)
+        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, loadings, noise)
         return _Found(both, time.source, off, deviation)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
@@ -277,34 +275,35 @@ _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 @dataclass(frozen=True)
 class Earlier:
-    """Earlier runs. ``rows`` are measurements of candidates ``index``, each plan once, of repeats the fastest."""
+    """Earlier runs. ``rows`` are measurements of candidates ``index``, each plan once, of repeats the fastest.
+
+    ``log_factors`` (n,): logarithms of the factors that runs of other jobs put on predicted results of every candidate,
+    by name; energy without one takes that of time. ``others``: timed runs behind them. ``first``: why they come before
+    the physics alone from the first run on; blank where they do not.
+    """
 
     rows: tuple[dict[str, Any], ...] = ()
     index: tuple[int, ...] = ()
-    # (n,) on the predicted time of every candidate, and so on its energy, from runs of other jobs
-    log_factor: Floats | None = None
+    log_factors: Columns = field(default_factory=dict)
+    others: int = 0
+    first: str = ""
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
-    others: int = 0  # timed runs of other jobs behind ``log_factor``
-    first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
     out: Bools | None = None  # (n,): candidates that surely run out of memory, as a stored run did; None: none is known
     unread: str = ""  # why stored runs are not used at all; blank where they are
-    log_factors: Columns = field(default_factory=dict)  # (n,) on other results, where more is known than ``log_factor``
+    evidence: Mapping[Source, Evidence] = field(default_factory=dict)  # of other jobs
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
     known: Measured | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
-        return self.log_factors.get(name, self.log_factor if name in OBJECTIVES else None)
+        return self.log_factors.get(name, self.log_factors.get("iteration_time_s") if name in OBJECTIVES else None)
 
 
-def earlier_runs(
-    queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surrogate | None, machine: Machine | None = None
-) -> Earlier:
+def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine | None = None) -> Earlier:
     """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
 
     Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics
-    cannot distinguish from a candidate is that plan; from all others the surrogate predicts as
-    `jointopt predict --measured` does.
+    cannot distinguish from a candidate is that plan; all others are evidence of other jobs.
     """
     import pandas as pd
 
@@ -327,102 +326,75 @@ def earlier_runs(
     # a limit that holds nothing down by the physics may do so in fact
     limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
     plan_of = {key: i for i, key in enumerate(_keys(priced, new, limit_w))}
-    out = surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]])
     matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old, limit_w)], np.int64)
-    best = _fastest(table.loc[priced.rows[old]], matched)
-    known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
+    best, plans = _fastest(table.loc[priced.rows[old]], matched), priced.runs.take(new)
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
-    memory = evidence.get(str(priced.runs.source[new[0]]), Evidence()).memory
-    count = sum(len(part.residual) for part in evidence.values())
-    if surrogate is None or not count:
-        return Earlier(tuple(known), tuple(best), None, memory, out=out)
-    plans = priced.take(new)
-    known_runs = _of_other_jobs(plans, evidence)
-    learned = _learned(plans, known_runs, surrogate)
-    if learned is not None and learned.orders_better:
-        why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
-        factors = {}
-        if learned.log_power is not None:
-            factors = {"avg_power_w": learned.log_power, "energy_j": learned.log_factor + learned.log_power}
-        found = Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
-    else:
-        found = Earlier(tuple(known), tuple(best), _log_factors(plans, evidence, surrogate), memory, count)
-    return replace(found, plans=plans.runs, known=known_runs, out=out)
+    source, *others = map(Source.parse, dict.fromkeys(plans.source.tolist()))
+    here, known = evidence.get(source, Evidence()), None
+    if here.runs is not None and not others:
+        power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
+        known = Measured(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
+    return Earlier(
+        tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
+        memory=here.memory, evidence=evidence, plans=plans, known=known,
+        out=surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
+    )  # fmt: skip
 
 
-def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
-    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on runs of the very cluster.
+def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
+    """Earlier runs with what a model of those of other jobs predicts of the ``candidates``, beside the physics alone.
 
-    Many runs of other jobs that were learned from here are newer, and go before it; so does any such run before a
-    surrogate of few, as in `JobModel.of`. Clock response and power count as `JobModel.cost_model` has them.
+    By many of them, where these order plans better; else by a surrogate that learned from runs of the very cluster,
+    many, or few where no run of another job is known; else by the runs of other jobs, which are few.
     """
-    own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
-    by = replace(model, evidence=Evidence()) if own is not None else _by_few_runs(model)
-    if earlier.first or by is None or (own is None and earlier.others):
+    if (surrogate := model.surrogate) is None:
         return earlier
-    if own is not None and own.errors["time"] >= own.errors["physics"]:
+    count = sum(len(part.residual) for part in earlier.evidence.values())
+    names = (*_MOVED, *[PEAK] * (PEAK in candidates.predicted))
+    if earlier.plans is not None and earlier.known is not None and len(earlier.known.runs) >= LEAST_RUNS:
+        source = Source.parse(str(earlier.plans.source[0]))
+        learned = of_other_jobs(source, earlier.known, surrogate)
+        if learned is not None and learned.orders_better:
+            by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
+            known = names if learned.surrogate.own[0].knows_power else names[:1]
+            why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
+            factors = _log_factors(candidates, [by] * candidates.size, known)
+            return replace(earlier, log_factors=factors, others=count, first=why)
+    by, own = replace(model, evidence=Evidence()), surrogate.own_of(str(model.source))
+    if own is None and model.name not in surrogate_names():
+        by = by.of_user()
+    better = own is not None and own.errors["time"] < own.errors["physics"]
+    if by.surrogate is not None and (better or (not count and of_surrogate(model.name) in by.evidence.counts)):
+        remembered = int((by.surrogate.support.source == str(by.source)).sum())
+        new, why = by.surrogate.new_groups_of(str(by.source)), "as those of propose do"
+        what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
+        if errors:
+            why = f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
+        factors = _log_factors(candidates, [by] * candidates.size, names)
+        return replace(earlier, log_factors=factors, others=remembered, first=why)
+    if not count or earlier.plans is None:
         return earlier
-    expected = _expected(by, candidates)
-    factors = {name: np.log(values / candidates.predicted[name]) for name, values in expected.items()}
-    count = _remembered(by)
-    time = factors.pop("iteration_time_s")
-    return replace(earlier, log_factor=time, log_factors=factors, others=count, first=_judged(own, by))
+    sources, of = np.unique(earlier.plans.source, return_inverse=True)
+    each = [replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)]
+    factors = _log_factors(candidates, [each[i] for i in of.tolist()], names[:1])
+    return replace(earlier, log_factors=factors, others=count)
 
 
-def _judged(own: OwnRuns | None, by: JobModel) -> str:
-    """Errors of a surrogate on models or groups left out of it, in words."""
-    new = None if by.surrogate is None else by.surrogate.new_groups_of(by.source)
-    what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
-    if not errors:
-        return "as those of propose do"
-    return f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
+def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence[str]) -> Columns:
+    """log(predicted / physics alone) of results of every candidate, (n,) by name, each by its own of the models ``by``.
 
-
-def _by_few_runs(model: JobModel) -> JobModel | None:
-    """The model by the few runs that a surrogate of the user's own learned from; None where it knows none or many."""
-    from jointopt.surrogate.job_model import of_surrogate
-
-    if model.name in surrogate_names():
-        return None
-    alone = replace(model, evidence=Evidence()).of_user()
-    return alone if of_surrogate(model.name) in alone.evidence.counts else None
-
-
-def _expected(model: JobModel, candidates: Candidates) -> Columns:
-    """Results of `JobModel.cost_model` of every candidate, (n,) each, those of a list by their own jobs."""
-    end, parts, with_peaks = 0, [], PEAK in candidates.predicted
-    names = (*_MOVED, *[PEAK] * with_peaks)
-    for job, count in candidates.jobs or ((model.job, candidates.size),):
+    Those of a list are predicted as plans of their own jobs.
+    """
+    end, parts = 0, []
+    for job, count in candidates.jobs or ((by[0].job, candidates.size),):
         at, end = slice(end, end + count), end + count
         plans = {name: values[at] for name, values in candidates.plans.items()}
         clocks = plans.pop("stage_clock_mhz")
         if candidates.jobs:  # these have the limits of their rows
             plans.pop(POWER_LIMIT, None)
-        physics, every = replace(model, job=job).cost_model(plans), np.arange(count)
-        parts.append(physics.evaluate(every, clocks) | (physics.heat(every, clocks) if with_peaks else {}))
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}
-
-
-def _remembered(model: JobModel) -> int:
-    return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
-
-
-def _of_other_jobs(plans: Priced, evidence: Mapping[str, Evidence]) -> Measured | None:
-    """Runs of other jobs on the cluster of all plans; None where these are of several, or there is no run."""
-    source, *others = set(plans.runs.source.tolist())
-    some = None if others else evidence.get(source)
-    if some is None or some.runs is None:
-        return None
-    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
-    ended = np.flatnonzero(~some.bounds).astype(np.int64)
-    return Measured(some.runs, some.residual, *power).take(ended)
-
-
-def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> OtherJobs | None:
-    """A model of the runs of other jobs, None where they are too few."""
-    if known is None or len(known.runs) < LEAST_RUNS:
-        return None
-    return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
+        physics, every = by[at.start].of_job(job).cost_model(plans), np.arange(count)
+        parts.append(physics.evaluate(every, clocks) | (physics.heat(every, clocks) if PEAK in names else {}))
+    return {name: np.log(np.concatenate([part[name] for part in parts]) / candidates.predicted[name]) for name in names}
 
 
 def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
@@ -451,18 +423,6 @@ def _fastest(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
     known = rows.assign(matched=matched, rank=rank, time_s=rows["iteration_time_s"].where(rank == 0, 0.0))
     best = known[known["matched"] >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
     return dict(zip(best["matched"].tolist(), best.index.tolist(), strict=True))
-
-
-def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> Floats:
-    """Log of the factor on every candidate's time."""
-    out, sources = np.empty(len(candidates.rows)), candidates.runs.source
-    for source in np.unique(sources).tolist():
-        own = np.flatnonzero(sources == source).astype(np.int64)
-        some, known = candidates.take(own), with_kin(evidence, source)
-        correction = Correction(surrogate, source, bool(some.fitted[0]), known)
-        again = some.under(correction.moved) if correction.moves_physics else some
-        out[own] = correction.log_factor(again.runs) + some.residual(again.physics["iteration_time_s"])
-    return out
 
 
 # A model of the cluster that also learns from the runs of this very tune, anew as these grow in number.
@@ -498,17 +458,13 @@ class Growing:
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
             return None
         if not self._learned_from or count >= MORE * self._learned_from:
-            self._log_factor, self._learned_from = self._learned(index, residual), count
+            plans = self._plans = self._as_runs() if self._plans is None else self._plans
+            self._log_factor, self._learned_from = None, count
+            if plans is not None and self._kernel is not None:
+                text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
+                _log.info(text, self._others, count)
+                self._log_factor = with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
         return self._log_factor
-
-    def _learned(self, index: Ints, residual: Floats) -> Floats | None:
-        plans = self._plans = self._as_runs() if self._plans is None else self._plans
-        if plans is None or self._kernel is None:
-            return None
-        _log.info(
-            "learning the cluster anew from %d runs of other jobs and %d of this one ...", self._others, len(index)
-        )
-        return with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
 
     def _as_runs(self) -> Runs | None:
         """The candidates as runs of one cluster; None where they are of several, or one cannot be priced."""

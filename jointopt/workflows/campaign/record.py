@@ -217,8 +217,8 @@ class Record:
         """The state that an earlier process left by `progress` and did not finish."""
         return None if self._study is None else self._study.going
 
-    def progress(self, state: Mapping[str, Any]) -> None:
-        """Remember ``state`` in case that this process is killed."""
+    def progress(self, state: Mapping[str, Any] | None) -> None:
+        """Remember ``state`` in case that this process is killed; None: nothing is left to be continued."""
         with suppress(OutageError):
             self._in_study(lambda study: study.go(state))
 
@@ -226,11 +226,6 @@ class Record:
         """Remember ``state`` for the process that continues."""
         with suppress(OutageError):
             self._in_study(lambda study: study.pause(state))
-
-    def finish(self) -> None:
-        """Nothing is left to be continued."""
-        with suppress(OutageError):
-            self._in_study(lambda study: study.go(None))
 
     def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
@@ -282,13 +277,13 @@ class Record:
         for place, each in enumerate(queue):
             begun[place] = each, None
             with suppress(OutageError):
-                begin = functools.partial(_begin, queued=each, attributes=self._about(each))
-                begun[place] = each, self._in_study(begin)
+                begun[place] = each, self._begin_trial(each)
             yield each.question
 
-    def _about(self, queued: Queued) -> dict[str, Any]:
-        """Attributes of the trial of a run."""
-        return {"round": queued.round, "launcher": self._launcher, "origin": self._origin, **queued.attributes}
+    def _begin_trial(self, queued: Queued) -> Any:
+        """The trial of a run, as `_in_study`."""
+        about = {"round": queued.round, "launcher": self._launcher, "origin": self._origin, **queued.attributes}
+        return self._in_study(lambda study: study.begin(queued.plan, queued.predicted, **about))
 
     def _kept(
         self, run: Ended, queued: Queued, trial: int | None,
@@ -371,7 +366,12 @@ class Record:
                     wait_out(str(self._url), self._offer, kept)
                 self._pay()
             except (OutageError, UsageError) as error:
-                words = _where(error, left, self._unkept, files) if left else ""
+                kept = f"kept in {files}, which the next start takes in"
+                places = ((left - self._unkept, kept), (self._unkept, "kept nowhere"))
+                ends = (
+                    f" {'1 run is' if runs == 1 else f'{runs} runs are'} {where}." for runs, where in places if runs
+                )
+                words = f"{error}{''.join(ends)}" if left else ""
         if self._spill is not None:
             self._spill.close()
         return words
@@ -396,7 +396,7 @@ class Record:
     ) -> None:
         """End the trial of a run; one that could not be begun is made now."""
         if trial is None:
-            trial = self._in_study(functools.partial(_begin, queued=queued, attributes=self._about(queued)))
+            trial = self._begin_trial(queued)
         if trial is not None:
             self._in_study(lambda study: study.end(trial, row, broken, run_seconds=seconds))
 
@@ -413,22 +413,3 @@ class Record:
             self._study = None
             self._note(f"The study shows no further runs: {error}")
             return None
-
-
-def _where(error: Exception, left: int, unkept: int, files: str) -> str:
-    """Sentences on so many runs ``left`` that a database has not taken, of which some are ``unkept`` in no file."""
-    kept = f" {_count(left - unkept)} kept in {files}, which the next start takes in." if left > unkept else ""
-    return f"{error}{kept}" + (f" {_count(unkept)} kept nowhere." if unkept else "")
-
-
-def _count(runs: int) -> str:
-    return "1 run is" if runs == 1 else f"{runs} runs are"
-
-
-def plan_keys(plans: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Keys of plans (records), as `Record.others` gives them."""
-    return [record_text(plan) for plan in plans]
-
-
-def _begin(study: MeasuredStudy, queued: Queued, attributes: Mapping[str, Any]) -> int:
-    return study.begin(queued.plan, queued.predicted, **attributes)

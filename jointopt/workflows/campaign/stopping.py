@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.measure.base import EndsDominated, EndsEarly
 from jointopt.physics.site import HOUR_S, bill
 from jointopt.report.real_runs import MeasuredRun
 from jointopt.report.tables import figure
-from jointopt.search.pareto import front_order, hypervolume, non_dominated
+from jointopt.search.pareto import front_order, hypervolume
 
 ITERATIONS, START_S = 20, 120.0  # of one run, and the seconds that starting it takes before any has been timed
 # A compute-optimal training sees about as many tokens per parameter: Hoffmann et al. 2022, Training Compute-Optimal
@@ -137,7 +137,12 @@ def set_bounds(launcher: EndsEarly, job: Job, measured: Columns) -> None:
     known = bool(values) and set(measured) <= set(OBJECTIVES) and len(values[0]) > 0
     only_time = known and set(measured) == {_TIME}
     launcher.behind_s = CLEARLY * float(measured[_TIME].min()) if only_time else 0.0
-    both = _bounds(measured) if known and not only_time else ()
+    both: tuple[tuple[float, float], ...] = ()  # of the measured front; any time where it does not count
+    if known and not only_time:
+        energy = measured[_ENERGY]
+        time = measured.get(_TIME, np.zeros(len(energy)))
+        front = front_order(time, energy)
+        both = tuple(zip((CLEARLY * time[front]).tolist(), (CLEARLY * energy[front]).tolist(), strict=True))
     if isinstance(launcher, EndsDominated):
         launcher.behind_both = both
     elif both and job.cluster.gpu.power is not None:
@@ -145,23 +150,10 @@ def set_bounds(launcher: EndsEarly, job: Job, measured: Columns) -> None:
         launcher.behind_s = min(max(time_s, energy_j / idle_w) for time_s, energy_j in both)
 
 
-def _bounds(measured: Columns) -> tuple[tuple[float, float], ...]:
-    """Time in s and energy in J of the measured front, `CLEARLY` times each; any time where it does not count."""
-    energy = measured[_ENERGY]
-    time = measured.get(_TIME, np.zeros(len(energy)))
-    front = front_order(time, energy)
-    return tuple(zip((CLEARLY * time[front]).tolist(), (CLEARLY * energy[front]).tolist(), strict=True))
-
-
-# The front of the runs of a tune, and how much of the space of objectives it covers as they come in.
+# How much of the space of objectives the front of the runs of a tune covers as they come in.
 
 
 _DRAWN = 10_000
-
-
-def front(values: Floats) -> Ints:
-    """Rows of (n, k) that no other beats, by the first column; those with a NaN are never among them."""
-    return non_dominated(values)
 
 
 def volumes(values: Floats) -> list[float]:

@@ -95,7 +95,7 @@ def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood_and_
     # of the runs of this job, of earlier ones, of the growing model, and of the first as sure as those are
     losses = iter([1.0, 0.5, 0.5 - more, narrow, 9.0])  # the last is of the physics alone
     monkeypatch.setattr(expectation, "mean_loss", lambda *_: next(losses))
-    earlier = Earlier(log_factor=known)
+    earlier = Earlier(log_factors={"iteration_time_s": known})
     outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), Knows(known))
     assert outlook.after(("iteration_time_s",), np.arange(7), rows).basis.startswith(basis)
 

@@ -12,11 +12,11 @@ import pandas as pd
 import sqlalchemy as sa
 
 from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import record_text
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.reservations import Reservations
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.record import plan_keys
 from jointopt.workflows.tune import tune
 
 RUNNING, ENDED = 2, 6  # rows of the table: what the other process runs, and what it has run
@@ -45,7 +45,7 @@ class Meets(ReplayLauncher):
             ((study,),) = connection.execute(sa.text("SELECT study FROM jointopt_reservations"))
         candidates = listed(self.candidates(job), job)
         keys = dict(zip(map(self.row_of, candidates.rows.to_dict("records")),
-                        plan_keys(map(candidates.record, range(candidates.size))), strict=True))  # fmt: skip
+                        (record_text(candidates.record(i)) for i in range(candidates.size)), strict=True))  # fmt: skip
         other = Reservations(self.url, study)
         assert other.take(keys[RUNNING])
         assert other.take(keys[ENDED])
