@@ -50,7 +50,7 @@ from jointopt.surrogate.intervals import (
     outside_of_domain,
     recorded,
 )
-from jointopt.surrogate.kernel import Runs, distinct, together
+from jointopt.surrogate.kernel import Runs, projected, together
 from jointopt.surrogate.memory import MemoryPosterior, surely_out
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
@@ -460,7 +460,8 @@ class JobModel:
         """The layouts of plans, each once."""
         key = _bytes(columns, LAYOUT_COLUMNS)
         if key not in self._last:
-            first, layout = distinct([columns[name].astype(float) for name in LAYOUT_COLUMNS])
+            cells = projected([columns[name].astype(float) for name in LAYOUT_COLUMNS])
+            _, first, layout = np.unique(cells, return_index=True, return_inverse=True)
             self._last.clear()
             self._last[key] = replace(self._priced(columns, first), layout=layout, first=first)
         return self._last[key]
