@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.quote import our_command
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
+from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.plans.text import format_plan
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
@@ -51,23 +51,26 @@ def front_note(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> str:
     return head + "\n".join(lines) + "\n"
 
 
+_SHARED_WORK = {  # what GPUs share, by degree
+    "tp": "every layer over {} GPUs (tp)", "pp": "layers over {} stages (pp)", "vpp": "{} chunks a stage (vpp)",
+    "cp": "every sequence over {} GPUs (cp)", "ep": "experts over {} GPUs (ep)",
+}  # fmt: skip
+
+
 def plan_note(plans: Columns, row: int, fastest: int) -> str:
     """One plan of the front explained beside the ``fastest``, in Markdown: how GPUs share the work, and clocks."""
-    dp, tp, pp, cp, ep, vpp = (int(plans[name][row]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
-    parts = [f"{dp} replicas (dp)"]
-    parts += [f"every layer over {tp} GPUs (tp)"] * (tp > 1)
-    parts += [f"layers over {pp} stages (pp)"] * (pp > 1)
-    parts += [f"{vpp} chunks a stage (vpp)"] * (vpp > 1)
-    parts += [f"every sequence over {cp} GPUs (cp)"] * (cp > 1)
-    parts += [f"experts over {ep} GPUs (ep)"] * (ep > 1)
+    degree = {name: int(plans[name][row]) for name in ("dp", *_SHARED_WORK)}
+    parts = [f"{degree['dp']} replicas (dp)"]
+    parts += [words.format(degree[name]) for name, words in _SHARED_WORK.items() if degree[name] > 1]
     stages = plans["stage_clock_mhz"][row]
     low, high = np.nanmin(stages), np.nanmax(stages)
     slower = f"Stages run at {high:g} MHz, down to {low:g} MHz where a stage has slack."
     known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
     clocks = f"{slower if low < high else f'All GPUs run at {high:g} MHz.'} {', '.join(known)}".strip()
+    gpus = math.prod(degree[name] for name in DEGREES)
     return (
         f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n"
-        f"{dp * tp * pp * cp:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}.\n\n"
+        f"{gpus:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}.\n\n"
         f"{clocks}\n\n`{our_command('explain', 'JOB', plan=plan_text(plans, row))}`\n"
     )
 
