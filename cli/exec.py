@@ -17,8 +17,7 @@ from jointopt.cli.plan import PlanType
               help="JSON file of explain or select, of a plan alone, or of propose with a row (FILE:2).")  # fmt: skip
 @click.option("--node", type=click.IntRange(min=0), help="Which node of the plan this is; SLURM_NODEID by default.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node; those of this machine by default.")
-@click.option("--order", help="How the program numbers its ranks, innermost first; by default as its framework does, "
-              "such as tp-cp-ep-dp-pp.")  # fmt: skip
+@click.option("--order", help="How the program numbers its ranks, innermost first; by default as its framework.")
 @click.option("--check-s", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="Wait for ranks that do not show their stage, in seconds; 0 sets clocks at once.")  # fmt: skip
 @click.option("--default-clocks", is_flag=True, help="Leave clocks to the driver; power limits are set.")

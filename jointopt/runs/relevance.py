@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jointopt.core.schema import Columns
+from jointopt.core.schema import DEGREES, Columns
 from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.framework import Framework
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _WORDS = ("gpu", "framework", "model")
 _LONGEST = 200  # characters of a word
-_KEYED = ("dp", "tp", "pp", "cp", "micro_batch_size")
+_CONTEXT = DEGREES[-1]  # of context parallelism, which many tables do not have
+_KEYED = (*DEGREES, "micro_batch_size")
 
 
 class Kind(NamedTuple):
@@ -69,12 +71,12 @@ def kind_of(content: Mapping[str, Any]) -> Kind:
 def plan_key(content: Mapping[str, Any]) -> str:
     """The degrees and micro-batch of a row's plan as ``4/2/1/1/8``, equal for rows of one plan; 0: not stated.
 
-    ``dp`` follows from the GPUs where it is blank, and ``cp`` is then 1.
+    ``dp`` follows from the GPUs where it is blank; a context-parallel degree that is not stated is 1.
     """
-    dp, tp, pp, cp, batch = (_whole(content.get(name)) for name in _KEYED)
-    cp = cp or 1
-    dp = dp or _whole(content.get("num_gpus")) // max(tp * pp * cp, 1)
-    return "/".join(str(number)[:18] for number in (dp, tp, pp, cp, batch))
+    numbers = {name: _whole(content.get(name)) for name in _KEYED} | {_CONTEXT: _whole(content.get(_CONTEXT)) or 1}
+    others = math.prod(numbers[name] for name in DEGREES if name != "dp")
+    numbers["dp"] = numbers["dp"] or _whole(content.get("num_gpus")) // max(others, 1)
+    return "/".join(str(number)[:18] for number in numbers.values())
 
 
 def plan_keys(layouts: Columns) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ _PLAIN_NETWORK = Assumption(
 )
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
 _ASSUMED_FIRST = (
-    "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
+    *reversed(DEGREES), "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
     "recompute", *NEUTRAL,
 )  # fmt: skip
 _ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
+from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.search.pareto import OBJECTIVES, evenly, front_order, non_dominated, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 
@@ -174,7 +174,7 @@ def unseen(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator) ->
 # From genes to plans: one integer per layout column, repaired to a layout that exists, and their variation.
 
 
-_FIRST = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
+_FIRST = (*DEGREES[1:], "ep", DEGREES[0], "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
 PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
 DERIVED = PRIORITY.index("dp")
 CLOCK, SLACK = -2, -1  # behind the genes of the layout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import JointOptError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.defaults import default_attention
@@ -34,7 +34,7 @@ GENERIC = "generic"
 NAMED = ("megatron-lm", "megatron-bridge", "torchtitan")  # of frameworks, those that most jobs run in, with own figures
 SLOWER_NETWORK = 0.25  # of the reference system's: Jean Zay's A100 have 6.25 GB/s each, where that has 25
 UNEVEN = 1.5  # tokens of the most loaded expert over the mean, as docs/job-file.md quotes it of arXiv:2408.15664
-_SPLIT = ("dp", "tp", "pp", "cp", "ep")
+_SPLIT = (*DEGREES, "ep")
 
 
 def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:

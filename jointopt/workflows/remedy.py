@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
@@ -103,7 +103,7 @@ def remedy(
         needed = peak_memory_bytes(job, layouts)
         leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
         stage = int(np.sum(list(memory_parts(job, leanest).values()), axis=0)[0].argmax())
-        degrees = " ".join(f"{name}={leanest[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
+        degrees = " ".join(f"{name}={leanest[name][0]}" for name in (*DEGREES, "micro_batch_size"))
         short = shortage_of(model, model.cost_model(leanest))
         if short is not None and short.ran_out:
             message += f" Of the leanest layout ({degrees}), {short.cause}."

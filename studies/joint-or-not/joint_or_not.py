@@ -28,7 +28,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns
+from jointopt.core.schema import DEGREES, Columns
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
@@ -47,8 +47,8 @@ LITTLE = 0.0005  # a saving that prints as 0.0 %
 LATER = 0.05  # more time than the fastest plan, within which clocks may fall
 CELL = ("model", "seq_length", "gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 VARIED = ("link_share", "sequences_per_gpu")
-DEGREES = ("dp", "tp", "pp", "cp", "ep")
-FACTS = (*DEGREES, "recompute", "micro_batch_size")
+SPLIT = (*DEGREES, "ep")
+FACTS = (*SPLIT, "recompute", "micro_batch_size")
 
 
 def cases(every: int = 1) -> Iterator[dict[str, Any]]:
@@ -183,7 +183,7 @@ def summary(found: pd.DataFrame) -> dict[str, float]:
         "slower percent": 100.0 * free["slower_by"][free["energy_saving"] >= PAYS].median(),
     }  # fmt: skip
     paying, others = (free[free["energy_saving"].ge(PAYS) == pays] for pays in (True, False))
-    same = np.all([paying[f"joint_{name}"] == paying[f"two_step_{name}"] for name in DEGREES], axis=0)
+    same = np.all([paying[f"joint_{name}"] == paying[f"two_step_{name}"] for name in SPLIT], axis=0)
     shown |= {
         "free paying jobs": len(paying), "free paying deeper jobs": _deeper(paying), "free other jobs": len(others),
         "free paying of the same degrees jobs": same.sum(), "free other deeper jobs": _deeper(others),

@@ -20,7 +20,7 @@ import pandas as pd
 import xgboost
 from threadpoolctl import threadpool_limits
 
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import DEGREES, Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
@@ -33,7 +33,7 @@ from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, learn_source, t
 ROWS = (30, 100, 300, 1000, 3000, 10_000)
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "layouts_nanotron_ultrascale.csv"
 MOST_HELD_OUT = 3  # models, and of few models a third
-RAW = ("dp", "tp", "pp", "cp", "vpp", "micro_batch_size", "zero_stage", "num_gpus", "seq_length", "global_batch_size")
+RAW = (*DEGREES, "vpp", "micro_batch_size", "zero_stage", "num_gpus", "seq_length", "global_batch_size")
 OWN_PROCESS, WITH_PROCESS, BOTH = "own process", "trees with the process", "both, by weight"
 LEARNERS = ("physics", "trees on raw columns", "process", OWN_PROCESS, "trees on residual", WITH_PROCESS, BOTH)
 KEYS = ["truth", "left out", "rows"]
