@@ -2,7 +2,7 @@
 
 Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout
 are the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN
-beyond pp. What a job may minimise stands in `OBJECTIVE_COLUMNS`.
+beyond pp. What a job may minimise stands in `jointopt.jobs.objectives`.
 """
 
 from __future__ import annotations
@@ -244,35 +244,6 @@ DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
 SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A figure of plans that a job may minimise, as columns, people and job files name it."""
-
-    column: str
-    word: str  # on the command line; blanks for its underscores make the label
-    unit: str
-    follows: str = ""  # the column that it rises in proportion to; blank: it varies by itself
-    rate: str = ""  # the figure of the cluster that it needs
-    limit: str = ""  # the key under ``constraints`` that bounds it
-
-
-OBJECTIVE_COLUMNS = {
-    objective.column: objective
-    for objective in (
-        Objective("iteration_time_s", "time", "s", limit="iteration_time_s"),
-        Objective("energy_j", "energy", "J", limit="energy_j"),
-        Objective("peak_memory_gib", "peak_memory", "GiB", limit="memory_fraction"),  # of the worst GPU
-        Objective("peak_power_w", "peak_power", "W"),  # of the hottest GPU
-        Objective("avg_power_w", "power", "W", limit="avg_power_w"),  # mean of all GPUs
-        # GPUs and hosts, times PUE
-        Objective("facility_energy_j", "site_energy", "J", "facility_energy_j", limit="facility_energy_j"),
-        Objective("carbon_kg", "carbon", "kg", "facility_energy_j", "carbon_kg_per_kwh"),
-        Objective("cost", "cost", "", "facility_energy_j", "price_per_kwh"),  # of electricity, in the job's currency
-        Objective("gpu_cost", "gpu_cost", "", "iteration_time_s", "price_per_gpu_hour"),
-    )
-}  # fmt: skip
 
 
 def column_of(name: str) -> Column:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, OBJECTIVE_COLUMNS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL
 from jointopt.core.schema import DTYPES as DTYPES
 from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.objectives import FURTHER, OBJECTIVES, SITE_ENERGY, TIME_ALONE
+from jointopt.jobs.objectives import FURTHER, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
 from jointopt.jobs.slurm import Slurm
 
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, close, did_you_mean, nearest
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, MODEL_BLOCKS, OBJECTIVE_COLUMNS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, MODEL_BLOCKS
 from jointopt.jobs.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.jobs.catalog.clusters import KEYS as CLUSTER_KEYS
 from jointopt.jobs.catalog.gpus import load_gpu
@@ -22,7 +22,7 @@ from jointopt.jobs.cluster import Cluster, load_machine
 from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import Constraints, Job, Search
 from jointopt.jobs.model import Model, block_of
-from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
+from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown
 from jointopt.jobs.shape import BLOCK_KEYS, inline_model, size

@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from jointopt.core.schema import OBJECTIVE_COLUMNS
+
+@dataclass(frozen=True)
+class Objective:
+    """A figure of plans that a job may minimise, as columns, people and job files name it."""
+
+    column: str
+    word: str  # on the command line; blanks for its underscores make the label
+    unit: str
+    follows: str = ""  # the column that it rises in proportion to; blank: it varies by itself
+    rate: str = ""  # the figure of the cluster that it needs
+    limit: str = ""  # the key under ``constraints`` that bounds it
+
+
+OBJECTIVE_COLUMNS = {
+    objective.column: objective
+    for objective in (
+        Objective("iteration_time_s", "time", "s", limit="iteration_time_s"),
+        Objective("energy_j", "energy", "J", limit="energy_j"),
+        Objective("peak_memory_gib", "peak_memory", "GiB", limit="memory_fraction"),  # of the worst GPU
+        Objective("peak_power_w", "peak_power", "W"),  # of the hottest GPU
+        Objective("avg_power_w", "power", "W", limit="avg_power_w"),  # mean of all GPUs
+        # GPUs and hosts, times PUE
+        Objective("facility_energy_j", "site_energy", "J", "facility_energy_j", limit="facility_energy_j"),
+        Objective("carbon_kg", "carbon", "kg", "facility_energy_j", "carbon_kg_per_kwh"),
+        Objective("cost", "cost", "", "facility_energy_j", "price_per_kwh"),  # of electricity, in the job's currency
+        Objective("gpu_cost", "gpu_cost", "", "iteration_time_s", "price_per_gpu_hour"),
+    )
+}  # fmt: skip
+
 
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 OBJECTIVES = ("iteration_time_s", "energy_j")
