@@ -485,7 +485,8 @@ def _plain(options: Options, section: str) -> dict[str, Any]:
     for name, option in option_table("megatron").items():
         place, _, key = option.sets.partition(".")
         if place == section and not key.endswith("_dtype"):
-            found[key] = options.plain(*(one.replace("-", "_") for one in (name, *option.also)))
+            names = [one.replace("-", "_") for one in (name, *option.also)]
+            found[key] = options.flag(*names) if option.flag else options.plain(*names)
     return stated(**found)
 
 
@@ -533,7 +534,7 @@ def _read_positions(options: Options) -> str:
     kind = options.word("position_embedding_type")
     if options.flag("use_rotary_position_embeddings") or kind in ("rope", "yarn", "mrope"):
         return "rope"
-    return "alibi" if kind == "none" else "learned"
+    return "alibi" if kind in ("none", "alibi") else "learned"
 
 
 def _windows(options: Options) -> dict[str, Any]:
@@ -561,7 +562,7 @@ def _layer_list(text: str) -> int | list[int] | None:
 def _read_experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     """The shape with its experts; a dense model has no key of theirs."""
     shared, dense = options.whole("moe_shared_expert_intermediate_size"), _dense_layers(options.take("moe_layer_freq"))
-    if not shape.get("num_experts"):
+    if (shape.get("num_experts") or 1) == 1:  # by default Megatron-DeepSpeed has one
         return {key: value for key, value in shape.items() if not key.startswith(("moe_", "num_experts"))}
     width = shape.get("moe_ffn_hidden_size") or shape.get("ffn_hidden_size")
     return shape | stated(
@@ -679,8 +680,11 @@ def _offload(options: Options) -> str | None:
 
 
 def _recompute(options: Options) -> dict[str, Any]:
-    method, layers = options.word("recompute_method"), options.whole("recompute_num_layers")
-    granularity = options.word("recompute_granularity")
+    method = options.word("recompute_method", "activations_checkpoint_method")
+    layers = options.whole("recompute_num_layers", "activations_checkpoint_num_layers")
+    granularity = options.word("recompute_granularity", "activations_checkpoint_granularity")
+    if options.word("activations_checkpoint_method") and not granularity:
+        granularity = "full"  # of 2022, when nothing else was recomputed
     modules = options.take("recompute_modules")
     if granularity == "full" or options.flag("checkpoint_activations"):
         return {"recompute": "full"} | ({"recompute_num_layers": layers} if method == "block" and layers else {})

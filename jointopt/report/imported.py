@@ -132,6 +132,7 @@ class Imported(Result):
     without_effect: int = 0  # options that change neither time nor energy
     remarks: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)  # of each field of the job and the plan
     comparison: Comparison | None = None
 
     def document(self) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class Imported(Result):
         return pick(self, "job=job.name") | {
             "job_file": job_mapping(self.job), "plan": self.plan, "plan_text": self.plan_text,
             "rows": [known_figures(row) for row in self.runs],
-        } | pick(self, "formats unread without_effect remarks assumed") | {"comparison": compared}  # fmt: skip
+        } | pick(self, "formats unread without_effect remarks assumed origins") | {"comparison": compared}  # fmt: skip
 
     def job_text(self) -> str:
         """The job as its file."""
@@ -158,8 +159,17 @@ class Imported(Result):
         plan = paragraphs([f"The plan that runs today: {self.plan_text}"])
         compared = self.comparison.lines() if self.comparison else []
         return blocks_text(
-            [f"Read {read}."], self.job_text().splitlines(), plan, self._measured(), compared, self._notes()
-        )
+            [f"Read {read}."], self.job_text().splitlines(), plan, self._measured(), compared, self._notes(),
+            self._origin_lines(),
+        )  # fmt: skip
+
+    def _origin_lines(self) -> list[str]:
+        """Where the fields come from, those of one place together."""
+        by_place: dict[str, list[str]] = {}
+        for name, place in self.origins.items():
+            by_place.setdefault(place, []).append(name)
+        lines = [f"{place}: {', '.join(names)}" for place, names in by_place.items()]
+        return ["Where each field comes from:", *paragraphs(lines)] if lines else []
 
     def _measured(self) -> list[str]:
         lines = []

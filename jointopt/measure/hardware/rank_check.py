@@ -115,7 +115,7 @@ def _commands(words: Sequence[str], folder: Path) -> Iterator[list[str]]:
     yield list(words)
     for text in [*(word for word in words if re.search(r"\s", word.strip())), *_texts(words, folder, _SCRIPTS)]:
         with suppress(ValueError, RecursionError):  # text that no shell would take
-            yield from read_script(text).commands
+            yield from map(list, read_script(text).commands)
 
 
 def _texts(words: Sequence[str], folder: Path, endings: tuple[str, ...]) -> list[str]:
