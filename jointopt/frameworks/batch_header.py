@@ -33,7 +33,7 @@ def batch_variables(header: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
     names = {
         "SLURM_NNODES": ("nodes", "N"), "SLURM_JOB_NUM_NODES": ("nodes", "N"), "SLURM_NTASKS": ("ntasks", "n"),
         "SLURM_NPROCS": ("ntasks", "n"), "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
-        "SLURM_GPUS_PER_NODE": ("gpus-per-node",), "SLURM_GPUS_ON_NODE": ("gpus-per-node",),
+        "SLURM_GPUS_PER_NODE": ("gpus-per-node",), "SLURM_GPUS_ON_NODE": ("gpus-per-node", "gres"),
     }  # fmt: skip
     found = {name: next((given[key] for key in keys if key in given), "") for name, keys in names.items()}
     return {name: number for name, value in found.items() if (number := value.rpartition(":")[2]).isdecimal()}

@@ -360,7 +360,12 @@ def _leave_sharding(taken: Taken, values: Mapping[str, Any], others: Mapping[str
 def _remark_on_more(words: Sequence[Word], values: Mapping[str, Any]) -> tuple[str, ...]:
     """A sentence on words that may hold more options."""
     read = {id(value) for value in values.values()}
-    names = [f"{word} ({word.unknown.place})" for word in words if word.unknown and word.many and id(word) not in read]
+    start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), 0)
+    names = [
+        f"{word} ({word.unknown.place})"
+        for word in words[start:]
+        if word.unknown and word.many and id(word) not in read
+    ]
     if not names:
         return ()
     return (f"{', '.join(dict.fromkeys(names))} may hold more options, which only a shell knows and are not read",)

@@ -184,7 +184,7 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
                 found.ask(field_of, f"{name} is given {word} ({unknown.place or word.place})", unknown.variable)
             elif re.search(r"\d+\s*[-:]\s*\d+", word):
                 found.ask(field_of, f"{name} is given the range {word} ({word.place})")
-    places = {key: word.place for key, word in values.items()}
+    places = {key: f"default of {word.place}" if word.default else word.place for key, word in values.items()}
     gpu, of_gres = _gres(str(values.get("gres", "")))
     found.state("gpu", gpu or _constraint(str(values.get("constraint", ""))), places.get("gres", ""))
     numbers |= _of_texts(values, files)

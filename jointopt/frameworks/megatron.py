@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -475,19 +476,23 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
 
 def matter_of(options: Options) -> dict[str, Any]:
     """The options that change an iteration's time beside the plan and the job, by their names."""
-    named = {name.replace("-", "_"): option for name, option in option_table("megatron").items()}
-    return flags_of({name: options.take(name, *option.also) for name, option in named.items() if option.matters})
+    return flags_of({names[0]: options.take(*names) for _, names, _ in _stating("", matters=True)})
+
+
+@functools.cache
+def _stating(section: str, matters: bool = False) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+    """(key, spellings with underscores, whether it is a flag) of the options that state a section, or that matter."""
+    return tuple(
+        (option.sets.partition(".")[2], tuple(one.replace("-", "_") for one in (name, *option.also)), option.flag)
+        for name, option in option_table("megatron").items()
+        if (option.matters if matters else option.sets.startswith(f"{section}.") and not option.sets.endswith("_dtype"))
+    )
 
 
 def _plain(options: Options, section: str) -> dict[str, Any]:
     """Numbers and flags that options state as they stand, of one section: the plan, the model or the training."""
-    found = {}
-    for name, option in option_table("megatron").items():
-        place, _, key = option.sets.partition(".")
-        if place == section and not key.endswith("_dtype"):
-            names = [one.replace("-", "_") for one in (name, *option.also)]
-            found[key] = options.flag(*names) if option.flag else options.plain(*names)
-    return stated(**found)
+    rows = _stating(section)
+    return stated(**{key: options.flag(*names) if flag else options.plain(*names) for key, names, flag in rows})
 
 
 def model_of(options: Options) -> dict[str, Any]:

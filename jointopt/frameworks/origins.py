@@ -90,9 +90,12 @@ def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
     """Whether an option means something by its value: readings of two numbers, or of two words, differ."""
-    first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+    first, second, alone = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, True))
     if first != second:
         return True
+    absent = fields_of(read({key: value for key, value in known.items() if key != name}))
+    if alone != absent and first in (alone, absent):
+        return False  # it means something alone, and nothing more by a number
     readings = [fields_of(read({**known, name: word})) for word in _WORDS]
     return any(one != readings[0] for one in readings)
 

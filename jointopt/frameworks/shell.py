@@ -56,7 +56,7 @@ _QUIET = {
 # programs whose exit status is a question
 _QUESTIONS = {
     "grep", "which", "command", "type", "ls", "stat", "pgrep", "nvidia-smi", "diff", "cmp", "ping", "nc", "getopts",
-    "read", "mountpoint", "squeue", "scontrol", "curl", "wget", "kill", "awk", "sed", "nvcc", "docker", "rocm-smi",
+    "read", "mountpoint", "squeue", "scontrol", "curl", "wget", "kill", "awk", "sed", "nvcc", "rocm-smi",
 }  # fmt: skip
 
 
@@ -198,10 +198,8 @@ class _Reader(Values):
         if len(self.script.left_out) < 100:
             self.script.left_out.append(" ".join(raw_text(node)[:200].split()))
 
-    def _run_program(self, node: Node) -> None:
+    def _run_do_group(self, node: Node) -> None:
         self.run_all(node.children)
-
-    _run_do_group = _run_program
 
     def _run_compound_statement(self, node: Node) -> Answer | None:
         if node.children and node.children[0].type == "((":
@@ -326,7 +324,7 @@ class _Reader(Values):
                 found = self.run(node)
         return found
 
-    def _choose(self, ask: Callable[[], Answer], bodies: Iterable[Node], act: Callable[[bool], Any]) -> None:
+    def _choose(self, ask: Callable[[], Answer], bodies: Sequence[Node], act: Callable[[bool], Any]) -> None:
         """Acts by the answer to a condition: one way, or both where only a shell knows, or where it hangs on a fork."""
         self.absent = set()
         try:
@@ -336,11 +334,12 @@ class _Reader(Values):
             return
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
+            place = next((self.place(node) for node in bodies), "")
 
             def take(held: bool) -> None:
                 if held != answer.holds:  # what was taken for absent is given
                     for name in absent:
-                        self.variables[name] = (Piece(unknown=Unknown(f"${name}", name)),)
+                        self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place)),)
                 act(held)
 
             fork = self._fork([lambda: take(True), lambda: take(False)], 0, self._words_of_condition(bodies))

@@ -386,12 +386,16 @@ class Values(abc.ABC):
     def _do_read(self, words: list[Word], node: Node) -> Answer:
         names = [str(word) for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
         here = next((child for child in node.named_children if child.type == "herestring_redirect"), None)
-        given = [] if here is None else words_of(p._replace(quoted=False) for p in self.text(here.named_children[-1]))
+        pieces = () if here is None else self.text(here.named_children[-1])
+        separators = self.variables.get("IFS", ())
+        if isinstance(separators, tuple) and (signs := self.plain(separators)):
+            pieces = tuple(p._replace(text=re.sub(f"[{re.escape(signs)}]", " ", p.text)) for p in pieces)
+        given = words_of(p._replace(quoted=False) for p in pieces)
         for at, name in enumerate(names):
             last = at == len(names) - 1
             parts = given[at:] if last else given[at : at + 1]
-            pieces = tuple(piece for k, one in enumerate(parts) for piece in ((Piece(" "),) * bool(k) + one.pieces))
-            self.variables[name] = pieces if here else (Piece(unknown=Unknown(f"${name}", name, self.place(node))),)
+            value = tuple(piece for k, one in enumerate(parts) for piece in ((Piece(" "),) * bool(k) + one.pieces))
+            self.variables[name] = value if here else (Piece(unknown=Unknown(f"${name}", name, self.place(node))),)
         return Answer(True if here else None)
 
     def _do_getopts(self, words: list[Word], node: Node) -> Answer:
