@@ -313,13 +313,13 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             continue
         started = cluster_of(script, replace(run, words=words), others)
         if found is None:
-            found = read_traced(program.read, *program.parts, run.place)
+            found = read_traced(program.read, *program.parts, _places_of(words), run.place)
             fields, first = fields_of(found), choices
             found.cluster = started.cluster | found.cluster
             found.origins |= {f"cluster.{name}": started.places.get(name) or run.place for name in started.cluster}
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
-            found.remarks += _remark_on_more(words, program.parts[1])
+            found.remarks += _remark_on_more(words, found.asked)
             _leave_sharding(found, program.values, others)
             continue
         known, unknown = program.parts
@@ -357,15 +357,20 @@ def _leave_sharding(taken: Taken, values: Mapping[str, Any], others: Mapping[str
         taken.asked["plan.zero_stage"] = Question(f"{Path(config).name} is not given")
 
 
-def _remark_on_more(words: Sequence[Word], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """A sentence on words that may hold more options."""
-    read = {id(value) for value in values.values()}
+def _places_of(words: Sequence[Word]) -> dict[str, str]:
+    """The places of options by their names, and whether they are a script's default."""
+    names = {
+        word: re.sub(r"^--?|=.*", "", word, flags=re.DOTALL).replace("-", "_") for word in words if word[:1] == "-"
+    }
+    return {name: f"default of {word.place}" if word.default else word.place for word, name in names.items()}
+
+
+def _remark_on_more(words: Sequence[Word], asked: Mapping[str, Question]) -> tuple[str, ...]:
+    """A sentence on words that may hold more options than those that are asked."""
     start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), 0)
-    names = [
-        f"{word} ({word.unknown.place})"
-        for word in words[start:]
-        if word.unknown and word.many and id(word) not in read
-    ]
+    reasons = " ".join(question.why for question in asked.values())
+    names = [f"{word} ({word.unknown.place})" for word in words[start:]
+             if word.unknown and word.many and f"is given {word}," not in reasons]  # fmt: skip
     if not names:
         return ()
     return (f"{', '.join(dict.fromkeys(names))} may hold more options, which only a shell knows and are not read",)

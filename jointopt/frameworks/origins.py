@@ -33,10 +33,13 @@ def fields_of(taken: Taken) -> dict[str, Any]:
     return found | ({} if taken.accumulation is None else {"accumulation": taken.accumulation})
 
 
-def read_traced(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word], place: str) -> Taken:
+def read_traced(
+    read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word], places: Mapping[str, str], place: str
+) -> Taken:  # fmt: skip
     """The statements of options by name, each field with its origin, and with a question where an option is unknown.
 
-    ``known``: words with the places that state them, or True for an option without a value; ``place``: of the command.
+    ``known``: words with the places that state them, or True for an option without a value; ``places``: of options by
+    their names; ``place``: of the command.
     """
     taken = read(known)
     fields = fields_of(taken)
@@ -47,7 +50,7 @@ def read_traced(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Wo
         moved = _moved(read, known, name, fields, _tries(value))
         for one in moved:
             if one not in movers or len(moved) < movers[one][0]:
-                movers[one] = (len(moved), _place(value, place))
+                movers[one] = (len(moved), _place(value, places.get(name, place)))
     for one in fields:
         taken.origins[one] = movers[one][1] if one in movers else f"default of {program}"
         if one in taken.asked and one.partition(".")[0] in SECTIONS:
@@ -63,7 +66,7 @@ def split_values(read: Reader, values: Mapping[str, Any]) -> tuple[dict[str, Any
     for name, value in values.items():
         found = _unknown(value)
         if found is not None:
-            if found.many and not _takes_value(read, known, name):
+            if found.many and _is_flag(read, known, name):
                 known[name] = True
             else:
                 unknown[name] = found
@@ -88,14 +91,18 @@ def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
     return first != second and fields_of(read(known)) == fields_of(read(without))
 
 
+def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
+    """Whether an option means something alone, and the same by any number."""
+    first, second, alone = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, True))
+    absent = fields_of(read({key: value for key, value in known.items() if key != name}))
+    return first == second and alone != absent
+
+
 def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
     """Whether an option means something by its value: readings of two numbers, or of two words, differ."""
-    first, second, alone = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, True))
-    if first != second:
-        return True
-    absent = fields_of(read({key: value for key, value in known.items() if key != name}))
-    if alone != absent and first in (alone, absent):
-        return False  # it means something alone, and nothing more by a number
+    first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+    if first != second or _is_flag(read, known, name):
+        return first != second
     readings = [fields_of(read({**known, name: word})) for word in _WORDS]
     return any(one != readings[0] for one in readings)
 

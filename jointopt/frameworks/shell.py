@@ -725,7 +725,8 @@ class _Reader(Values):
         stand_ins: dict[str, Value] = {}
         parts = []
         for piece in word.pieces:  # values become variables of their own, which keep their places
-            if piece.unknown is None and (piece.place == word.place or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
+            plain = not piece.unknown and not piece.default
+            if plain and (piece.place == word.place or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
                 parts.append(piece.text)
             else:
                 parts.append(f"${{__{len(stand_ins)}}}")
