@@ -26,7 +26,15 @@ from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import catalogue_name, models_of_shape
 from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
-from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, questions_of, read_traced, split_values
+from jointopt.frameworks.origins import (
+    SECTIONS,
+    Reader,
+    fields_of,
+    questions_of,
+    read_config,
+    read_traced,
+    split_values,
+)
 from jointopt.frameworks.shell import MOST_CHARACTERS, Run, Script, read_script
 from jointopt.frameworks.shell_words import Word, decided, forks_of, unknown_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
@@ -113,22 +121,22 @@ def read_text(
     """The statements of a text; none where no reader knows it. ``others``: texts of the files beside it."""
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
         return _script(sh_command(text.strip("\0\n").split("\0")), name, {}, {}, run)
-    if text.lstrip().startswith("{") and (found := _of_json(text)):
+    if text.lstrip().startswith("{") and (found := _of_json(text, name)):
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
-    return _log(text) or _config(text) or _script(text, name, others or {}, given or {}, run)
+    return _log(text) or _config(text, name) or _script(text, name, others or {}, given or {}, run)
 
 
-def _of_json(text: str) -> Taken | None:
+def _of_json(text: str, name: str) -> Taken | None:
     try:
         config = parse_json(text)
     except JobError:
         return None
     if deepspeed.is_deepspeed(config):
-        return deepspeed.config_taken(config)
+        return read_config(deepspeed.config_taken, config, text, name)
     if deepspeed.is_accelerate(config):
-        return deepspeed.accelerate_taken(config)
+        return read_config(deepspeed.accelerate_taken, config, text, name)
     if {"tp", "pp"} <= config.keys():
         return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
@@ -166,7 +174,7 @@ def _log_alone(text: str) -> list[Taken]:
     return []
 
 
-def _config(text: str) -> list[Taken]:
+def _config(text: str, name: str) -> list[Taken]:
     """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
     if len(text) > MOST_CHARACTERS:
         return []
@@ -175,7 +183,7 @@ def _config(text: str) -> list[Taken]:
         with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
             toml = tomllib.loads(text)
     if torchtitan.is_torchtitan(toml):
-        return [torchtitan.config_taken(toml)]
+        return [read_config(torchtitan.config_taken, toml, text, name)]
     try:
         config = parse_yaml(text)
     except JobError:
@@ -187,8 +195,8 @@ def _config(text: str) -> list[Taken]:
         (deepspeed.is_accelerate, deepspeed.accelerate_taken),
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
-    found = [read(config) for known, read in readers if known(config)]
-    return found[:1]
+    found = next((read for known, read in readers if known(config)), None)
+    return [read_config(found, config, text, name)] if found else []
 
 
 @dataclass(frozen=True)
@@ -237,7 +245,7 @@ def _script(
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
-    taken.names = tuple(dict.fromkeys([*_configs_of(script), *(Path(one).name for one in script.missing)]))
+    taken.names = tuple(dict.fromkeys([*_configs_of(script, run), *(Path(one).name for one in script.missing)]))
     taken.reads = tuple(script.read)
     taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
     return [taken]
@@ -327,7 +335,8 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
         asked = {**questions_of(program.read, known, unknown), **{f"cluster.{n}": Question(*q) for n, q in
                                                                   started.asked.items()}}  # fmt: skip
         forks = [fork for fork, at in choices.items() if first.get(fork) != at]
-        by = " and ".join(filter(None, (script.conditions.get(fork, "") for fork in forks))) or run.place
+        by = " and ".join(dict.fromkeys(script.conditions.get(fork) or run.place for fork in forks))
+        variable = next((script.deciding[fork] for fork in forks if fork in script.deciding), "")
         differ = [name for name in sorted(fields.keys() | other.keys()) if fields.get(name) != other.get(name)]
         if all(fork in script.usual for fork in forks):
             found.origins |= dict.fromkeys((*differ, *asked), f"default of {by}")
@@ -335,7 +344,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
         for name in differ:
             if name not in found.asked:
                 values = " or ".join(str(one.get(name, "nothing")) for one in (fields, other))
-                found.asked[name] = Question(f"{values}, by {by}")
+                found.asked[name] = Question(f"{values}, by {by}", variable)
         for name, question in asked.items():
             found.asked.setdefault(name, question)
     if found is None:
@@ -376,13 +385,13 @@ def _remark_on_more(words: Sequence[Word], asked: Mapping[str, Question]) -> tup
     return (f"{', '.join(dict.fromkeys(names))} may hold more options, which only a shell knows and are not read",)
 
 
-def _configs_of(script: Script) -> Iterator[str]:
+def _configs_of(script: Script, run: Run) -> Iterator[str]:
     """Names of the configs that the commands of a script are given."""
     for words in script.commands:
         for name, value in pairs_of(words):
             if ("config" in name or name == "deepspeed") and isinstance(value, str) and _FILE_WORDS.search(value):
                 yield Path(value).name
-    if _FILE_WORDS.search(named := script.variables.get("CONFIG_FILE", "")):
+    if _FILE_WORDS.search(named := run.environment.get("CONFIG_FILE", "")):
         yield Path(named).name
 
 

@@ -6,15 +6,17 @@ option whose value is not known makes the fields that it could move questions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jointopt.frameworks.options import Question, Taken, whole_of
+from jointopt.frameworks.options import Question, Taken, flattened, whole_of
 from jointopt.frameworks.shell_words import Word, literal, unknown_of
 
 SECTIONS = ("model", "training", "plan", "cluster")
 Reader = Callable[[Mapping[str, Any]], Taken]
 _NUMBERS = ("3", "7")
+_MOST_KEYS = 300  # of a config whose lines are looked for
 # words that some option of a framework knows
 _WORDS = (
     "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
@@ -57,6 +59,49 @@ def read_traced(
             section, _, key = one.partition(".")
             getattr(taken, section).pop(key, None)
     return taken
+
+
+def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -> Taken:
+    """The statements of a config, each field with the line that states it, or as a default of its program.
+
+    ``text``, ``name``: of the file. A config whose sections do not come back from dotted names has no lines.
+    """
+    taken = read(config)
+    fields, flat = fields_of(taken), flattened(config)
+    place = name or taken.format
+    taken.origins = dict.fromkeys(fields, place)
+    if len(flat) > _MOST_KEYS or nested(flat) != config:
+        return taken
+    lines = text.splitlines()
+    movers: dict[str, tuple[int, str]] = {}
+    for key, value in flat.items():
+        tries = (None, not value) if isinstance(value, bool) else _tries(value)
+        try:
+            moved = _moved(lambda options: read(nested(options)), flat, key, fields, tries)
+        except (TypeError, ValueError, KeyError, AttributeError):  # a section of another kind than its program has
+            continue
+        words = re.compile(rf"(?<![\w.]){re.escape(key.rpartition('.')[2])}(?![\w.])")
+        at = next((number for number, line in enumerate(lines, 1) if words.search(line)), None)
+        for one in moved:
+            if one not in movers or len(moved) < movers[one][0]:
+                movers[one] = (len(moved), f"{place}:{at}" if at else place)
+    program = _NAMES.get(taken.framework, taken.framework or taken.format)
+    taken.origins = {one: movers[one][1] if one in movers else f"default of {program}" for one in fields}
+    return taken
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings inside of each other, from dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        *places, last = name.split(".")
+        inner = found
+        for place in places:
+            inner = inner.setdefault(place, {})
+            if not isinstance(inner, dict):
+                return {}
+        inner[last] = value
+    return found
 
 
 def split_values(read: Reader, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Word]]:
@@ -114,7 +159,7 @@ def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, W
     bases: list[tuple[str, dict[str, Any]]] = []
     for name, word in unknown.items():
         question = question_of(name, word)
-        for one in _moved(read, known, name, plain, (None, *_NUMBERS, True, *_WORDS)):
+        for one in sorted(_moved(read, known, name, plain, (None, *_NUMBERS, True, *_WORDS))):
             found.setdefault(one, question)
         seen: list[dict[str, Any]] = [plain]
         for value in (_NUMBERS[0], *_WORDS):
@@ -125,7 +170,7 @@ def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, W
     for other, base in bases[:40]:
         for name, word in unknown.items():
             if name != other:
-                for one in _moved(read, base, name, fields_of(read(base)), (None, *_NUMBERS, "full", "block")):
+                for one in sorted(_moved(read, base, name, fields_of(read(base)), (None, *_NUMBERS, "full", "block"))):
                     found.setdefault(one, question_of(name, word))
     return found
 

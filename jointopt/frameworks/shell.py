@@ -86,10 +86,10 @@ class Script:
     missing: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
     read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
     conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
+    deciding: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
     usual: dict[int, int] = field(
         default_factory=dict
     )  # the branch of a fork where nobody gives the variable it hangs on
-    variables: dict[str, str] = field(default_factory=dict)  # at the end, as far as they are known
 
     @property
     def commands(self) -> list[list[Word]]:
@@ -115,8 +115,6 @@ def read_script(
     for written, inner in reader.written.items():  # a script that something else than a shell starts
         if written not in reader.script.read and not any(len(run.words) > 3 for run in reader.script.runs):
             reader.run_text(inner)
-    known = {key: reader.plain(value) for key, value in reader.variables.items() if isinstance(value, tuple)}
-    reader.script.variables = {key: value for key, value in known.items() if value is not None}
     return reader.script
 
 
@@ -133,6 +131,7 @@ class _Reader(Values):
         self.locals: list[dict[str, Value | None]] = []
         self.ended = ""  # exit, return, break or continue
         self.statements = 0
+        self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         for variable, value in given.items():
             self.variables[variable] = literal(value, f"--set {variable}")
             self.exported.add(variable)
@@ -262,32 +261,25 @@ class _Reader(Values):
         if any(child.type == "pipeline" for child in document.named_children):
             pipe = next(child for child in document.named_children if child.type == "pipeline")
             if command_name(pipe.named_children[-1]) in _SHELLS | {"sbatch", "qsub"}:
-                self._run_document(document, [])
+                self._inside([], self._script_of(self._heredoc(document)), [], document)
             return None
         words = [] if body is None else [str(word) for word in self.fields(body.named_children)]
         if words and any(
             PurePosixPath(word).name in _SHELLS | {"sbatch", "qsub", "bsub", "ssh", "pdsh"} for word in words
         ):
             inside = next((at for at, word in enumerate(words) if PurePosixPath(word).name in _SHELLS), 0)
-            self._run_document(document, self.fields(body.named_children if body else [])[:inside])
+            prefix = self.fields(body.named_children if body else [])[:inside]
+            self._inside(prefix, self._script_of(self._heredoc(document)), [], document)
             return None
         into = [one for place in (node, document) for one in place.named_children if one.type == "file_redirect"]
-        text = self.plain(self._heredoc(document))
-        if into and text is not None and (target := self.plain(self.text(into[0].named_children[-1]))):
-            self.written[target] = text
-            self.files[PurePosixPath(target).name] = text
+        if into and (target := self.plain(self.text(into[0].named_children[-1]))):
+            self.written[target] = self._script_of(self._heredoc(document))
+            self.files[PurePosixPath(target).name] = self.written[target]
         elif self.output is not None and words[:1] == ["cat"]:
             self.output.append(self._heredoc(document))
         elif body is not None and words[:1] != ["cat"]:
             return self.run(body)
         return None
-
-    def _run_document(self, document: Node, prefix: list[Word]) -> None:
-        """A heredoc that a shell reads; of unknown variables in it the names are kept."""
-        text = "".join(p.unknown.name if p.unknown else p.text for p in self._heredoc(document))
-        before, self.prefix = self.prefix, [*self.prefix, *prefix]
-        self.run_text(text, self.place(document))
-        self.prefix = before
 
     def _heredoc(self, node: Node) -> Text:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
@@ -326,7 +318,7 @@ class _Reader(Values):
 
     def _choose(self, ask: Callable[[], Answer], bodies: Sequence[Node], act: Callable[[bool], Any]) -> None:
         """Acts by the answer to a condition: one way, or both where only a shell knows, or where it hangs on a fork."""
-        self.absent = set()
+        self.absent, self.missing = set(), ""
         try:
             answer = ask()
         except Fork as found:
@@ -334,7 +326,7 @@ class _Reader(Values):
             return
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
-            place = next((self.place(node) for node in bodies), "")
+            place, variable = next((self.place(node) for node in bodies), ""), self.missing
 
             def take(held: bool) -> None:
                 if held != answer.holds:  # what was taken for absent is given
@@ -343,6 +335,8 @@ class _Reader(Values):
                 act(held)
 
             fork = self._fork([lambda: take(True), lambda: take(False)], 0, self._words_of_condition(bodies))
+            if variable and answer.holds is None:
+                self.script.deciding[fork] = variable
             if answer.default:
                 self.script.usual[fork] = 0 if answer.holds else 1
             return
@@ -704,7 +698,7 @@ class _Reader(Values):
                 while rest and rest[0].startswith("-"):
                     option, rest = rest[0], rest[1:]
                     if re.fullmatch(r"-[a-z]*c", option) and rest:
-                        self._inside(words[:at], str(rest[0]), rest[2:], node, rest[0])
+                        self._inside(words[:at], self._script_of(rest[0].pieces), rest[2:], node)
                         return True
                 if rest:
                     return self._run_file(str(rest[0]), rest[1:], words[:at], node) or at == 0
@@ -714,29 +708,32 @@ class _Reader(Values):
             if base in self.files and base != self.name and (at == 0 or _is_script(base, self.files[base])):
                 return self._run_file(str(word), rest, words[:at], node)
             if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
-                self._inside(words[:at], " ".join(words[at:]), [], node, word)
+                self._inside(words[:at], " ".join(self._script_of(one.pieces) for one in words[at:]), [], node)
                 return True
         return False
 
-    def _inside(
-        self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node, word: Word
-    ) -> None:  # fmt: skip
+    def _inside(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
         """Reads a text as a shell of its own does, with the variables that it inherits."""
-        stand_ins: dict[str, Value] = {}
-        parts = []
-        for piece in word.pieces:  # values become variables of their own, which keep their places
-            plain = not piece.unknown and not piece.default
-            if plain and (piece.place == word.place or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
-                parts.append(piece.text)
-            else:
-                parts.append(f"${{__{len(stand_ins)}}}")
-                stand_ins[f"__{len(stand_ins)}"] = (piece,)
-        text = "".join(parts) + text[len(str(word)) :]
         state = (self.variables, self.arguments, self.prefix, self.ended)
-        self.variables = dict(self.variables) | stand_ins
+        self.variables = {key: value for key, value in self.variables.items() if key in self.exported}
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
         self.run_text(text, self.place(node))
         self.variables, self.arguments, self.prefix, self.ended = state
+
+    def _script_of(self, pieces: Text) -> str:
+        """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
+        parts = []
+        for piece in pieces:
+            plain = not piece.unknown and not piece.default
+            if plain and (piece.place == pieces[0].place or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
+                parts.append(piece.text)
+            else:
+                name = f"__{len(self.stand_ins)}"
+                self.stand_ins.append(name)
+                self.variables[name] = (piece,)
+                self.exported.add(name)
+                parts.append(f"${{{name}}}")
+        return "".join(parts)
 
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
         """Reads a script that another starts, where its text was given; whether it was."""
@@ -769,14 +766,8 @@ class _Reader(Values):
         self.ended = "" if self.ended == "return" else self.ended
 
     def _do_eval(self, words: list[Word], node: Node) -> None:
-        if words:
-            state = self.arguments
-            text = Word(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
-            if text.unknown is None:
-                self.run_text(str(text), self.place(node))
-            else:
-                self._inside([], str(text), [], node, text)
-            self.arguments = state
+        pieces = tuple(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
+        self.run_text(self._script_of(pieces), self.place(node))
 
 
 def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:

@@ -84,6 +84,7 @@ class Values(abc.ABC):
         self.mentioned: set[str] = set()  # variables that the script sets anywhere
         self.by_default = False  # whether a value that was looked at is a default
         self.absent: set[str] = set()  # variables that a test found not to be set
+        self.missing = ""  # the first variable for whose want a test has no answer
         self.fixed_place = ""  # of a text inside of a word
         self.line = 1  # of the word that is read
         self.depth = self.expanded = 0
@@ -246,6 +247,7 @@ class Values(abc.ABC):
             if piece.unknown is not None:
                 if piece.unknown.fork:
                     raise Fork(piece.unknown.fork, len(piece.unknown.ways))
+                self.missing = self.missing or piece.unknown.variable
                 return None
             parts.append(" " if piece.ends_word else piece.text)
         return "".join(parts)

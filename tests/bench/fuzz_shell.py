@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,35 @@ class Script:
         start = self.random.choice(
             ("torchrun --nnodes 2 --nproc_per_node 8", "python", "srun -N 2 torchrun --nnodes 2")
         )
-        return "\n".join([*self.lines, f"{start} pretrain_gpt.py {SHAPE}{joint}{joint.join(parts)}", ""])
+        command = f"{start} pretrain_gpt.py {SHAPE}{joint}{joint.join(parts)}"
+        return "\n".join([*self.lines, *self.wrapped(command), ""])
+
+    def wrapped(self, command: str) -> list[str]:
+        """The lines that start a command, perhaps in a shell of its own, a function or a variable."""
+        kind, plain = self.random.randrange(12), not re.search(r"[\"'\\\n@]", command)
+        exports = f"export {' '.join(self.mentioned())}"
+        if kind == 0 and plain:
+            return [exports, f'bash -c "{command}"']
+        if kind == 1 and plain:
+            return [f'CMD="{command}"', "$CMD"]
+        if kind == 2 and plain:
+            return [f'eval "{command}"']
+        if kind == 3 and "@" not in command:
+            return ["launch() {", f'  {command} "$@"', "}", "launch --seed 7"]
+        if kind == 4 and plain:
+            return [exports, "cat > run.sh <<EOF", command, "EOF", "bash run.sh"]
+        if kind == 5 and plain:
+            return [exports, f"bash -c '{command}'"]
+        if kind == 6:
+            return ["if true; then", f"  {command} 2>&1 | tee log.txt", "fi"]
+        if kind == 7:
+            return [f"( cd . && {command} ) || exit 1"]
+        return [command]
+
+    def mentioned(self) -> list[str]:
+        """The variables that the lines set."""
+        names = re.findall(r"^(?:export |declare -i )?([A-Z_]+)(?=\+?=)", "\n".join(self.lines), re.MULTILINE)
+        return list(dict.fromkeys([*names, *OPTIONS]))
 
 
 def assigned(script: Script, name: str) -> None:
@@ -154,6 +183,11 @@ def called(script: Script, name: str) -> None:
         [f"set -- {value} x", f"{name}=$1", "shift 2", "set --"],
         [f"for v in 1 {value}; do {name}=$v; done"],
         [f"for ((i = 0; i < {value}; i++)); do {name}=$((i + 1)); done"],
+        [f"NAME_{name}=V_{name}; V_{name}={value}", f"{name}=${{!NAME_{name}}}"],
+        [f'IFS=, read -r {name} rest <<< "{value},x"'],
+        [f"printf -v {name} '%d' {value}"],
+        [f"{name}=$(printf '%s' {value})", f"{name}=${{{name}^^}}"],
+        [f"{name}=$(cat <<EOF\n{value}\nEOF\n)"],
         [f"i=0; while [ $i -lt {value} ]; do i=$((i + 1)); done; {name}=$i"],
     ))  # fmt: skip
     script.words[name] = f"${name}"
@@ -241,11 +275,13 @@ def started(text: str, files: dict[str, str], variables: dict[str, str], folder:
 
 
 def judged(seed: int, folder: Path) -> tuple[str, str]:
-    """How a script is read (right, default, asked, or wrong), and the script with what differs."""
+    """How a script is read (right, asked, or wrong, or bash starts nothing), and the script with what differs."""
     script = made(seed)
     text = script.text()
     ways = ({}, dict.fromkeys(script.free, ""), dict.fromkeys(script.free, "8"))
     truths = [started(text, script.files, way, folder) for way in ways]
+    if not any(truths):
+        return "not started", text
     try:
         (taken,) = read_text(text, "train.sh", script.files)
     except (JobError, ValueError) as error:
@@ -262,7 +298,7 @@ def judged(seed: int, folder: Path) -> tuple[str, str]:
         differs = any(value != read.get(name) for value in values)
         if differs and not (by_default and read.get(name) in values):
             wrong.append(f"{name}: read {read.get(name)} ({origin}), started {values}")
-    if wrong or not any(truths):
+    if wrong:
         return "wrong", "; ".join(wrong) + "\n" + text
     agreed = [name for name in taken.asked if len({str(truth.get(name)) for truth in truths if truth}) == 1]
     return ("asked needlessly" if agreed else "asked" if taken.asked else "right"), f"{agreed}\n{text}"
@@ -276,7 +312,7 @@ def main() -> None:
         for seed in range(first, first + count):
             verdict, words = judged(seed, Path(folder))
             totals[verdict] += 1
-            if verdict not in ("right", "asked"):
+            if verdict in ("wrong", "refused"):
                 print(f"--- {seed} {verdict}: {words}")
     print(f"{count} scripts: {', '.join(f'{number} {name}' for name, number in totals.most_common())}")
 
