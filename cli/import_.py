@@ -64,12 +64,11 @@ def import_(
       jointopt import run.log --gpu h100-sxm5-80gb --propose
       jointopt import run.log node0-dcgm.txt node1-dcgm.txt --runs runs.csv
     """
-    from jointopt.core.errors import UsageError
     from jointopt.runs.table import csv_text
     from jointopt.workflows import import_ as workflow
 
     if wrong := next((one for one in answers if "=" not in one), None):
-        raise UsageError(f"--set must be NAME=VALUE; got {wrong!r:.60}.")
+        raise click.UsageError(f"--set must be NAME=VALUE; got {wrong!r:.60}.")
     stated = dict(one.split("=", 1) for one in answers)
     found = workflow.import_(files, warmup=warmup, run=run, set=stated, **settings.with_network(given))
     if out:

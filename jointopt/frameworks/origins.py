@@ -115,10 +115,10 @@ def split_values(read: Reader, values: Mapping[str, Any]) -> tuple[dict[str, Any
                 known[name] = True
             else:
                 unknown[name] = found
-        elif value is True and _takes_value(read, known, name):
+        elif (value is True or value == "") and _takes_value(read, known, name):
             del known[name]
             unknown[name] = Word(())
-        elif value is not True and whole_of(value) is None and _is_unreadable(read, known, name):
+        elif value is not True and _is_no_number(value) and _is_unreadable(read, known, name):
             del known[name]
             unknown[name] = Word(literal(" ".join(value) if isinstance(value, list) else str(value), ""))
     return known, unknown
@@ -127,6 +127,10 @@ def split_values(read: Reader, values: Mapping[str, Any]) -> tuple[dict[str, Any
 def _unknown(value: object) -> Word | None:
     parts = value if isinstance(value, list) else [value]
     return next((part for part in parts if isinstance(part, Word) and unknown_of(part)), None)
+
+
+def _is_no_number(value: object) -> bool:
+    return whole_of(value) is None and str(value).lower() not in ("null", "none", "true", "false")
 
 
 def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:

@@ -715,10 +715,16 @@ class _Reader(Values):
     def _inside(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
         """Reads a text as a shell of its own does, with the variables that it inherits."""
         state = (self.variables, self.arguments, self.prefix, self.ended)
-        self.variables = {key: value for key, value in self.variables.items() if key in self.exported}
+        self.variables = self._inherited()
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
         self.run_text(text, self.place(node))
         self.variables, self.arguments, self.prefix, self.ended = state
+
+    def _inherited(self) -> dict[str, Value]:
+        """The variables that a shell of its own gets: those exported that are no arrays."""
+        return {
+            key: value for key, value in self.variables.items() if key in self.exported and isinstance(value, tuple)
+        }
 
     def _script_of(self, pieces: Text) -> str:
         """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
@@ -746,7 +752,7 @@ class _Reader(Values):
         if path in self.written:
             self.script.read.add(path)
         state = (self.variables, self.arguments, self.prefix, self.ended, self.name, self.fixed_place)
-        self.variables = {key: value for key, value in self.variables.items() if key in self.exported}
+        self.variables = self._inherited()
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
         self.name, self.fixed_place = name, ""
         self.run_text(self.files[name])
