@@ -35,8 +35,8 @@ from jointopt.frameworks.origins import (
     read_traced,
     split_values,
 )
-from jointopt.frameworks.shell import MOST_CHARACTERS, Run, Script, read_script
-from jointopt.frameworks.shell_words import Word, decided, forks_of, unknown_of, words_of
+from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
+from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, unknown_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import model_names
 from jointopt.jobs.huggingface import model_from_config
@@ -267,8 +267,8 @@ def _variants(run: Run, script: Script) -> _Ways:
     if prod(map(len, ways.values())) <= _MOST_VARIANTS:
         rows = [run.branches | dict(zip(ways, row, strict=True)) for row in product(*ways.values())]
     else:
-        first = run.branches | {fork: order[0] for fork, order in ways.items()}
-        rows = [first] + [first | {fork: at} for fork, order in ways.items() for at in order[1:]]
+        ends = [run.branches | {fork: order[end] for fork, order in ways.items()} for end in (0, -1)]
+        rows = ends + [one | {fork: at} for one in ends for fork, order in ways.items() for at in order]
     found = []
     for row in rows:
         words = [
@@ -335,7 +335,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
         asked = {**questions_of(program.read, known, unknown), **{f"cluster.{n}": Question(*q) for n, q in
                                                                   started.asked.items()}}  # fmt: skip
         forks = [fork for fork, at in choices.items() if first.get(fork) != at]
-        by = " and ".join(dict.fromkeys(script.conditions.get(fork) or run.place for fork in forks))
+        by = " and ".join([*dict.fromkeys(script.conditions.get(fork) or run.place for fork in forks)][:2])
         variable = next((script.deciding[fork] for fork in forks if fork in script.deciding), "")
         differ = [name for name in sorted(fields.keys() | other.keys()) if fields.get(name) != other.get(name)]
         if all(fork in script.usual for fork in forks):

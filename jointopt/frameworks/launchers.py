@@ -14,8 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from jointopt.frameworks.options import whole_of
-from jointopt.frameworks.shell import Run, Script
-from jointopt.frameworks.shell_words import Word, literal, unknown_of
+from jointopt.frameworks.shell_words import Run, Script, Word, literal, unknown_of
 from jointopt.jobs.catalog.gpus import known_gpu
 
 # options of each launcher (dashes and underscores alike) and what they state

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -31,10 +30,11 @@ from jointopt.frameworks.shell_values import (
 )
 from jointopt.frameworks.shell_words import (
     Piece,
+    Run,
+    Script,
     Text,
     Unknown,
     Word,
-    decided,
     joined,
     joined_lists,
     literal,
@@ -45,8 +45,10 @@ from jointopt.frameworks.shell_words import (
 UNKNOWN = "$"  # begins what only a shell knows of a word
 MOST_CHARACTERS = 200_000  # of a script, as of a job file
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
+_MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(rb"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
+_ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _QUIET = {
     "echo", "printf", "cat", "cd", "pushd", "popd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module",
@@ -58,43 +60,6 @@ _QUESTIONS = {
     "grep", "which", "command", "type", "ls", "stat", "pgrep", "nvidia-smi", "diff", "cmp", "ping", "nc", "getopts",
     "read", "mountpoint", "squeue", "scontrol", "curl", "wget", "kill", "awk", "sed", "nvcc", "rocm-smi",
 }  # fmt: skip
-
-
-@dataclass
-class Run:
-    """One command that a script starts."""
-
-    words: list[Word]
-    place: str
-    variables: dict[str, Text]  # when it starts, exported or not
-    branches: dict[int, int]  # the branch of each fork in which it stands
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables whose values are known when it starts."""
-        words = {name: Word(decided(text, self.branches)) for name, text in self.variables.items()}
-        return {name: str(word) for name, word in words.items() if word.unknown is None}
-
-
-@dataclass
-class Script:
-    """The commands of a script, the words of its batch header, and what of it was not read."""
-
-    runs: list[Run] = field(default_factory=list)
-    header: list[tuple[str, list[str]]] = field(default_factory=list)  # the batch system's word, and its options
-    left_out: list[str] = field(default_factory=list)  # lines that no shell would take
-    missing: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
-    read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
-    conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
-    deciding: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
-    usual: dict[int, int] = field(
-        default_factory=dict
-    )  # the branch of a fork where nobody gives the variable it hangs on
-
-    @property
-    def commands(self) -> list[list[Word]]:
-        """The words of each command."""
-        return [run.words for run in self.runs]
 
 
 def read_script(
@@ -324,6 +289,11 @@ class _Reader(Values):
         except Fork as found:
             self._fork([lambda: self._choose(ask, bodies, act)] * found.ways, found.fork, "")
             return
+        if (answer.holds is None or answer.default) and len(self.script.conditions) >= _MOST_FORKS:
+            act(True)
+            self.ended = ""
+            self._forget(*bodies)
+            return
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
             place, variable = next((self.place(node) for node in bodies), ""), self.missing
@@ -363,9 +333,6 @@ class _Reader(Values):
         if not fork:
             fork = len(self.script.conditions) + 1
             self.script.conditions[fork] = words
-        if len(self.script.conditions) > 60:  # too many to follow
-            actions[-1]()
-            return fork
         before, arguments, choices = dict(self.variables), self.arguments, dict(self.choices)
         states: list[dict[str, Value]] = []
         alive: list[int] = []
@@ -492,14 +459,14 @@ class _Reader(Values):
                 return
         self._forget(body)
 
-    def _forget(self, body: Node, before: Mapping[str, Value] | None = None) -> None:
-        """Makes what a loop sets unknown, but for what has a value of before, which is then a default."""
-        for name in assigned_names([body]):
+    def _forget(self, *nodes: Node, before: Mapping[str, Value] | None = None) -> None:
+        """Makes what statements set unknown, but for what has a value of before, which is then a default."""
+        for name in assigned_names(nodes):
             if before and before.get(name):
                 self.variables[name] = before[name]
                 self._by_default(name)
             else:
-                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(body))),)
+                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(nodes[0]))),)
 
     def _leaves_loop(self) -> bool:
         leaves = self.ended in ("break", "exit", "return")
@@ -509,8 +476,9 @@ class _Reader(Values):
     def _perhaps(self, action: Callable[[], Any], body: Node) -> None:
         """A loop over what nobody gave: what it sets keeps the value of before, as a default, or is unknown."""
         before = dict(self.variables)
-        self._fork([lambda: None, action], 0, self._words_of_condition([body]))
-        self._forget(body, before)
+        if len(self.script.conditions) < _MOST_FORKS:
+            self._fork([lambda: None, action], 0, self._words_of_condition([body]))
+        self._forget(body, before=before)
 
     def _run_function_definition(self, node: Node) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -705,7 +673,11 @@ class _Reader(Values):
                 return False
             if word.startswith("-") or word.unknown:
                 continue
-            if base in self.files and base != self.name and (at == 0 or _is_script(base, self.files[base])):
+            if (
+                base in self.files
+                and base != self.name
+                and (at == 0 or base.endswith(_ENDINGS) or self.files[base][:2] == "#!")
+            ):
                 return self._run_file(str(word), rest, words[:at], node)
             if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
                 self._inside(words[:at], " ".join(self._script_of(one.pieces) for one in words[at:]), [], node)
@@ -745,7 +717,7 @@ class _Reader(Values):
         """Reads a script that another starts, where its text was given; whether it was."""
         name = PurePosixPath(path).name
         if name not in self.files:
-            if path not in self.script.missing and name.endswith((".sh", ".bash", ".sbatch", ".slurm")):
+            if path not in self.script.missing and name.endswith(_ENDINGS):
                 self.script.missing.append(path)
             return False
         self.script.read.add(name)
@@ -791,7 +763,3 @@ def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
             (body if then or node.type == "else_clause" else conditions).append(child)
     rest = [branch for one in after for branch in _branches(one)]
     return [(conditions, body), *rest]
-
-
-def _is_script(name: str, text: str) -> bool:
-    return name.endswith((".sh", ".bash", ".sbatch", ".slurm")) or text.startswith("#!")

@@ -576,8 +576,9 @@ class Values(abc.ABC):
         if isinstance(found, list) and number is not None and not any(_is_list(text) for text in found):
             at = number if number >= 0 else len(found) + number
             return None, tuple(p._replace(quoted=False) for p in found[at]) if 0 <= at < len(found) else ()
-        lone = isinstance(found, tuple) and key == "0"
-        return None, tuple(p._replace(quoted=False) for p in found) if lone else None
+        if isinstance(found, tuple) and key == "0":
+            return None, tuple(p._replace(quoted=False) for p in found)
+        return None, None
 
     def _size_or_keys(
         self, sign: str, name: str, texts: list[Text] | None, value: Text | None, node: Node

@@ -10,6 +10,7 @@ import fnmatch
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -216,3 +217,40 @@ def taken_apart(word: Word) -> list[Word]:
         return [Word(literal(part, word.place, word.default)) for part in shlex.split(word)]
     except ValueError:
         return [word]
+
+
+@dataclass
+class Run:
+    """One command that a script starts."""
+
+    words: list[Word]
+    place: str
+    variables: dict[str, Text]  # when it starts, exported or not
+    branches: dict[int, int]  # the branch of each fork in which it stands
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables whose values are known when it starts."""
+        words = {name: Word(decided(text, self.branches)) for name, text in self.variables.items()}
+        return {name: str(word) for name, word in words.items() if word.unknown is None}
+
+
+@dataclass
+class Script:
+    """The commands of a script, the words of its batch header, and what of it was not read."""
+
+    runs: list[Run] = field(default_factory=list)
+    header: list[tuple[str, list[str]]] = field(default_factory=list)  # the batch system's word, and its options
+    left_out: list[str] = field(default_factory=list)  # lines that no shell would take
+    missing: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
+    read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
+    conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
+    deciding: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
+    usual: dict[int, int] = field(
+        default_factory=dict
+    )  # the branch of a fork where nobody gives the variable it hangs on
+
+    @property
+    def commands(self) -> list[list[Word]]:
+        """The words of each command."""
+        return [run.words for run in self.runs]

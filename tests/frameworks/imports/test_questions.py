@@ -48,6 +48,13 @@ def test_what_only_a_shell_knows_is_asked_where_it_matters(script: str, asked: s
     assert not set(taken.asked) & stated.keys()
 
 
+@pytest.mark.parametrize("count", [8, 100])
+def test_of_many_branches_each_is_looked_at(count: int) -> None:
+    branches = "".join(f'if [ -f x{at} ]; then O="$O --seed {at}"; TP=4; fi\n' for at in range(count))
+    (taken,) = read_text(f"TP=2\n{branches}{START} {SHAPE} {BATCH} --bf16 $O --tensor-model-parallel-size $TP", "a.sh")
+    assert (sorted(taken.asked), taken.training["dtype"]) == (["plan.tp"], "bf16")
+
+
 ORIGINS = [  # a script, and where a field comes from
     (f"TP=2\n{START} {SHAPE} --tensor-model-parallel-size $TP", "plan.tp", "a.sh:1"),
     (f"{START} {SHAPE} --tensor-model-parallel-size 1", "plan.tp", "a.sh:1"),
