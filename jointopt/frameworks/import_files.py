@@ -398,6 +398,8 @@ def _configs_of(script: Script, run: Run) -> Iterator[str]:
 def _megatron(pairs: Mapping[str, Any]) -> Taken:
     """Options of Megatron-LM, or of Megatron-DeepSpeed."""
     by_deepspeed = "deepspeed" in pairs or "deepspeed_config" in pairs
+    if "num_key_value_heads" in pairs:  # of Megatron-DeepSpeed
+        pairs = {"group_query_attention": True, "num_query_groups": pairs["num_key_value_heads"], **pairs}
     # a command line that does not ask for overlap has none
     taken = megatron.options_taken(({} if by_deepspeed else megatron.OFF) | dict(pairs), "Megatron-LM options")
     if by_deepspeed:
@@ -408,7 +410,7 @@ def _megatron(pairs: Mapping[str, Any]) -> Taken:
         if not taken.plan["zero_stage"] and taken.training.get("dtype") == "bf16":
             taken.plan["zero_stage"] = 1  # its optimizer for bf16 shards moments and main weights in any case
             taken.remarks += ("bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does",)
-        ours = ("deepspeed", "zero_stage", "no_pipeline_parallel")
+        ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value")
         taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
     return taken
 

@@ -60,6 +60,7 @@ OPTIONS = frozenset((
     "local_rank", "cpus_per_task", "plan", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
     "export", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to", "open_mode",
 ))  # fmt: skip
+_MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
 _COUNTS = ("nodes", "gpus_per_node", "num_gpus")
 
 
@@ -102,6 +103,9 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
         "gpus_per_node"
     ]:
         del cluster["num_gpus"]
+    if cluster.get("gpus_per_node", 0) > _MOST_OF_A_NODE:
+        many, place = cluster["gpus_per_node"], found.places.get("gpus_per_node", "")
+        found.ask("gpus_per_node", f"{many} GPUs of one node are started ({place})")
     if "num_gpus" in cluster and not {"nodes", "gpus_per_node"} & (cluster.keys() | found.asked.keys()):
         place = found.places.get("num_gpus", "")
         found.ask("nodes", f"{cluster['num_gpus']} GPUs are started ({place}), on nodes of a number that is not stated")

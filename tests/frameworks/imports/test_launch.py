@@ -53,6 +53,7 @@ STARTS: list[tuple[str, dict[str, Any], str]] = [
     ("NUM_NODES=0\nSLURM_NNODES=2\nNGPU=4\npython x.py", {"nodes": 2, "gpus_per_node": 4}, ""),
     ("WORLD_SIZE=32 python x.py", {"num_gpus": 32}, "nodes"),
     ("NUM_GPUS=64\npython x.py", {}, ""),
+    ("deepspeed --num_gpus 64 x.py", {}, "gpus_per_node"),
 ]  # fmt: skip
 
 
