@@ -437,37 +437,27 @@ class Values(abc.ABC):
     def _do_seq(self, words: list[Word], node: Node) -> None:
         numbers = [int(word) for word in words if re.fullmatch(r"-?\d{1,9}", word)]
         first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
-        if len(numbers) == len(words) and numbers and step:
-            row = range(first, numbers[-1] + (1 if step > 0 else -1), step)
-            self._say("\n".join(map(str, row[:1000])), words, node)
-        elif self.output is not None:
-            self._say_unknown("$(seq)", node)
+        known = len(numbers) == len(words) and numbers and step
+        row = range(first, numbers[-1] + (1 if step > 0 else -1), step) if known else range(0)
+        self._say("\n".join(map(str, row[:1000])) if known else None, words, node)
 
     def _do_expr(self, words: list[Word], node: Node) -> None:
         number = self._number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
-        if number is not None:
-            self._say(str(number), words, node)
-        elif self.output is not None:
-            self._say_unknown("$(expr)", node)
+        self._say(None if number is None else str(number), words, node)
 
     def _do_cat(self, words: list[Word], node: Node) -> None:
-        if self.output is not None:
-            name = PurePosixPath(str(words[0])).name if words else ""
-            if name in self.files:
-                self._say(self.files[name].rstrip("\n"), words, node)
-            else:
-                self._say_unknown(f"$(cat {name})", node)
+        text = self.files.get(PurePosixPath(str(words[0])).name) if words else None
+        self._say(None if text is None else text.rstrip("\n"), words, node)
 
-    def _say(self, text: str, words: list[Word], node: Node) -> None:
-        if self.output is not None:
-            if any(word.unknown for word in words):
-                self._say_unknown(f"$({raw_text(node)[:40]})", node)
-            else:
-                self.output.append(literal(text, self.place(node), any(word.default for word in words)))
-
-    def _say_unknown(self, name: str, node: Node) -> None:
-        if self.output is not None:
-            self.output.append((Piece(unknown=Unknown(name, "", self.place(node))),))
+    def _say(self, text: str | None, words: list[Word], node: Node) -> None:
+        """Writes the output of a command where it is a word of another; None: it is not known."""
+        if self.output is None:
+            return
+        if text is None or any(word.unknown for word in words):
+            name = " ".join(raw_text(node).split())[:40]
+            self.output.append((Piece(unknown=Unknown(f"$({name})", "", self.place(node))),))
+        else:
+            self.output.append(literal(text, self.place(node), any(word.default for word in words)))
 
     def _of_process_substitution(self, node: Node) -> Text:
         return (Piece(unknown=Unknown(raw_text(node)[:60], "", self.place(node))),)
