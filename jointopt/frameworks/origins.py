@@ -163,10 +163,12 @@ def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, W
     bases: list[tuple[str, dict[str, Any]]] = []
     for name, word in unknown.items():
         question = question_of(name, word)
-        for one in sorted(_moved(read, known, name, plain, (None, *_NUMBERS, True, *_WORDS))):
+        first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+        words = _WORDS if first == second else ()  # what takes numbers takes no words
+        for one in sorted(_moved(read, known, name, plain, (None, *_NUMBERS, True, *words))):
             found.setdefault(one, question)
         seen: list[dict[str, Any]] = [plain]
-        for value in (_NUMBERS[0], *_WORDS):
+        for value in (_NUMBERS[0], *words):
             reading = fields_of(read({**known, name: value}))
             if reading not in seen and len(seen) < 6:
                 seen.append(reading)
