@@ -92,7 +92,7 @@ def _check_new_file(folder: Path, named: Path) -> None:
         raise OSError(error.errno, error.strerror, str(named)) from error
 
 
-def unwritten(error: OSError) -> str:
+def write_failure(error: OSError) -> str:
     """Why a file could not be written, and where one can be, as a part of a message."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error.strerror}); make room there"

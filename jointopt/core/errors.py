@@ -40,7 +40,7 @@ class TableError(UsageError):
 
 
 @contextmanager
-def of_table(path: object) -> Iterator[None]:
+def naming_table(path: object) -> Iterator[None]:
     """Names the file in the sentence of a TableError on "the table", which those who have its rows alone cannot."""
     try:
         yield
@@ -87,9 +87,9 @@ class OutOfMemoryError(RunFailedError):
     """A run that ran out of GPU memory, as its layout does at every clock."""
 
 
-def nearest(word: object, known: Iterable[str]) -> str:
+def nearest_hint(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
-    return did_you_mean(close(word, known))
+    return did_you_mean(close_words(word, known))
 
 
 def did_you_mean(words: Sequence[str]) -> str:
@@ -98,7 +98,7 @@ def did_you_mean(words: Sequence[str]) -> str:
     return f" (did you mean {text}?)" if text else ""
 
 
-def close(word: object, known: Iterable[str], most: int = 1, alike: float | None = None) -> list[str]:
+def close_words(word: object, known: Iterable[str], most: int = 1, alike: float | None = None) -> list[str]:
     """At most so many of the ``known`` words that are close to ``word``, the closest first.
 
     ``alike``: the least similarity, by default 0.6, and 0.5 of a word so short that one slip is a half of it.

@@ -90,13 +90,13 @@ class Column:
         """Type of the arrays of a layout column."""
         return {"bool": np.bool_, "str": np.int32}.get(self.dtype, np.int64)
 
-    def inside(self, value: object) -> int:
+    def encode(self, value: object) -> int:
         """The number by which arrays hold a cell of a layout column of text; ValueError where it makes no sense."""
         if self.codes is None:
             raise ValueError(f"{self.name} is a number")
         return self.codes.code(value)
 
-    def outside(self, value: Any) -> Any:
+    def decode(self, value: Any) -> Any:
         """A value of an array as plans in text and JSON hold it."""
         if self.codes is not None:
             return self.codes.text(int(value))
@@ -240,8 +240,8 @@ DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
 SPLIT = tuple(c.name for c in COLUMNS.values() if c.splits)
 POWER_LIMIT = "power_limit_w"  # a number of a layout where plans have limits of their own; most have none
 CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
-DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
-SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are
+LOG_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.log)
+SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*LOG_COLUMNS, *NEUTRAL))  # few values, as they are
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
@@ -256,15 +256,15 @@ def num_gpus(layouts: Mapping[str, npt.ArrayLike]) -> Ints:
     return np.asarray(np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0))
 
 
-def outside(name: str, values: Iterable[Any]) -> list[Any]:
+def decode_cells(name: str, values: Iterable[Any]) -> list[Any]:
     """Values of one layout column as plans in text, tables and JSON hold them."""
-    return [COLUMNS[name].outside(value) for value in values]
+    return [COLUMNS[name].decode(value) for value in values]
 
 
-def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
+def encode_cells(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
     """Cells of one layout column as its array, (n,); ValueError for one that makes no sense."""
     column = COLUMNS[name]
-    return np.asarray([column.inside(v) if column.codes else v for v in values], column.array_dtype)
+    return np.asarray([column.encode(v) if column.codes else v for v in values], column.array_dtype)
 
 
 _compiled = functools.cache(functools.partial(compile, filename="<expression of columns>", mode="eval"))
@@ -279,13 +279,13 @@ def columns_in(expression: str) -> tuple[str, ...]:
 def evaluate(expression: str, columns: Mapping[str, Any], figures: dict[str, Any] | None = None) -> Any:
     """The value of an expression of the package's own, such as ``dp * cp > 1``, over columns that broadcast.
 
-    ``c`` is all columns; ``figures`` are the further names, by default `WORDS`. Expressions come from this file and the
+    ``c`` is all columns; ``figures`` are the further names, by default `EXPRESSION_NAMES`. Expressions come from this file and the
     catalogue, never from a user.
     """
-    return eval(_compiled(expression), WORDS if figures is None else figures, {**columns, "c": columns})
+    return eval(_compiled(expression), EXPRESSION_NAMES if figures is None else figures, {**columns, "c": columns})
 
 
 # the numbers of words of layout columns, as expressions name them: selective, zb_h1, optimizer
-WORDS: dict[str, Any] = {"np": np} | {
+EXPRESSION_NAMES: dict[str, Any] = {"np": np} | {
     word.replace("-", "_"): codes.names.index(word) for codes in (RECOMPUTE, SCHEDULE, OFFLOAD) for word in codes.names
 }

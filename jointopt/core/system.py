@@ -18,25 +18,25 @@ from typing import Any
 
 
 def this_process() -> str:
-    """This process in a text that `may_live` reads."""
-    return f"{socket.gethostname()}:{os.getpid()}:{born(os.getpid()):.2f}"
+    """This process in a text that `may_be_alive` reads."""
+    return f"{socket.gethostname()}:{os.getpid()}:{birth_s(os.getpid()):.2f}"
 
 
-def may_live(process: str) -> bool:
+def may_be_alive(process: str) -> bool:
     """Whether the process of `this_process` is there still; one of another machine is taken to be."""
     host, pid, born_s = process.rsplit(":", 2)
-    return host != socket.gethostname() or lives(int(pid), float(born_s))
+    return host != socket.gethostname() or is_alive(int(pid), float(born_s))
 
 
-def lives(pid: int, born_s: float) -> bool:
+def is_alive(pid: int, born_s: float) -> bool:
     """Whether the process of that number is the one that was born then."""
     try:
-        return abs(born(pid) - born_s) < 0.01
+        return abs(birth_s(pid) - born_s) < 0.01
     except OSError:
         return False
 
 
-def born(pid: int) -> float:
+def birth_s(pid: int) -> float:
     """Seconds from the start of the machine to the birth of a process; OSError where there is none."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     # the name, in brackets, may hold anything; the times follow it, the birth as field 22

@@ -14,7 +14,7 @@ from jointopt.core.schema import POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Gpu
-from jointopt.jobs.reading import Section, is_number, shown
+from jointopt.jobs.reading import Section, is_number, quoted_value
 
 # Power limits of GPUs that a job lets a search choose from.
 
@@ -92,7 +92,7 @@ def without_limits(layouts: Columns) -> tuple[Columns, Ints]:
     return {name: values[:each] for name, values in bare.items()}, of
 
 
-def repeated(values: Floats, count: int) -> Floats:
+def repeat_per_limit(values: Floats, count: int) -> Floats:
     """``values`` (n,) of layouts for ``count`` rows of `under_limits`."""
     return np.tile(values, count // len(values))
 
@@ -184,6 +184,6 @@ def _check(where: str, clock: float, gpu: Gpu, grid: tuple[float, ...]) -> None:
             f"are {' and '.join(f'{c:g}' for c in sorted(by_distance[:2]))}" if between else f"is {by_distance[0]:g}"
         )
         raise JobError(
-            f"{where}: {shown(round(clock, 3))} MHz is not a clock of GPU {gpu.id!r}, which has {grid[0]:g} to "
+            f"{where}: {quoted_value(round(clock, 3))} MHz is not a clock of GPU {gpu.id!r}, which has {grid[0]:g} to "
             f"{grid[-1]:g} MHz in steps of {gpu.clock_step_mhz:g}; the nearest {nearest}."
         )

@@ -70,10 +70,10 @@ class Gpu:
     product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, measured over the catalogue's
     sources: Mapping[str, str] = field(default_factory=dict)
     like: str = ""  # of a GPU that a job states itself: the catalogue's that stands in for what it leaves out
-    written: Mapping[str, Any] = field(default_factory=dict)  # as the job states it; empty: the catalogue's
+    own_figures: Mapping[str, Any] = field(default_factory=dict)  # as the job states it; empty: the catalogue's
 
     @property
-    def kin(self) -> str:
+    def catalogue_id(self) -> str:
         """The id by which the catalogue is searched for kernels, links and hosts."""
         return self.like or self.id
 

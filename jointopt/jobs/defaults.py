@@ -16,13 +16,13 @@ import numpy.typing as npt
 from jointopt.core.schema import (
     COLUMNS,
     DEGREES,
+    EXPRESSION_NAMES,
     LAYOUT_COLUMNS,
     MODULES,
     NEUTRAL,
     RECOMPUTE_CODES,
     SCHEDULE,
     STAGE_LAYERS,
-    WORDS,
     Bools,
     Columns,
     Floats,
@@ -35,7 +35,7 @@ from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, Framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.jobs.plans.stages import largest_chunk, states_even, usual_split
+from jointopt.jobs.plans.stages import largest_chunk, recipe_split, states_even
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
 PLAIN_LINK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, of a table's GPU that has no reference system
@@ -69,7 +69,7 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     first = {name: COLUMNS[name].values.start for name in LAYOUT_COLUMNS} | NEUTRAL
     filled = {name: np.where(blank[name], first[name], raw[name]) for name in LAYOUT_COLUMNS} | filled
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
-    figures = WORDS | {
+    figures = EXPRESSION_NAMES | {
         "job": job, "model": job.model, "training": job.training, "framework": job.training.framework,
         "recompute_codes": RECOMPUTE_CODES, "default_vpp": _default_vpp, "own_chunks": _own_chunks,
         "default_zero_stage": _default_zero_stage, "default_etp": default_etp, "usual_splits": _usual_splits,
@@ -94,7 +94,7 @@ def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
 def _usual_splits(job: Job, layouts: Columns) -> Ints:
     """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
     pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]), axis=1, return_inverse=True)
-    codes = [STAGE_LAYERS.of(usual_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
+    codes = [STAGE_LAYERS.of(recipe_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
     return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 

@@ -133,34 +133,34 @@ class Framework:
 # Which collectives hide under kernels, as a plan chooses it or as its framework does by itself.
 
 
-KINDS = tuple(name for name in OVERLAP.names if name != "none")
+OVERLAP_KINDS = tuple(name for name in OVERLAP.names if name != "none")
 
 
-def usual_share(framework: Framework, kind: str) -> float:
+def usual_overlap_share(framework: Framework, kind: str) -> float:
     """The share that hides where a plan does not state it: 0 where the framework leaves that overlap off."""
     return float(getattr(framework, f"{kind}_overlap"))
 
 
-def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
+def overlap_share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
     """The share of a kind's collectives that may hide, of layouts with these ``overlap`` (n,), or one of all."""
-    usual = usual_share(framework, kind)
+    usual = usual_overlap_share(framework, kind)
     if not codes.any():
         return usual
     on = np.where(codes & OVERLAP.bit(kind), getattr(framework, f"chosen_{kind}_overlap") or usual, 0.0)
     return np.asarray(np.where(codes > 0, on, usual))
 
 
-def is_on(framework: Framework, kind: str, text: str) -> bool:
+def overlap_is_on(framework: Framework, kind: str, text: str) -> bool:
     """Whether a plan with this ``overlap`` has a kind's overlap on."""
-    return float(np.max(share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
+    return float(np.max(overlap_share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
 
 
-def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
+def overlap_not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     """Where a choice turns on or off what the framework leaves no choice of."""
     codes = layouts["overlap"]
     wrong = np.zeros(codes.shape, bool)
-    for kind in KINDS if codes.any() else ():
+    for kind in OVERLAP_KINDS if codes.any() else ():
         fixed = getattr(framework, f"chosen_{kind}_overlap") == 0.0
-        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
+        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_overlap_share(framework, kind) > 0.0)
         wrong = wrong | (codes > 0) & evaluate(COLLECTIVES[kind], layouts) & turned & fixed
     return np.asarray(wrong)

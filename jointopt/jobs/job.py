@@ -12,7 +12,7 @@ from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.objectives import FURTHER, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
+from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
 from jointopt.jobs.slurm import Slurm
 
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
@@ -74,7 +74,7 @@ class Training:
         return (self.lora_target_modules or LORA_TARGETS) if self.frozen else ()
 
     @property
-    def cells(self) -> dict[str, Any]:
+    def adapter_and_recipe_cells(self) -> dict[str, Any]:
         """Adapters, class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
         stated = {
             "lora_dim": self.lora_dim,
@@ -258,13 +258,13 @@ class Job:
         """
         follows = [OBJECTIVE_COLUMNS[name].follows or name for name in self.objectives]
         found = dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in follows)
-        first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
-        return (*first, *(name for name in found if name in FURTHER))
+        first = tuple(name for name in found if name not in FURTHER_OBJECTIVES) or TIME_ALONE
+        return (*first, *(name for name in found if name in FURTHER_OBJECTIVES))
 
     @property
     def goals(self) -> tuple[str, ...]:
         """The columns to search by: time and energy, on whose front lies the best of all that follows, and others."""
-        return (*OBJECTIVES, *(name for name in FURTHER if name in self.objectives))
+        return (*OBJECTIVES, *(name for name in FURTHER_OBJECTIVES if name in self.objectives))
 
 
 def on_machine(job: Job, machine: Machine | None) -> Job:

@@ -114,7 +114,7 @@ class Model:
         """Attention, and MLP or experts: each begins with a norm, and ends with the sum over tensor ranks."""
         return int(self.has_attention) + int(self.has_mlp)
 
-    def cells(self, names: Iterable[str]) -> dict[str, Any]:
+    def size_cells(self, names: Iterable[str]) -> dict[str, Any]:
         """Sizes as rows of tables state them: blank where a block has none."""
         sizes = {name: getattr(self, name) for name in names}
         of_block = {name: value or None for name, value in sizes.items()} | {"block": self.block}
@@ -240,7 +240,7 @@ _ATTENTION: dict[str, Any] = {
     "qk_rope_head_dim": 0, "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
 }  # fmt: skip
 # columns of tables that do not describe a block
-NOT_IN = {
+NOT_IN_BLOCK = {
     "layer": ("vocab_size",), "attention": ("vocab_size", "ffn_hidden_size", "gated_mlp"),
     "feed_forward": ("vocab_size", "num_attention_heads", "num_query_groups"),
 }  # fmt: skip

@@ -40,14 +40,16 @@ OBJECTIVES = ("iteration_time_s", "energy_j")
 TIME_ALONE = ("iteration_time_s",)
 # those that vary with neither time nor energy alone, and those that follow from both with the figure of the cluster
 # that each needs
-FURTHER = tuple(name for name, one in OBJECTIVE_COLUMNS.items() if not one.follows and name not in OBJECTIVES)
-PAID = {name: one.rate for name, one in OBJECTIVE_COLUMNS.items() if one.follows}
-SHORT = {one.word: name for name, one in OBJECTIVE_COLUMNS.items()}
+FURTHER_OBJECTIVES = tuple(
+    name for name, one in OBJECTIVE_COLUMNS.items() if not one.follows and name not in OBJECTIVES
+)
+RATE_OF_OBJECTIVE = {name: one.rate for name, one in OBJECTIVE_COLUMNS.items() if one.follows}
+COLUMN_OF_WORD = {one.word: name for name, one in OBJECTIVE_COLUMNS.items()}
 
 
-def words(objectives: Sequence[str]) -> str:
+def objective_words(objectives: Sequence[str]) -> str:
     """The objectives as people name them: "time, energy and peak memory"."""
-    known = {column: word.replace("_", " ") for word, column in SHORT.items()}
+    known = {column: word.replace("_", " ") for word, column in COLUMN_OF_WORD.items()}
     *most, last = (known.get(name, name) for name in objectives)
     return f"{', '.join(most)} and {last}" if most else last
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest
+from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest_hint
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
@@ -251,8 +251,8 @@ class Template:
         self.fields = frozenset(filter(None, named))
         for name in sorted(self.fields - set(fields)):
             raise UsageError(
-                f"--command has no value for {{{name}}}{nearest(name, fields)}; expected fields of {', '.join(fields)}"
-                "; a brace that is meant is written twice."
+                f"--command has no value for {{{name}}}{nearest_hint(name, fields)}; expected fields of "
+                f"{', '.join(fields)}; a brace that is meant is written twice."
             )
         if needed not in self.fields:
             raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
@@ -320,7 +320,7 @@ class CommandProgram(Program):
         cells, reason = _cells(given, job.cluster.num_gpus)
         if reason:
             return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
-        unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
+        unknown = [f"{key}{nearest_hint(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
         notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
         status = str(cells.pop("status", STATUSES[0])).strip().lower()
         if status == STATUSES[0]:
@@ -347,7 +347,7 @@ def _cells(given: Any, num_gpus: int) -> tuple[dict[str, Any], str]:
         if "iteration_time_s" in given:
             got = json.dumps(given["iteration_time_s"])
             return {}, f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
-        near = any(nearest(key, ["iteration_time_s"]) for key in given)
+        near = any(nearest_hint(key, ["iteration_time_s"]) for key in given)
         got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
         return {}, f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
     _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))

@@ -61,7 +61,7 @@ class Cells(dict[str, npt.NDArray[Any]]):
         return self[name]
 
 
-def of_distinct(
+def map_distinct(
     cells: npt.NDArray[Any] | pd.Series | pd.Index, meaning: Callable[[Any], Any], blank: Any
 ) -> npt.NDArray[Any]:
     """The ``meaning`` of each cell, (n, ...), ``blank`` where it is blank; each distinct cell is asked once."""
@@ -175,7 +175,7 @@ def _cell_codes(column: npt.ArrayLike | pd.Series) -> tuple[Ints, int]:
     return found, int(found.max(initial=0)) + 1
 
 
-def shown(table: pd.DataFrame, row: int, name: str) -> str:
+def quoted_cell(table: pd.DataFrame, row: int, name: str) -> str:
     """One cell as a message quotes it, at most 60 characters."""
     cell = table[name].iloc[row]
     return f"{cell.item() if isinstance(cell, np.generic) else cell!r:.60}"
@@ -241,7 +241,7 @@ def _targets(text: str) -> list[str] | None:
 def _rewritten(column: Column, cell: object) -> str | None:
     """A cell of a plan's column of text as that column writes it."""
     try:
-        return str(column.outside(column.inside(cell)))
+        return str(column.decode(column.encode(cell)))
     except (ValueError, TypeError):
         return None
 
@@ -342,7 +342,7 @@ def is_known(cell: object) -> bool:
     return isinstance(cell, tuple | list | np.ndarray) or not pd.isna(cell)  # type: ignore[call-overload]
 
 
-def spelled(cell: object) -> object:
+def cell_as_written(cell: object) -> object:
     """A cleaned cell as a table spells it."""
     found: object = _json_value(cell, "clocks" if isinstance(cell, tuple) else "")
     return found

@@ -16,30 +16,30 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
 from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Bools, Floats
-from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
+from jointopt.jobs.catalog.frameworks import conflict_sentence, named_class, recognise_framework, same_efficiency
 from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.job import TF32
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
-from jointopt.runs.cells import Cells, is_known, of_distinct, spelled
+from jointopt.runs.cells import Cells, cell_as_written, is_known, map_distinct
 from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.peak_share import (
     LEAST_REACHED,
     MEMORY_COLUMNS,
     MOST_REACHED,
     TIME_COLUMNS,
-    again_flop,
     attention_flop,
-    flop,
+    full_rates,
+    least_flop,
     least_memory_gib,
     least_time_s,
-    rates,
-    reached,
     reason_of_memory,
     reason_of_power,
     reason_of_time,
+    recompute_flop,
+    share_reached,
 )
 from jointopt.runs.shapes import SHAPE, whole_name
 
@@ -56,13 +56,13 @@ def _of_gpu(runs: Cells, figure: Callable[[Gpu], float | None]) -> Floats:
     """A figure of the GPU of each row, (n,), NaN where it is not known."""
     gpus = known_gpus(pd.Series(runs["gpu"]).dropna().unique())
     figures = {name: figure(gpu) for name, gpu in gpus.items()}
-    return of_distinct(runs["gpu"], figures.get, None).astype(np.float64)
+    return map_distinct(runs["gpu"], figures.get, None).astype(np.float64)
 
 
 def _span(runs: Cells, name: str) -> Floats:
     """(lowest, highest), (2, n), of a span that `Gpu` has by that name; without bounds where the GPU is unknown."""
     none = (0.0, math.inf)
-    return of_distinct(runs["gpu"], lambda gpu: getattr(known_gpu(gpu), name, none), none).T
+    return map_distinct(runs["gpu"], lambda gpu: getattr(known_gpu(gpu), name, none), none).T
 
 
 def _off_span(runs: Cells, cells: npt.NDArray[Any], name: str, slack: float = 0.0) -> Bools:
@@ -72,7 +72,7 @@ def _off_span(runs: Cells, cells: npt.NDArray[Any], name: str, slack: float = 0.
     low, high = _span(runs, name)
     least = most = cells
     if cells.dtype == object:
-        least, most = of_distinct(cells, lambda clocks: (min(clocks), max(clocks)), (math.nan, math.nan)).T
+        least, most = map_distinct(cells, lambda clocks: (min(clocks), max(clocks)), (math.nan, math.nan)).T
     return np.asarray((least < low - slack) | (most > high + slack))
 
 
@@ -103,7 +103,7 @@ def _precisions_contradict(runs: Cells, columns: tuple[str, str]) -> Bools:
     wrong = np.zeros(len(runs.runs), bool)
     if np.logical_and(*(pd.notna(runs[name]) for name in columns)).any():
         for named in (dtype, lambda text: named_recipe(str(text))):
-            one, other = (of_distinct(runs[name], named, None) for name in columns)
+            one, other = (map_distinct(runs[name], named, None) for name in columns)
             wrong |= pd.notna(one) & pd.notna(other) & (one != other)
     return wrong
 
@@ -121,7 +121,7 @@ def _partly_latent(runs: Cells) -> Bools:
 
 
 def _clocks_miscounted(runs: Cells) -> Bools:
-    count = of_distinct(runs["stage_clock_mhz"], len, 0)
+    count = map_distinct(runs["stage_clock_mhz"], len, 0)
     return np.asarray((count > 1) & (np.abs(count - runs["pp"]) > 0))
 
 
@@ -135,8 +135,8 @@ def _bound(run: Cells, watts_or_gib: Floats, name: str) -> str:
 
 def _full_rate(run: Cells) -> dict[str, Any]:
     """What a run takes at the full rate of its GPUs, and why it seems to have reached more of that than any run."""
-    (once,), (again,) = flop(run) + attention_flop(run), again_flop(run)
-    (rate,), time_s = rates(run)[1], float(run["iteration_time_s"][0])
+    (once,), (again,) = least_flop(run) + attention_flop(run), recompute_flop(run)
+    (rate,), time_s = full_rates(run)[1], float(run["iteration_time_s"][0])
     share = (once + again) / time_s / rate
     part = again and once / time_s <= MOST_REACHED * rate
     return {
@@ -162,8 +162,8 @@ _QUOTED: dict[str, Callable[[Cells], Any]] = {
     "peak_limit_w": lambda run: _PEAK_OF_LIMIT * _limits_w(run)[0],
     "least_memory_gib": lambda run: least_memory_gib(run)[0],
     "least_time_s": lambda run: least_time_s(run)[0],
-    "most_time_s": lambda run: reached(run)[0] * run["iteration_time_s"][0] / LEAST_REACHED,
-    "time_reason": lambda run: reason_of_time(run, flop(run)[0] / run["iteration_time_s"][0]),
+    "most_time_s": lambda run: share_reached(run)[0] * run["iteration_time_s"][0] / LEAST_REACHED,
+    "time_reason": lambda run: reason_of_time(run, least_flop(run)[0] / run["iteration_time_s"][0]),
     "full_rate": _full_rate,
 }
 
@@ -271,12 +271,13 @@ CHECKS = (
     Check("doubt", ("peak_power_w", "gpu", "power_limit_w"),
           lambda runs: runs["peak_power_w"] > _PEAK_OF_LIMIT * _limits_w(runs),
           f"at most {{peak_limit_w:.0f}} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({{peak_reason}})"),
-    Check("doubt", TIME_COLUMNS, lambda runs: reached(runs) > MOST_REACHED,
+    Check("doubt", TIME_COLUMNS, lambda runs: share_reached(runs) > MOST_REACHED,
           "iteration_time_s to be at least {full_rate[least_s]:.3g}, what {full_rate[passes]} pass take at "
           f"{MOST_REACHED:g} of the full rate of these GPUs: it is {{full_rate[share]:.2f}} of that rate "
           "({full_rate[reason]})"),
     Check("doubt", TIME_COLUMNS,
-          lambda runs: (reached(runs) < LEAST_REACHED) & (reached(runs) > 0),  # 0: a core, whose rate has no bound
+          # 0: a core of a CPU, whose rate has no bound
+          lambda runs: (share_reached(runs) < LEAST_REACHED) & (share_reached(runs) > 0),
           f"iteration_time_s to be at most {{most_time_s:.3g}}, {1 / LEAST_REACHED:,.0f} times what forward and "
           "backward pass take at the full rate of these GPUs (is it in seconds, and of one iteration?)"),
     replace(_AGREEING_ENERGY, kind="doubt", use="power and energy are learned from avg_power_w instead"),
@@ -304,7 +305,7 @@ def broken_checks(runs: pd.DataFrame, checks: Iterable[Check]) -> Iterator[tuple
 def complaint(check: Check, runs: pd.DataFrame, row: int) -> str:
     """What was expected of a row, and the cells that contradict it."""
     run = Cells(runs.iloc[[row]])
-    stated = [(name, spelled(run[name][0])) for name in check.columns if is_known(run[name][0])]
+    stated = [(name, cell_as_written(run[name][0])) for name in check.columns if is_known(run[name][0])]
     got = " ".join(f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in stated)
     fields = (name for _, name, _, _ in string.Formatter().parse(check.expected) if name)
     names = {name.partition("[")[0].partition(".")[0] for name in fields}
@@ -428,7 +429,7 @@ def with_classes_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = Non
     return runs.assign(recipe_class=pd.Series(found, runs.index).where(found != ""))
 
 
-def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
+def assumed_class_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
     """A sentence on each recipe class that `with_classes_of_others` gives rows which state none."""
     if not states_class(runs, others):
         return []
@@ -448,7 +449,9 @@ def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
     both = [set(_classes(table)[_SOURCE].itertuples(index=False, name=None)) for table in (measured, queried)]
     stated = {key: names for key, names in _stated_classes(measured, queried).items() if key in both[0] & both[1]}
     return [
-        conflict(", ".join(filter(None, key)), names) for key, names in stated.items() if not same_efficiency(names)
+        conflict_sentence(", ".join(filter(None, key)), names)
+        for key, names in stated.items()
+        if not same_efficiency(names)
     ]
 
 

@@ -16,7 +16,7 @@ from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK, Gpu
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.jobs.job import TF32
-from jointopt.runs.cells import floats, named_attention, shown, with_precision
+from jointopt.runs.cells import floats, named_attention, quoted_cell, with_precision
 from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
 from jointopt.runs.workloads import runnable_dtype
 
@@ -66,7 +66,7 @@ def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bool
     return lines + _silent_lines(runs if refused is None else runs[~refused]) + unfinished_lines(runs)
 
 
-def silent(runs: pd.DataFrame) -> Bools:
+def without_result(runs: pd.DataFrame) -> Bools:
     """Rows (n,) of a measurement table that have no result that anything learns from."""
     found = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1)
     if "status" in runs:
@@ -75,8 +75,8 @@ def silent(runs: pd.DataFrame) -> Bools:
 
 
 def _silent_lines(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows are `silent`."""
-    count = int(silent(runs).sum())
+    """One sentence where rows are `without_result`."""
+    count = int(without_result(runs).sum())
     return [f"{_rows(count, 'has', 'have')} neither {A_RESULT}."] * bool(count)
 
 
@@ -132,7 +132,8 @@ def _unknown_words(table: pd.DataFrame) -> Iterator[str]:
             if (rows := np.flatnonzero(table[name].isin(unknown))).size:
                 yield (
                     f"{_rows(len(rows), 'has', 'have')} an unknown {name} (row {rows[0] + 1}: "
-                    f"{shown(table, rows[0], name)}), which is not read: the usual one is assumed. Expected {expected}."
+                    f"{quoted_cell(table, rows[0], name)}), which is not read: the usual one is assumed. "
+                    f"Expected {expected}."
                 )
     for text, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
         close = difflib.get_close_matches(str(text).strip().lower(), framework_names(), n=1, cutoff=_ALIKE)

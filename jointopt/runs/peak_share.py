@@ -14,7 +14,7 @@ from jointopt.jobs.catalog.gpus import gpu_ids, known_gpu, load_gpu
 from jointopt.jobs.catalog.kernels import fp32_time_factor
 from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.cluster import Gpu
-from jointopt.runs.cells import Cells, is_known, of_distinct, with_precision
+from jointopt.runs.cells import Cells, is_known, map_distinct, with_precision
 from jointopt.runs.dtype_names import named_dtype
 
 MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
@@ -59,13 +59,13 @@ def _least_parameters(runs: Cells) -> tuple[Floats, Floats]:
     layers = runs["num_layers"] * width * (2.0 * width * (1.0 + narrower) * (block != "feed_forward") + mlp)
     whole = np.asarray(pd.isna(block))
     head = width * np.nan_to_num(runs["vocab_size"]) * whole
-    of_model = of_distinct(runs["model"], _of_model, _of_model(None)).T
+    of_model = map_distinct(runs["model"], _of_model, _of_model(None)).T
     of_layers, of_head = (np.where(whole, figure, np.nan) for figure in of_model[:2])
     stated = ~np.isnan(layers)
     return np.where(stated, layers, of_layers), np.where(stated, head, of_head)
 
 
-def flop(runs: Cells) -> Floats:
+def least_flop(runs: Cells) -> Floats:
     """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token, 4 for a frozen one.
 
     Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
@@ -91,14 +91,14 @@ def attention_flop(runs: Cells) -> Floats:
     Of a model that the table names alone, the catalogue's layers but those with windows.
     """
     stated = runs["num_layers"] * runs["hidden_size"]
-    named = of_distinct(runs["model"], _of_model, _of_model(None))[:, 2]
+    named = map_distinct(runs["model"], _of_model, _of_model(None))[:, 2]
     width = np.nan_to_num(np.where(np.isnan(stated), named, stated))
     tokens = np.nan_to_num(runs["global_batch_size"]) * np.nan_to_num(runs["seq_length"]) ** 2
     whole = 6.0 * width * tokens / runs["num_gpus"]
     return np.asarray(whole * (runs["block"] != "feed_forward"))
 
 
-def again_flop(runs: Cells) -> Floats:
+def recompute_flop(runs: Cells) -> Floats:
     """Flops of the forward pass of all layers, (n,), where a row states that all are recomputed; else 0."""
     whole = (runs["recompute"] == "full") & np.isnan(runs["recompute_num_layers"])
     tokens = runs["global_batch_size"] * runs["seq_length"] / runs["num_gpus"]
@@ -106,7 +106,7 @@ def again_flop(runs: Cells) -> Floats:
     return np.where(whole, forward, 0.0)
 
 
-def peaks(gpu: Gpu) -> dict[str, float]:
+def peak_flop_per_s(gpu: Gpu) -> dict[str, float]:
     """Full rate of a GPU in flop/s by precision: fp32 is that of FP32 cores, TF32 that of tensor cores."""
     found = {name: TERA * rate for name, rate in gpu.peak_tflops.items()}
     slower = fp32_time_factor(gpu) if not gpu.is_cpu else None
@@ -116,7 +116,7 @@ def peaks(gpu: Gpu) -> dict[str, float]:
 
 
 def _peak_of(text: str) -> str:
-    """The key of `peaks` for the precision that a cell states; blank where it states none."""
+    """The key of `peak_flop_per_s` for the precision that a cell states; blank where it states none."""
     return "TF32" if "tf32" in text.lower() else named_dtype(text) or ""
 
 
@@ -130,7 +130,7 @@ def _rates(gpu: str, dtype: str) -> tuple[float, float, float]:
     known = known_gpu(gpu)
     if known is None:
         return math.inf, math.inf, math.nan
-    found = peaks(known)
+    found = peak_flop_per_s(known)
     fastest = max(found.values(), default=math.nan)
     if known.is_cpu or not known.peak_tflops:
         return math.inf, math.inf, fastest
@@ -138,27 +138,27 @@ def _rates(gpu: str, dtype: str) -> tuple[float, float, float]:
     return most, found.get(_peak_of(dtype), most), fastest
 
 
-def rates(runs: Cells) -> Floats:
+def full_rates(runs: Cells) -> Floats:
     """`_rates` of the GPU of each row in its precision, (3, n) flop/s."""
     named = with_precision(pd.DataFrame({name: runs[name] for name in ("dtype", "fp8_recipe", "precision")}))
     gpus, dtypes = (pd.Series(cells, dtype=object).fillna("").astype(str) for cells in (runs["gpu"], named["dtype"]))
-    return of_distinct(pd.MultiIndex.from_arrays([gpus, dtypes]), lambda pair: _rates(*pair), _rates("", "")).T
+    return map_distinct(pd.MultiIndex.from_arrays([gpus, dtypes]), lambda pair: _rates(*pair), _rates("", "")).T
 
 
 def least_time_s(runs: Cells) -> Floats:
-    """Seconds that an iteration takes at the least, (n,): `flop` at the GPU's full rate."""
-    return np.asarray(flop(runs) / (rates(runs)[0] * MOST_OF_PEAK))
+    """Seconds that an iteration takes at the least, (n,): `least_flop` at the GPU's full rate."""
+    return np.asarray(least_flop(runs) / (full_rates(runs)[0] * MOST_OF_PEAK))
 
 
-def reached(runs: Cells) -> Floats:
+def share_reached(runs: Cells) -> Floats:
     """Share of the full rate, (n,): time of forward and backward pass and recomputation at it over the time stated."""
-    least_s = (flop(runs) + attention_flop(runs) + again_flop(runs)) / rates(runs)[1]
+    least_s = (least_flop(runs) + attention_flop(runs) + recompute_flop(runs)) / full_rates(runs)[1]
     return np.asarray(least_s / runs["iteration_time_s"])
 
 
 def in_faster_precision(runs: Cells) -> Bools:
     """Rows (n,) too fast for the precision that they state, and not for the fastest of their GPU."""
-    share, (_, stated, fastest) = reached(runs), rates(runs)
+    share, (_, stated, fastest) = share_reached(runs), full_rates(runs)
     return np.asarray((share > MOST_REACHED) & (stated < fastest) & (share * stated / fastest <= 1.0))
 
 
@@ -203,7 +203,7 @@ def reason_of_time(run: Cells, flop_per_s: float) -> str:
     """Which precision would allow that rate of a GPU, or what else makes a run seem fast."""
     named = with_precision(run.runs)
     gpu, stated = known_gpu(run["gpu"][0]), named["dtype"].iloc[0] if "dtype" in named else None
-    found = peaks(gpu) if gpu is not None and is_known(stated) else {}
+    found = peak_flop_per_s(gpu) if gpu is not None and is_known(stated) else {}
     own = found.get(_peak_of(str(stated)))
     if own is not None:
         above = sorted((rate, name) for name, rate in found.items() if rate > own)

@@ -79,7 +79,7 @@ def not_measured(reason: str, seconds: float = 0.0) -> Reading:
     return Reading(seconds, none, none, none, none, none, none, reason)
 
 
-def together(readings: Sequence[Reading]) -> Reading:
+def join_readings(readings: Sequence[Reading]) -> Reading:
     """One reading of several nodes: energies add up; one node without energy leaves the sum unknown."""
     if not readings:
         return not_measured("no node has written a reading")

@@ -106,7 +106,7 @@ def wanted_by(job: Job, whole: int, most: int, kinds: int, plans: tuple[str, ...
     return Wanted(related, whole, most, kinds, distance_from([job]), plans)
 
 
-def kin_of(job: Job, most: int, kinds: int) -> Wanted:
+def wanted_elsewhere(job: Job, most: int, kinds: int) -> Wanted:
     """Rows by a job's framework on other GPUs or nodes, or of other software on its GPU; nearest as in `wanted_by`."""
     cluster, framework = job.cluster, job.training.framework
     own, here = related_to({cluster.gpu.id}, cluster.gpus_per_node, framework), related_to({cluster.gpu.id})

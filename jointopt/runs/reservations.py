@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.core.system import may_live, this_process
+from jointopt.core.system import may_be_alive, this_process
 from jointopt.runs.database import make_table, now_s, on_database, open_database
 
 LEASE_S = 60.0  # that a runner may be silent
@@ -55,7 +55,7 @@ class Reservation:
     @property
     def abandoned(self) -> bool:
         """Whether the plan was being run by a process that is dead, or of another machine and silent for a lease."""
-        dead = not may_live(self.runner.rpartition(":")[0]) if self.here else self.silent_s > LEASE_S
+        dead = not may_be_alive(self.runner.rpartition(":")[0]) if self.here else self.silent_s > LEASE_S
         return self.state == _RUNNING and not self.mine and dead
 
     @property

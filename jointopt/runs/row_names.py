@@ -17,7 +17,7 @@ _PLACES = "places"  # of a table's attributes: (name, rows) of each table that i
 _KEPT = "kept"  # and the positions of its rows among those, where some were taken out
 
 
-def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+def join_named_tables(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     """The rows of several named tables, numbered from 0, with what `row_names` needs."""
     import pandas as pd
 
@@ -45,8 +45,8 @@ def row_names(table: pd.DataFrame, kept: Bools | None = None) -> Callable[[int],
     return name
 
 
-def without(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:
-    """The other rows of a table that `together` returned, numbered from 0, by their names as before."""
+def without_rows(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:
+    """The other rows of a table that `join_named_tables` returned, numbered from 0, by their names as before."""
     rest = table[~gone].reset_index(drop=True)
     rest.attrs[_KEPT] = tuple(np.flatnonzero(~gone).tolist())
     return rest

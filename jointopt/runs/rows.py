@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.facts import Failure, joined_notes
-from jointopt.core.schema import COLUMNS, DOUBLINGS, STATUSES
+from jointopt.core.schema import COLUMNS, LOG_COLUMNS, STATUSES
 from jointopt.jobs.plans.text import parse_stage_clocks
 
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
@@ -77,7 +77,7 @@ def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
 
 def label(plan: Mapping[str, Any]) -> str:
     """A plan's layout as the beginning of a file's name: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
-    degrees = "".join(f"{COLUMNS[name].head}{plan[name]}-" for name in DOUBLINGS)
+    degrees = "".join(f"{COLUMNS[name].head}{plan[name]}-" for name in LOG_COLUMNS)
     return f"{degrees}zero{plan['zero_stage']}-{plan['recompute']}-"
 
 

@@ -93,7 +93,7 @@ class Store:
         if not by_hash:
             return Added(0, 0)
         self._prepare()
-        new = _once_each(lambda: self._insert(by_hash, origin))
+        new = _retried(lambda: self._insert(by_hash, origin))
         with self._engine.connect() as connection:
             retracted = _known_hashes(connection, RETRACTED, list(by_hash))
         return Added(new, records - new, len(retracted))
@@ -108,7 +108,7 @@ class Store:
         if not by_hash or not self._has(MEASURED):
             return Retracted(0, 0, records)
         self._prepare()
-        new, absent = _once_each(lambda: self._mark(by_hash, origin))
+        new, absent = _retried(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
     @on_store
@@ -133,10 +133,10 @@ class Store:
         with self._engine.connect() as connection:
             return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
-    def take_in(self) -> int:
+    def add_spilled(self) -> int:
         """Add what processes have left in files (`Spill`); how many rows the store did not have."""
         taken = 0
-        for _, rows in waiting(self.url):
+        for _, rows in waiting_spills(self.url):
             for origin in dict.fromkeys(origin for origin, _ in rows):
                 frame = pd.DataFrame([row for of, row in rows if of == origin])
                 taken += self.add(frame, origin).new
@@ -174,7 +174,7 @@ class Store:
         """Make what is missing in the database, and bring it up to this version."""
         if version(self._engine) < VERSION:
             with in_turn(self._writer, TABLES):
-                _once_each(lambda: migrate(self._writer))
+                _retried(lambda: migrate(self._writer))
             write_ahead(self._engine, self.url)
 
     def _has(self, table: sa.Table) -> bool:
@@ -208,7 +208,7 @@ class Store:
         return len(new), len(by_hash) - len(stored)
 
 
-def _once_each(write: Callable[[], T]) -> T:
+def _retried(write: Callable[[], T]) -> T:
     """Return what ``write`` returns, tried again where another writer has added one of the same rows meanwhile."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(IntegrityError):
@@ -280,7 +280,7 @@ def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnEleme
             first += connection.scalars(of_plan.limit((wanted.most or wanted.whole or 0) // _OF_PLANS))
         found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(most)))
     groups = [sorted(group, reverse=True)[:most] for group in found.values() if group]
-    return shared(first, groups, most or sum(map(len, groups)), wanted.kinds), few
+    return allotted_rows(first, groups, most or sum(map(len, groups)), wanted.kinds), few
 
 
 def _enough(
@@ -298,7 +298,7 @@ def _enough(
     return kinds, total <= wanted.whole
 
 
-def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
+def allotted_rows(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
     """At most ``most`` ids, ascending, of ``groups`` (the nearest first, each newest first), with ``first`` before all.
 
     Where not all have room, half is of the nearest group and the rest in equal parts of ``kinds`` - 1 others; what
@@ -416,7 +416,7 @@ def rows_in(file: Path | TextIO) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
+def waiting_spills(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
     """Each file of this user that no living process writes, with (origin, row) of its lines but torn ones; locked.
 
     The file is removed when the next one is requested, as its rows are in the store by then.

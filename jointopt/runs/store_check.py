@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from jointopt.core.atomic_write import replacing, unwritten
+from jointopt.core.atomic_write import replacing, write_failure
 from jointopt.core.errors import UsageError
 from jointopt.core.quote import sh_command
 from jointopt.core.secrets import masked
@@ -74,7 +74,7 @@ def backup(url: str, out: Path) -> int:
             else:
                 _copy(engine, open_database(f"sqlite:///{part}"))
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {unwritten(error)}.") from error
+        raise UsageError(f"{out} cannot be written: {write_failure(error)}.") from error
     return out.stat().st_size
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import replacing, unwritten
+from jointopt.core.atomic_write import replacing, write_failure
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.quote import csv_cell, csv_original
@@ -31,8 +31,8 @@ from jointopt.runs.cells import (
     as_table,
     floats,
     json_rows,
+    quoted_cell,
     read_columns,
-    shown,
 )
 from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES, Check, broken_checks, complaint
 from jointopt.runs.peak_share import in_faster_precision
@@ -129,7 +129,7 @@ def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) 
             with packed as binary:
                 binary.writelines(text.encode() for text in csv_texts(table, rounded))
     except OSError as error:
-        raise TableError(f"{path} cannot be written: {unwritten(error)}.") from error
+        raise TableError(f"{path} cannot be written: {write_failure(error)}.") from error
 
 
 def _read_text(path: Path) -> str:
@@ -241,7 +241,7 @@ def readable_runs(
     unread: dict[int, str] = {}
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong)
-        reasons = {row: f"{name} must be {expected}; got {shown(table, row, name)}." for row in rows.tolist()}
+        reasons = {row: f"{name} must be {expected}; got {quoted_cell(table, row, name)}." for row in rows.tolist()}
         if column_of(name).dtype not in ("str", "bool"):
             raise TableError(f"Row {rows[0] + 1} of {called}: {reasons[rows[0]]}")
         unread = reasons | unread
@@ -276,7 +276,7 @@ def check_measurements(
 
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong).tolist()
-        describe(name, rows, (f"expected {expected}, got {shown(table, row, name)}" for row in rows))
+        describe(name, rows, (f"expected {expected}, got {quoted_cell(table, row, name)}" for row in rows))
     for check, broken in broken_checks(clean, RULES if rules is None else rules):
         rows = np.flatnonzero(broken & ~_unfinished(clean).to_numpy() if check.may_fail else broken).tolist()
         describe(check.columns[0], rows, (complaint(check, clean, row) for row in rows))
@@ -298,7 +298,7 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Check] = ()) -> tuple[pd.
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong if name == "status" else wrong.to_numpy() & floats(table[name]).notna().to_numpy())
         if len(rows):
-            messages.append(_not_used(name, rows, f"expected {expected}, got {shown(table, rows[0], name)}"))
+            messages.append(_not_used(name, rows, f"expected {expected}, got {quoted_cell(table, rows[0], name)}"))
             other = "unknown" if name == "status" else np.nan
             table = table.assign(**{name: table[name].mask(np.isin(np.arange(len(table)), rows), other)})
     if "status" in table:

@@ -25,14 +25,14 @@ from jointopt.jobs.cluster import Cluster, Gpu, Machine, is_of
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
-from jointopt.jobs.model import LATENT, NOT_IN, Model, block_of
+from jointopt.jobs.model import LATENT, NOT_IN_BLOCK, Model, block_of
 from jointopt.runs.cells import (
     Cells,
     first_rows,
+    map_distinct,
     named_attention,
     named_cuda_graph,
     named_dispatcher,
-    of_distinct,
     row_codes,
     with_precision,
 )
@@ -81,7 +81,7 @@ class Workload:
     layout: Ints  # which of them each row has
     clock_mhz: Floats  # (n, 1) of all stages, or (n, deepest pp) of each, NaN beyond a plan's pp
     assumed: npt.NDArray[np.object_]  # per row: names of defaulted columns, joined by a blank
-    of_release: bool = False  # the rows name the release of their software, which has its own attention kernel
+    release_named: bool = False  # the rows name the release of their software, which has its own attention kernel
     as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
 
     @property
@@ -108,11 +108,11 @@ class Workload:
     def of_attention(self, kernel: str) -> Workload:
         """The workload with that attention kernel where its rows name neither one nor a release."""
         training = self.job.training
-        if not training.attention_assumed or self.of_release or training.attention == kernel:
+        if not training.attention_assumed or self.release_named or training.attention == kernel:
             return self
         return replace(self, job=replace(self.job, training=replace(training, attention=kernel)))
 
-    def on(self, machine: Machine | None) -> Workload:
+    def on_machine(self, machine: Machine | None) -> Workload:
         """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
         if machine is None or not is_of(machine, self.job.cluster):
             return self
@@ -122,12 +122,12 @@ class Workload:
         return replace(self, job=on_machine(self.job, machine), assumed=np.array(left, dtype=object)[codes])
 
 
-def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
+def workloads(table: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
     Blank cells get the defaults of `jointopt.jobs.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where a word or GPU is unknown, what has no default is lacking, or it could not run.
-    ``kin``: another table whose rows fill the heads of a model and the recipe class of a source, as this one's do.
+    ``others``: another table whose rows fill the heads of a model and the recipe class of a source, as this one's do.
     Raises TableError for a missing column, a number that makes no sense, or a table of which no row is left.
     """
     clean, unread = readable_runs(table, categories=True)
@@ -138,13 +138,13 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     degrees, guessed = fill_degrees({name: cells[name] for name in DEGREES}, cells["num_gpus"])
     runs = runs.assign(**degrees, assumed_plan=_assumed_bits(guessed))
     if lacks_heads(runs):
-        others = None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
-        runs = with_heads_of_others(runs, others)
-    runs = with_classes_of_others(runs, kin)
+        shaped = None if others is None else with_catalogue_shapes(readable_runs(others, categories=True)[0])
+        runs = with_heads_of_others(runs, shaped)
+    runs = with_classes_of_others(runs, others)
     reasons = impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
-    plans, numbers = plan_cells(good), good.index.to_numpy()
+    plans, numbers = plan_columns(good), good.index.to_numpy()
     for first, rows in _alike(good, [name for name in _WORKLOAD if name in good]):
         try:
             found.append(replace(_workload(first, plans, rows), rows=numbers[rows]))
@@ -187,7 +187,7 @@ def _assumed_bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
     return np.asarray(np.bitwise_or.reduce(bits), np.int64)
 
 
-def plan_cells(runs: pd.DataFrame) -> Columns:
+def plan_columns(runs: pd.DataFrame) -> Columns:
     """The cells of plans of all jobs, (n,): layouts as numbers, NaN where blank, and clocks and what was assumed.
 
     ``layout``: the number of each layout.
@@ -196,7 +196,7 @@ def plan_cells(runs: pd.DataFrame) -> Columns:
     for name in LAYOUT_COLUMNS:
         if name in runs:
             column = COLUMNS[name]
-            text = of_distinct(runs[name], column.inside, np.nan) if column.codes else runs[name]
+            text = map_distinct(runs[name], column.encode, np.nan) if column.codes else runs[name]
             cells[name] = np.asarray(text, np.float64)
     cells |= {"layout": row_codes(cells.values()), "assumed_plan": runs["assumed_plan"].to_numpy(np.int64)}
     return cells | {name: runs[name].to_numpy() for name in ("clock_mhz", "stage_clock_mhz") if name in runs}
@@ -360,7 +360,7 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
     experts = int(row.get("num_experts", 0))
     experts = experts if experts > 1 else 0  # a single expert is a dense MLP
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
-    shape = [name for name in shape if name not in NOT_IN.get(block, ())]
+    shape = [name for name in shape if name not in NOT_IN_BLOCK.get(block, ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
     assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_OTHERS))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
@@ -422,7 +422,7 @@ def with_heads_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None)
     return runs.assign(num_attention_heads=heads, **{HEADS_FROM_OTHERS: filled})
 
 
-def model_as_kin(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
+def model_rows(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
     """A model's shape as a row of each source of ``runs``, for `with_heads_of_others`."""
     sources = runs["source"].unique() if "source" in runs else [None]
     shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.frameworks import of_efficiency
 from jointopt.jobs.job import Job
@@ -67,7 +67,7 @@ def load_surrogate(name: str) -> Surrogate | None:
     known = (*surrogate_names(), "none")
     raise UsageError(
         f"The surrogate {name!r} is neither shipped nor a folder; expected one of {', '.join(known)}, or the folder "
-        f"that `jointopt retrain --out` wrote{nearest(name, known)}."
+        f"that `jointopt retrain --out` wrote{nearest_hint(name, known)}."
     )
 
 

@@ -18,7 +18,7 @@ from jointopt.jobs.cluster import Cluster, Machine
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CONSTANTS, moved
-from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
+from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
@@ -117,7 +117,7 @@ def with_results(table: pd.DataFrame, called: str = "the table") -> pd.DataFrame
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
             raise TableError(
-                f"Row {row + 1} of {called}: {name} must be a number or blank; got {shown(clean, row, name)}."
+                f"Row {row + 1} of {called}: {name} must be a number or blank; got {quoted_cell(clean, row, name)}."
             )
         clean[name] = values
     status = clean["status"].fillna("ok") if "status" in clean else "ok"
@@ -145,7 +145,7 @@ def price(
     temperature over the air.
     """
     found, reasons = runs_with_plans(table)
-    priced = price_workloads(table, [work.on(machine) for work in found], cluster, heat=heat)
+    priced = price_workloads(table, [work.on_machine(machine) for work in found], cluster, heat=heat)
     if not len(priced.rows):
         reasons |= priced.reasons
         raise TableError(f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}")

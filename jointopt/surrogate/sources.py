@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Ints
-from jointopt.jobs.catalog.frameworks import conflict, job_of_class, of_efficiency, same_efficiency
+from jointopt.jobs.catalog.frameworks import conflict_sentence, job_of_class, of_efficiency, same_efficiency
 from jointopt.jobs.job import ATTENTIONS, Job
 from jointopt.surrogate.evidence import Evidence, renamed, source_of_job
 from jointopt.surrogate.kernel import Runs
@@ -127,7 +127,7 @@ def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
     stated, own = [runs.stated(job) for runs in measurements], job.training.recipe_class
     classes = sorted({own}.union(*(names for names, _ in stated)) - {""})
     if classes and not same_efficiency(classes):
-        _log.warning("%s", conflict("the job's cluster and the job itself", classes))
+        _log.warning("%s", conflict_sentence("the job's cluster and the job itself", classes))
     elif classes and not own:
         _log.info("The job is priced as a %s recipe, as the measured runs state.", classes[0])
         job = job_of_class(job, classes[0])

@@ -176,7 +176,7 @@ def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
     finally:
         logging.getLogger("jointopt").removeHandler(sentences)
     wrong += _false(" ".join((*sentences.messages, text)), text, url, launcher.rows)
-    Store(url).take_in()
+    Store(url).add_spilled()
     found = Counter(Store(url).read()["iteration_time_s"].tolist())
     wrong["lost"] = len(set(launcher.rows) - set(found))
     wrong["twice"] = sum(count - 1 for count in found.values())

@@ -10,7 +10,15 @@ import pytest
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.runs.relevance import Kind, distance_from, kin_of, kind_of, related_to, wanted_by, wanted_by_table
+from jointopt.runs.relevance import (
+    Kind,
+    distance_from,
+    kind_of,
+    related_to,
+    wanted_by,
+    wanted_by_table,
+    wanted_elsewhere,
+)
 
 H100 = Kind("NVIDIA H100 80GB HBM3", 8, "Megatron-LM", "llama-3-8b", 8, 8192, 128)
 
@@ -75,7 +83,7 @@ def test_kin_share_the_gpu_or_the_framework_and_are_not_of_the_jobs_own_kind(
     change: dict[str, object], kin: bool, job: Job
 ) -> None:
     job = replace(job, training=replace(job.training, framework=load_framework("megatron-lm")))
-    wanted = kin_of(job, 30, 2)
+    wanted = wanted_elsewhere(job, 30, 2)
     assert (wanted.whole, wanted.most, wanted.kinds) == (30, 30, 2)
     assert wanted.related(H100._replace(**change)) == kin  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jointopt.core.errors import CatalogError, nearest
+from jointopt.core.errors import CatalogError, nearest_hint
 from jointopt.core.schema import RECIPE_CLASSES
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.framework import Framework
@@ -52,7 +52,7 @@ def load_framework(name: str) -> Framework:
     if name not in profiles:
         raise CatalogError(
             f"training.framework must be one of {', '.join(profiles)} (generic is for all others); got {name!r}"
-            f"{nearest(name, profiles)}."
+            f"{nearest_hint(name, profiles)}."
         )
     return profiles[name]
 
@@ -152,7 +152,7 @@ def same_efficiency(classes: list[str]) -> bool:
     return len({class_factors(name) for name in classes}) == 1
 
 
-def conflict(source: str, classes: list[str]) -> str:
+def conflict_sentence(source: str, classes: list[str]) -> str:
     """The sentence on measured and predicted rows of one source that state ``classes`` of different efficiency."""
     return (
         f"Rows of {source or 'one source'} state different recipe classes ({', '.join(classes)}): each is priced by "

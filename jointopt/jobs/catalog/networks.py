@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jointopt.core.errors import JobError, nearest
+from jointopt.core.errors import JobError, nearest_hint
 from jointopt.core.units import BITS_PER_BYTE
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.kernels import slot_gbytes_per_s
@@ -63,7 +63,7 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
         raise section.refuse(
             key, "a number in GB/s of one GPU in one direction, a figure with its unit (400Gb/s, 50GB/s, 3.2Tb/s per "
             f"node), or a port of each GPU (400G, {', '.join(names)}) or node (8x400G per node)"
-            f"{nearest(text, names) if text[:1].isalpha() else ''}",
+            f"{nearest_hint(text, names) if text[:1].isalpha() else ''}",
         )  # fmt: skip
     return found[0] / (gpus_per_node if found[1] == "node" else 1)
 
@@ -71,13 +71,13 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
 def link_of(gpu: Gpu) -> str:
     """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
     links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
-    return next((link for link, gpus in links.items() if gpu.kin in gpus), "nvlink")
+    return next((link for link, gpus in links.items() if gpu.catalogue_id in gpus), "nvlink")
 
 
 def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
     """The most GB/s of a link of that GPU that is taken as a bare number."""
     table, rated = read_yaml("limits.yaml"), _rated_gbytes_per_s(gpu, key)
-    if gpu.is_cpu or (gpu.written and not rated):
+    if gpu.is_cpu or (gpu.own_figures and not rated):
         return limits()[f"gpu.{_FIGURES[key]}"].most
     if key == "intra_node_gbytes_per_s":
         bridge = float(table["pcie_link_gbytes_per_s"][0]) if link_of(gpu) == "pcie" else 0.0
@@ -88,7 +88,7 @@ def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
 def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
     """GB/s that the GPU has by its sheet, or usually; 0 where that is not known, or is another's that it is like."""
     name = _FIGURES[key]
-    return 0.0 if gpu.written and name not in gpu.written else float(getattr(gpu, name) or 0.0)
+    return 0.0 if gpu.own_figures and name not in gpu.own_figures else float(getattr(gpu, name) or 0.0)
 
 
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
@@ -141,7 +141,7 @@ def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
     return "write the figure with its unit, such as 400Gb/s, or "
 
 
-def written(cluster: Cluster, key: str, value: Any) -> Any:
+def link_with_unit(cluster: Cluster, key: str, value: Any) -> Any:
     """A bandwidth as a job file has it: with its unit where the bare number would be refused; others as they are."""
     beyond = key in LINKS and is_number(value) and value > most_gbytes_per_s(cluster.gpu, key)
     return f"{value:.15g}GB/s" if beyond else value

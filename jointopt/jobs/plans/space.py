@@ -26,8 +26,8 @@ from jointopt.core.schema import (
     Columns,
     Floats,
     Ints,
+    encode_cells,
     evaluate,
-    inside,
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import even_domain
@@ -147,7 +147,7 @@ def _candidates(job: Job, column: str) -> Ints:
     }  # fmt: skip
     usual = [NEUTRAL[column]] if column in NEUTRAL else COLUMNS[column].values
     could_fit = evaluate(COLUMNS[column].searched, {}, figures) if COLUMNS[column].searched else usual
-    listed = inside(column, getattr(job.search, column) or ()).tolist()
+    listed = encode_cells(column, getattr(job.search, column) or ()).tolist()
     return np.asarray(sorted({*could_fit, *listed}), dtype=np.int64)
 
 

@@ -37,7 +37,7 @@ def tail_layers(model: Model) -> float:
     return (head + model.mtp_num_layers * (per_layer + head + 2 * model.hidden_size**2)) / per_layer
 
 
-def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
+def framework_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
     """Layers of each chunk in the order of the pipeline, (pp*vpp,), where a plan states none.
 
     Even where pp divides the layers, as Megatron does; else the head counts, by its multiplications, as it does for a
@@ -100,7 +100,7 @@ def shifted_splits(layers: int, pp: int, vpp: int, most_off: int) -> list[Split]
     return list(found)
 
 
-def usual_split(job: Job, pp: int, vpp: int) -> Split:
+def recipe_split(job: Job, pp: int, vpp: int) -> Split:
     """The split that a blank means to a framework that starts uneven pipelines only where theirs is stated; else ().
 
     Its recipes count embedding and head as layers where that divides; else the balanced one.
@@ -112,14 +112,14 @@ def usual_split(job: Job, pp: int, vpp: int) -> Split:
     return next(iter(_with_ends(layers, pp * vpp)), None) or balanced_split(layers, pp, vpp, tail_layers(job.model))
 
 
-def buildable(framework: Framework, split: Sequence[int]) -> bool:
+def can_be_built(framework: Framework, split: Sequence[int]) -> bool:
     """Whether the framework can be given these layers per chunk, in a pipeline of at least two chunks."""
     if "any" in framework.stage_splits:
         return all(split[1:-1])  # the first and the last chunk have embedding and head to run
     return "ends" in framework.stage_splits and split in _with_ends(sum(split), len(split))
 
 
-def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
+def split_mask(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
     """A mask: ``holds(numbers, pp*vpp)`` of stated ``stage_layers``, false for blank ones; columns broadcast."""
     codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
     out = np.zeros(codes.shape, np.bool_)
@@ -132,7 +132,7 @@ def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
 def states_even(model: Model, c: Columns) -> Bools:
     """A mask, true where stated ``stage_layers`` state only that all chunks are equal, as a blank does."""
     layers = model.num_layers
-    return by_split(c, lambda split, chunks: (chunks == len(split)) & (len(set(split)) == 1) & (sum(split) == layers))
+    return split_mask(c, lambda split, chunks: (chunks == len(split)) & (len(set(split)) == 1) & (sum(split) == layers))
 
 
 def largest_chunk(model: Model, c: Columns) -> Ints:

@@ -101,7 +101,7 @@ class Record:
             self._reservations = Reservations(storage, self._hash)  # before the store is read
             self._before = {plan: one.runs for plan, one in self._reservations.look().items()}
             self.store = Store(storage)
-            if taken := self.store.take_in():
+            if taken := self.store.add_spilled():
                 note(f"{taken} runs that earlier commands had kept in files are in the store now.")
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jointopt.core.errors import JobError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.catalog.limits import limits, most
+from jointopt.jobs.catalog.limits import limit_of, limits
 from jointopt.jobs.catalog.networks import LINKS, most_gbytes_per_s
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import (
@@ -71,7 +71,7 @@ def test_a_figure_in_another_unit_is_refused_by_its_name_or_within_the_stated_ra
         assert key in refusal
         return
     assert mapping[section][key] <= limits()[f"{section}.{key}"].most
-    assert job.training.global_batch_size * job.training.seq_length <= most("training.tokens")
+    assert job.training.global_batch_size * job.training.seq_length <= limit_of("training.tokens")
     assert all(getattr(job.cluster, link) <= most_gbytes_per_s(job.cluster.gpu, link) for link in LINKS)
 
 

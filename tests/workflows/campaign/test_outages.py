@@ -79,7 +79,7 @@ def test_runs_that_a_database_never_takes_wait_in_the_file_that_the_end_names(ma
     assert (tuned.stopped, tuned.unstored, len(rows_in(file))) == ("failed", 3, 3)
     assert f"3 runs are kept in {file}, which the next start takes in" in tuned.reason
     launcher.other.rollback()
-    assert (Store(url).take_in(), len(Store(url).read())) == (3, 4)
+    assert (Store(url).add_spilled(), len(Store(url).read())) == (3, 4)
 
 
 def test_a_command_that_waits_in_vain_ends_with_a_sentence_and_exit_code_1(url: str, tmp_path: Path) -> None:
