@@ -94,7 +94,7 @@ def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
 def _usual_splits(job: Job, layouts: Columns) -> Ints:
     """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
     pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]), axis=1, return_inverse=True)
-    codes = [STAGE_LAYERS.of(recipe_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
+    codes = [STAGE_LAYERS.code_of(recipe_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
     return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 

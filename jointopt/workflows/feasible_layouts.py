@@ -382,7 +382,7 @@ def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
     Time at the top clock; energy at the clock of the layout's own least, with all slack used where stages may.
     """
     job, count = model.job, 1 + len(splits)
-    codes = np.array([int(layout["stage_layers"][0]), *map(STAGE_LAYERS.of, splits)])
+    codes = np.array([int(layout["stage_layers"][0]), *map(STAGE_LAYERS.code_of, splits)])
     repeated = {name: np.repeat(values, count) for name, values in layout.items()}
     physics = CostModel(job, repeated | {"stage_layers": codes})
     time_s = _top_times_s(model, physics)

@@ -158,5 +158,5 @@ def _splits(job: Job, pp: Ints, vpp: Ints) -> dict[tuple[int, int], list[int]]:
     found = {}
     for pipeline in itertools.product(np.unique(pp).tolist(), vpp.tolist()):
         stated = [split for split in uneven if len(split) == math.prod(pipeline)]
-        found[pipeline] = [*dict.fromkeys(map(STAGE_LAYERS.of, [*offered_splits(job, *pipeline), *stated]))]
+        found[pipeline] = [*dict.fromkeys(map(STAGE_LAYERS.code_of, [*offered_splits(job, *pipeline), *stated]))]
     return found
