@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
-from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Bools, Floats
-from jointopt.jobs.catalog.frameworks import conflict_sentence, named_class, recognise_framework, same_efficiency
+from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, Bools, Floats
 from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.catalog.models import known_model, near_models
@@ -395,83 +394,3 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
         f"{many} run more than once with times that are more than {_APART:g} times apart (row {low + 1}: "
         f"{times.min():.4g} s, row {high + 1}: {times.max():.4g} s): did something differ that no column states?"
     ]
-
-
-# Recipe classes of rows that state none, from rows of the same source and framework.
-
-
-_SOURCE = ["source", "framework"]
-
-
-def states_class(*tables: pd.DataFrame | None) -> bool:
-    """Whether a row of a table states a recipe class, or names one in the framework's text."""
-    for table in tables:
-        if table is not None:
-            texts = table["framework"].dropna().unique() if "framework" in table else ()
-            if any(named_class(str(text)) for text in texts):
-                return True
-            if "recipe_class" in table and table["recipe_class"].notna().any():
-                return True
-    return False
-
-
-def with_classes_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Blank recipe classes filled with that of the same source and framework, where its rows state one efficiency.
-
-    Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
-    by different classes, and what the runs show of theirs counted a second time.
-    """
-    if not states_class(runs, others):
-        return runs
-    one = {key: names[0] for key, names in _stated_classes(runs, others).items() if same_efficiency(names)}
-    keys = _classes(runs).itertuples(index=False)
-    found = np.array([name or one.get((source, framework), "") for source, framework, name in keys], dtype=object)
-    return runs.assign(recipe_class=pd.Series(found, runs.index).where(found != ""))
-
-
-def assumed_class_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
-    """A sentence on each recipe class that `with_classes_of_others` gives rows which state none."""
-    if not states_class(runs, others):
-        return []
-    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_others(runs, others)))
-    counts = taken[(stated == "") & (taken != "")].value_counts()
-    return [
-        f"{count:,} row{'s' * (count > 1)} without a recipe class predicted as a {name} recipe, as other rows of the "
-        "same source and framework state (column recipe_class)."
-        for name, count in counts.items()
-    ]
-
-
-def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
-    """A sentence on each source of both tables whose rows state classes of different efficiency."""
-    if not states_class(measured, queried):
-        return []
-    both = [set(_classes(table)[_SOURCE].itertuples(index=False, name=None)) for table in (measured, queried)]
-    stated = {key: names for key, names in _stated_classes(measured, queried).items() if key in both[0] & both[1]}
-    return [
-        conflict_sentence(", ".join(filter(None, key)), names)
-        for key, names in stated.items()
-        if not same_efficiency(names)
-    ]
-
-
-def _stated_classes(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:
-    """The classes that rows of each source and framework state."""
-    rows = pd.concat([_classes(table) for table in tables if table is not None]).drop_duplicates()
-    found: dict[tuple[str, str], list[str]] = {}
-    for source, framework, name in rows[rows["recipe_class"] != ""].sort_values("recipe_class").itertuples(index=False):
-        found.setdefault((source, framework), []).append(name)
-    return found
-
-
-def _classes(table: pd.DataFrame) -> pd.DataFrame:
-    """Source, framework profile (or text) and class of every row; a blank source is a source, a blank class none."""
-    cells = table.reindex(columns=[*_SOURCE, "recipe_class"]).astype(object).fillna("").astype(str)
-    profiles = {text: recognise_framework(text) for text in cells["framework"].unique()}
-    names = {text: one.name if known else text.strip().lower() for text, (one, known) in profiles.items()}
-    classes = cells["recipe_class"].str.strip().str.lower()
-    named = cells["framework"].map({text: named_class(text) for text in profiles})
-    return pd.DataFrame({
-        "source": cells["source"], "framework": cells["framework"].map(names),
-        "recipe_class": classes.where(classes.isin(RECIPE_CLASSES), named),
-    })  # fmt: skip

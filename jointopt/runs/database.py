@@ -165,6 +165,10 @@ def on_database(what: str, wrappers: tuple[type[Exception], ...] = ()) -> Callab
     return decorated
 
 
+STORE = "measurement store"  # as messages call it
+on_store = on_database(STORE)
+
+
 @contextmanager
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.

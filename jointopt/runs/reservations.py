@@ -20,10 +20,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.core.system import may_be_alive, this_process
-from jointopt.runs.database import make_table, now_s, on_database, open_database
+from jointopt.runs.database import make_table, now_s, on_store, open_database
 
 LEASE_S = 60.0  # that a runner may be silent
-on_store = on_database("measurement store")
 _RUNNING, _DONE, _FREE = "running", "done", "free"
 _TABLE = sa.Table(
     "jointopt_reservations",

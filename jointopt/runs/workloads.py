@@ -36,8 +36,9 @@ from jointopt.runs.cells import (
     row_codes,
     with_precision,
 )
-from jointopt.runs.checks import check_required, impossible, with_classes_of_others
+from jointopt.runs.checks import check_required, impossible
 from jointopt.runs.dtype_names import named_dtype, named_precision
+from jointopt.runs.other_rows import HEADS_FROM_OTHERS, lacks_heads, with_classes_of_others, with_heads_of_others
 from jointopt.runs.shapes import FROM_CATALOGUE, stated_details, whole_name, with_catalogue_shapes
 from jointopt.runs.table import readable_runs
 
@@ -388,45 +389,6 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # known by the size in its name alone
     return sized
-
-
-# Attention heads of rows that do not state them, from rows of the same source and width.
-
-
-HEADS_FROM_OTHERS = "heads_from_others"  # 1.0 where the head count is another row's of the same width
-_SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]
-
-
-def lacks_heads(table: pd.DataFrame) -> bool:
-    """Whether a row of the table does not state how many attention heads its model has."""
-    return "num_attention_heads" not in table or bool(table["num_attention_heads"].isna().any())
-
-
-def with_heads_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one.
-
-    Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
-    as different models (three runs of bigscience: median error 28 % instead of 4 %).
-    """
-    if others is None and "num_attention_heads" not in runs:
-        return runs
-    tables = [table.reindex(columns=_SHAPE) for table in (runs, others) if table is not None]
-    # a blank source is a source
-    shapes = [table.assign(source=table["source"].astype(object).fillna("")) for table in tables]
-    shape, known = shapes[0].assign(row=np.arange(len(runs))), pd.concat(shapes).dropna().drop_duplicates()
-    pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
-    pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
-    best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
-    heads, filled = shape["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
-    heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
-    return runs.assign(num_attention_heads=heads, **{HEADS_FROM_OTHERS: filled})
-
-
-def model_rows(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
-    """A model's shape as a row of each source of ``runs``, for `with_heads_of_others`."""
-    sources = runs["source"].unique() if "source" in runs else [None]
-    shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}
-    return pd.DataFrame([{"source": source, **shape} for source in sources])
 
 
 # Whether a model's head is its word embedding, where a table has no column for it but a name that states a size.

@@ -18,12 +18,13 @@ from jointopt.core.secrets import masked
 from jointopt.jobs.catalog.gpus import gpu_id as id_of
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import TF32, Job
-from jointopt.runs.checks import contradicting_lines, states_class
+from jointopt.runs.checks import contradicting_lines
 from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, unread_lines, without_result
+from jointopt.runs.other_rows import lacks_heads, model_rows, states_class
 from jointopt.runs.relevance import kind_of, related_to, wanted_by, wanted_by_table, wanted_elsewhere
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.unknown_plans import runs_with_plans
-from jointopt.runs.workloads import Workload, lacks_heads, model_rows
+from jointopt.runs.workloads import Workload
 from jointopt.surrogate.data_doubts import (
     REFUSED,
     apart_lines,

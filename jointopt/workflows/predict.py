@@ -23,9 +23,9 @@ from jointopt.jobs.plans.rules import violations
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
 from jointopt.runs.cells import first_rows, row_codes
-from jointopt.runs.checks import assumed_class_lines, class_conflicts, states_class
 from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
-from jointopt.runs.workloads import Workload, lacks_heads, workloads
+from jointopt.runs.other_rows import assumed_class_lines, class_conflicts, lacks_heads, states_class
+from jointopt.runs.workloads import Workload, workloads
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin

@@ -143,7 +143,7 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 @contextmanager
 def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
     """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
-    from jointopt.runs.store import Spill, waiting_spills
+    from jointopt.runs.spill import Spill, waiting_spills
 
     kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
     kept = Spill(storage, study, kind)

@@ -37,7 +37,8 @@ from jointopt.measure.local import CommandLauncher
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.runs import outages
-from jointopt.runs.store import Store, rows_in, spill_files
+from jointopt.runs.spill import rows_in, spill_files
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign import campaign, record
 from jointopt.workflows.tune import tune
 

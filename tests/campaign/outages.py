@@ -29,7 +29,8 @@ from typing import Any
 
 import optuna
 
-from jointopt.runs.store import Store, rows_in, spill_files
+from jointopt.runs.spill import rows_in, spill_files
+from jointopt.runs.store import Store
 from tests.campaign.together import FIELDS, JOB
 
 # the program writes its result, and then on a ledger that it has

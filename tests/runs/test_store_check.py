@@ -17,7 +17,8 @@ from jointopt.core.errors import UsageError
 from jointopt.runs.cells import json_rows
 from jointopt.runs.migrations import VERSION
 from jointopt.runs.relevance import Wanted, plan_key, plan_keys, related_to
-from jointopt.runs.store import Added, Spill, Store, content_hash, rows_in, spill_files, waiting_spills
+from jointopt.runs.spill import Spill, rows_in, spill_files, waiting_spills
+from jointopt.runs.store import Added, Store, content_hash
 from jointopt.runs.store_check import backup, check, repair
 
 

@@ -18,7 +18,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.base import Ended, Report
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.runs.store import Spill, Store
+from jointopt.runs.spill import Spill
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.runs.reservations import Reservation, Reservations
-    from jointopt.runs.store import Spill, Store
+    from jointopt.runs.spill import Spill
+    from jointopt.runs.store import Store
     from jointopt.search.studies.measured import MeasuredStudy
 
 
@@ -95,7 +96,8 @@ class Record:
         self._hash = hashlib.sha256(self._text.encode()).hexdigest()
         if storage is not None:
             from jointopt.runs.reservations import Reservations
-            from jointopt.runs.store import Spill, Store
+            from jointopt.runs.spill import Spill
+            from jointopt.runs.store import Store
 
             self._spill = Spill(storage, origin)
             self._reservations = Reservations(storage, self._hash)  # before the store is read

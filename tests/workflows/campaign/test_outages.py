@@ -20,7 +20,8 @@ from jointopt.cli.main import jointopt
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs import outages
-from jointopt.runs.store import Store, rows_in, spill_files
+from jointopt.runs.spill import rows_in, spill_files
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign import campaign, record
 from jointopt.workflows.tune import tune
 from tests.campaign.outages import BAD, Away, killed, restarted
