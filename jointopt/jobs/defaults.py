@@ -107,9 +107,9 @@ def default_etp(job: Job, layouts: Columns) -> Ints:
 
 
 def completed(job: Job, layouts: Columns) -> Columns:
-    """The layouts with the columns that most plans do without, each at its default where it is missing.
+    """The layouts with missing columns of `NEUTRAL`, which most plans do without, added at their defaults.
 
-    A schedule whose chunks a plan has not is priced as 1F1B: no framework starts it, as `rules` state.
+    A schedule whose number of chunks is not the plan's vpp becomes 1F1B: no framework starts it.
     """
     if not all(name in layouts for name in NEUTRAL):
         found = {name: np.full(len(layouts["tp"]), value) for name, value in NEUTRAL.items()}
@@ -121,7 +121,7 @@ def completed(job: Job, layouts: Columns) -> Columns:
 
 
 def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
-    """Chunks of a rank (n,) of schedules, by code, that have but one number of them; 0 for others, and where blank."""
+    """The vpp (n,) that each schedule (n,), by code, requires; 0 where it leaves that open."""
     found = np.zeros(np.shape(schedule), np.int64)
     for name, chunks in CHUNKS_OF_SCHEDULE.items():
         found[schedule == SCHEDULE.code(name)] = chunks
@@ -129,9 +129,10 @@ def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
 
 
 def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:
-    """Degrees (n,) without blanks, and where each is a guess: one blank is what the others leave, more of them are 1.
+    """Degrees (n,) without blanks, and masks (n,) of where each is a guess.
 
-    Where they leave nothing, all blank ones are 1, and none is a guess. A blank cp that the others leave above 1 is.
+    Of several blank ones all but the last of `_BLANK_FIRST` are 1; the last is what the others leave of the GPUs. That
+    one is no guess, except for a cp above 1, nor is any where the stated degrees leave no GPUs.
     """
     blank = {name: np.isnan(given[name]) for name in _BLANK_FIRST}
     left, guessed = np.sum(list(blank.values()), axis=0), {}
@@ -149,7 +150,7 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
 
 
 def canonical(job: Job, layouts: Columns) -> Columns:
-    """The layouts with choices that have no effect at their one value, as the space lists them."""
+    """The layouts with each choice that has no effect at its neutral value, so that equal plans are equal rows."""
     out = dict(layouts)
     for name in LAYOUT_COLUMNS:
         if effect := COLUMNS[name].effect:
@@ -172,7 +173,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
 
 
 def idle_modules(model: Model) -> int:
-    """The modules that this model has no layer of, and that Megatron Core passes over."""
+    """Bits of the recompute modules that this model has no layer of, which Megatron Core passes over."""
     idle = [] if model.is_moe else ["moe"]
     idle += [] if model.num_shared_experts else ["shared_experts"]
     idle += [] if model.num_plain_layers and model.has_mlp else ["mlp"]

@@ -72,8 +72,8 @@ def check_changes(changes: Mapping[str, Any]) -> None:
             )
 
 
-def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of a job with other values for some keys; a section that was a catalogue name keeps it."""
+def with_keys(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a job with ``changes``, by dotted keys; a cluster by name keeps it as ``cluster.catalog``."""
     out = dict(mapping)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
@@ -104,7 +104,7 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
     file = job_file(path)
     stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     with _mapping_of(path, changes) as mapping:
-        return parse_job(changed(mapping, changes), stem, file.parent)
+        return parse_job(with_keys(mapping, changes), stem, file.parent)
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _mapping_of(path: str | Path, changes: Mapping[str, Any]) -> Iterator[dict[s
 def with_changes(job: Job, changes: Mapping[str, Any]) -> Job:
     """The job with other values for some keys of its file, as for `load_job`."""
     check_changes(changes)
-    return parse_job(changed(job_mapping(job), changes), job.name, Path()) if changes else job
+    return parse_job(with_keys(job_mapping(job), changes), job.name, Path()) if changes else job
 
 
 def job_file(path: str | Path) -> Path:
@@ -338,7 +338,7 @@ def job_mapping(job: Job) -> dict[str, Any]:
 
 
 def _filled(item: Any) -> dict[str, Any]:
-    """The fields of a dataclass that hold something, as plain YAML values."""
+    """The fields of a dataclass that are not None, as plain YAML values."""
     return {key: _plain(value) for key, value in vars(item).items() if value is not None}
 
 
@@ -400,7 +400,7 @@ _OF_ONE_GPU = {
 }
 
 
-def sizes_in(text: str) -> tuple[int, ...]:
+def gpu_counts_in(text: str) -> tuple[int, ...]:
     """The numbers of GPUs in ``8..1024`` (doubled from the first to at most the last) or ``8,16,48``; UsageError."""
     first, dots, last = text.partition("..")
     highest = limit_of("cluster.num_gpus")
@@ -434,7 +434,7 @@ def load_jobs(
         for section, keys in _OF_ONE_GPU.items() if "cluster.gpu" in changes else ():
             if isinstance(own := mapping.get(section), Mapping):
                 mapping[section] = {key: value for key, value in own.items() if key not in keys}
-        return sized_jobs(changed(mapping, changes), file.stem, file.parent, gpus, weak=weak)
+        return sized_jobs(with_keys(mapping, changes), file.stem, file.parent, gpus, weak=weak)
 
 
 def sized_jobs(

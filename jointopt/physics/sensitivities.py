@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LOG_COLUMNS, SWITCHES, Columns, Floats, Ints
-from jointopt.jobs.job import ATTENTIONS, DTYPES, Job
+from jointopt.core.schema import ATTENTIONS, DTYPES, LOG_COLUMNS, SWITCHES, Columns, Floats, Ints
+from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common, with_host_of
 from jointopt.physics.explain.parts import time_parts

@@ -172,19 +172,16 @@ _QUOTED: dict[str, Callable[[Cells], Any]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One rule that runs must keep. ``broken`` is false wherever a cell that it needs is blank.
+    """One rule that runs must keep, and the words for those that break it."""
 
-    ``kind``: "cells" of any run, also of one without results; "row": of measured runs; "price": that physics needs;
-    "gpu": what the GPU can be set to; "result": what it cannot have done; "nodes": of jobs on several; "doubt": what
-    it hardly did.
-    """
-
+    # cells: all runs, with results or without; row: measured runs; price: what physics cannot price; gpu: settings that
+    # the GPU does not have; result: results that it cannot have; nodes: jobs on several nodes; doubt: unlikely results
     kind: str
-    columns: tuple[str, ...]  # the first one is blamed
-    broken: Callable[[Cells], Bools]
-    expected: str  # with names of `_QUOTED` in braces
-    may_fail: bool = False  # no contradiction where the run failed: that may be just why
-    use: str = "used"  # of the first column where the check is but a doubt
+    columns: tuple[str, ...]  # that it reads; the first one is blamed
+    broken: Callable[[Cells], Bools]  # which rows break it, (n,); false where a cell that it needs is blank
+    expected: str  # what messages say was expected, with names of `_QUOTED` in braces
+    may_fail: bool = False  # a run that failed may break it: that may be just why it failed
+    use: str = "used"  # what is done with the first column of a row that breaks a doubt
 
 
 _AGREEING_ENERGY = Check(
@@ -366,8 +363,8 @@ def impossible(runs: pd.DataFrame) -> dict[int, str]:
 
 
 # slowest over fastest: repeated runs of published tables differ by a few per cent, allocator retries aside
-_APART = 1.5
-_OTHERWISE = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
+_UNLIKE_TIMES = 1.5
+_MAY_DIFFER = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
 
 
 def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
@@ -376,13 +373,13 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
     ``clean``: their cells as `readable_runs` reads them.
     """
     timed = runs["iteration_time_s"].where((runs["status"] == "ok") & (runs["iteration_time_s"] > 0))
-    stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_OTHERWISE]
+    stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_MAY_DIFFER]
     cells = clean[[name for name in stated if name in clean and name != "group"]].astype(object)
     if cells.columns.empty:
         return []
     group = cells.fillna("").groupby(list(cells), sort=False).ngroup()
     slowest, fastest = (timed.groupby(group.to_numpy()).transform(of) for of in ("max", "min"))
-    apart = ((slowest > _APART * fastest) & timed.notna()).to_numpy(bool)
+    apart = ((slowest > _UNLIKE_TIMES * fastest) & timed.notna()).to_numpy(bool)
     if not apart.any():
         return []
     plans, first = group[apart].nunique(), int(np.flatnonzero(apart)[0])
@@ -391,6 +388,6 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
     low, high = same[times.argmin()], same[times.argmax()]
     many = f"{plans:,} plans were" if plans > 1 else "1 plan was"
     return [
-        f"{many} run more than once with times that are more than {_APART:g} times apart (row {low + 1}: "
+        f"{many} run more than once with times that are more than {_UNLIKE_TIMES:g} times apart (row {low + 1}: "
         f"{times.min():.4g} s, row {high + 1}: {times.max():.4g} s): did something differ that no column states?"
     ]

@@ -32,10 +32,10 @@ TIME_COLUMNS = (
 
 
 @functools.cache
-def _of_model(name: object) -> tuple[float, float, float]:
-    """Of a catalogue model: matrix parameters of layers that a token passes at the least, and of the head; width.
+def _figures_of_model(name: object) -> tuple[float, float, float]:
+    """(matrix parameters of layers that a token passes, those of the head, width of attention) of a catalogue model.
 
-    The width of attention is the mean of scores and values, summed over layers that see all tokens. NaN of others.
+    The width is the mean of scores' and values', summed over the layers without windows. NaN for other models.
     """
     model = known_model(str(name))
     if model is None:
@@ -48,10 +48,9 @@ def _of_model(name: object) -> tuple[float, float, float]:
 
 
 def _least_parameters(runs: Cells) -> tuple[Floats, Floats]:
-    """Matrix parameters that each token passes, of layers and of the head, by the cells that are there, (n,) each.
+    """(of layers, of the head): matrix parameters that a token passes at the least, (n,) each; a blank cell adds none.
 
-    A blank one adds nothing. Of experts one is counted: the cells do not state how wide each is next to a layer without
-    experts.
+    Of experts one is counted, since the cells do not state how wide each is beside a dense layer.
     """
     width, ffn, block = runs["hidden_size"], np.nan_to_num(runs["ffn_hidden_size"]), runs["block"]
     narrower = np.nan_to_num(runs["num_query_groups"] / runs["num_attention_heads"])
@@ -59,16 +58,16 @@ def _least_parameters(runs: Cells) -> tuple[Floats, Floats]:
     layers = runs["num_layers"] * width * (2.0 * width * (1.0 + narrower) * (block != "feed_forward") + mlp)
     whole = np.asarray(pd.isna(block))
     head = width * np.nan_to_num(runs["vocab_size"]) * whole
-    of_model = map_distinct(runs["model"], _of_model, _of_model(None)).T
+    of_model = map_distinct(runs["model"], _figures_of_model, _figures_of_model(None)).T
     of_layers, of_head = (np.where(whole, figure, np.nan) for figure in of_model[:2])
     stated = ~np.isnan(layers)
     return np.where(stated, layers, of_layers), np.where(stated, head, of_head)
 
 
 def least_flop(runs: Cells) -> Floats:
-    """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token, 4 for a frozen one.
+    """Least flops of a GPU in one iteration, (n,): 6 per parameter and token, 4 per frozen one; NaN for blank cells.
 
-    Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
+    Attention itself and recomputation come on top, so that no run does with fewer.
     """
     tokens = runs["global_batch_size"] * runs["seq_length"]
     each = np.where(np.isnan(runs["lora_dim"]), 6.0, 4.0)
@@ -76,9 +75,9 @@ def least_flop(runs: Cells) -> Floats:
 
 
 def least_memory_gib(runs: Cells) -> Floats:
-    """GiB of a GPU's memory at the least, (n,): a byte of each of its layers' matrix parameters.
+    """Least GiB of a GPU's memory, (n,): a byte per matrix parameter of its layers; 0 for frozen weights.
 
-    They are shared by tp·pp ranks where a row states both and no ZeRO-3, else by all. Frozen weights are no bound.
+    Parameters are split over tp·pp ranks where a row states both and no ZeRO-3, else over all.
     """
     split = runs["tp"] * runs["pp"]
     ranks = np.where(~np.isnan(split) & (runs["zero_stage"] < 3), split, runs["num_gpus"])
@@ -86,12 +85,12 @@ def least_memory_gib(runs: Cells) -> Floats:
 
 
 def attention_flop(runs: Cells) -> Floats:
-    """Flops of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank.
+    """Flops of a GPU for causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 if blank.
 
-    Of a model that the table names alone, the catalogue's layers but those with windows.
+    A model that the table only names has the catalogue's layers without windows.
     """
     stated = runs["num_layers"] * runs["hidden_size"]
-    named = map_distinct(runs["model"], _of_model, _of_model(None))[:, 2]
+    named = map_distinct(runs["model"], _figures_of_model, _figures_of_model(None))[:, 2]
     width = np.nan_to_num(np.where(np.isnan(stated), named, stated))
     tokens = np.nan_to_num(runs["global_batch_size"]) * np.nan_to_num(runs["seq_length"]) ** 2
     whole = 6.0 * width * tokens / runs["num_gpus"]
@@ -99,7 +98,7 @@ def attention_flop(runs: Cells) -> Floats:
 
 
 def recompute_flop(runs: Cells) -> Floats:
-    """Flops of the forward pass of all layers, (n,), where a row states that all are recomputed; else 0."""
+    """Flops of a GPU for the second forward pass, (n,), where a row states that all layers are recomputed; else 0."""
     whole = (runs["recompute"] == "full") & np.isnan(runs["recompute_num_layers"])
     tokens = runs["global_batch_size"] * runs["seq_length"] / runs["num_gpus"]
     forward = 2.0 * _least_parameters(runs)[0] * tokens + attention_flop(runs) / 3.0
@@ -122,10 +121,10 @@ def _peak_of(text: str) -> str:
 
 @functools.cache
 def _rates(gpu: str, dtype: str) -> tuple[float, float, float]:
-    """Rates of a GPU in flop/s: in that precision (the highest of any where none is stated), as stated, the fastest.
+    """(most, stated, fastest) flop/s of a GPU: ``dtype`` at its best, as its words say, and in any precision.
 
-    The second of fp32 on FP32 cores where no TF32 is stated. Cores of a CPU differ more among themselves than any slack
-    allows for; they have no bound here.
+    The first two differ in fp32 without TF32, which runs on FP32 cores. Infinite for a CPU, whose cores differ among
+    themselves by more than any slack, and for an unknown GPU.
     """
     known = known_gpu(gpu)
     if known is None:
@@ -151,7 +150,7 @@ def least_time_s(runs: Cells) -> Floats:
 
 
 def share_reached(runs: Cells) -> Floats:
-    """Share of the full rate, (n,): time of forward and backward pass and recomputation at it over the time stated."""
+    """Share of the full rate that a run reaches, (n,): its least time, with attention and recompute, over its time."""
     least_s = (least_flop(runs) + attention_flop(runs) + recompute_flop(runs)) / full_rates(runs)[1]
     return np.asarray(least_s / runs["iteration_time_s"])
 

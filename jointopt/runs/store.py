@@ -129,7 +129,7 @@ class Store:
             return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def add_spilled(self) -> int:
-        """Add what processes have left in files (`Spill`); how many rows the store did not have."""
+        """Adds rows that ended processes left in files (`Spill`); returns the number of those that are new."""
         taken = 0
         for _, rows in waiting_spills(self.url):
             for origin in dict.fromkeys(origin for origin, _ in rows):
@@ -152,7 +152,7 @@ class Store:
                 yield from connection.execute(query).partitions()
             elif old:  # whose rows do not state their kind
                 every = (row for part in connection.execute(query).partitions() for row in part)
-                yield list(deque((row for row in every if wanted.related(kind_of(row.content))), wanted.whole))
+                yield list(deque((row for row in every if wanted.related(kind_of(row.content))), wanted.all_up_to))
             else:
                 ids, all_of_them = nearest_rows(connection, wanted, self._kept())
                 if not all_of_them:
@@ -204,7 +204,7 @@ class Store:
 
 
 def _retried(write: Callable[[], T]) -> T:
-    """Return what ``write`` returns, tried again where another writer has added one of the same rows meanwhile."""
+    """The result of ``write``, tried again where another writer has added one of the same rows meanwhile."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(IntegrityError):
             return write()
@@ -253,55 +253,55 @@ def content_hash(record: Mapping[str, Any]) -> str:
 # Which rows of a store matter most, by its indexes alone: a bounded number of them, however many there are.
 
 
-_MOST_KINDS = 20_000  # that are looked at, the newest
-_OF_PLANS = 4  # a share of the rows, as a divisor
+_MOST_KINDS = 20_000  # the newest, that are compared with what is wanted
+_PLAN_SHARE = 4  # rows of one wanted plan are at most the most rows over this
 
 
 def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> tuple[list[int], bool]:
-    """(ids, ascending, of the rows that are wanted, whether these are all related ones); ``kept``: of which at all."""
+    """(ids of the rows that are wanted, ascending, whether these are all related ones); ``kept``: not retracted."""
     fields = (KINDS.c[name] for name in Kind._fields)
     newest = connection.execute(sa.select(KINDS.c.id, *fields).order_by(KINDS.c.id.desc()).limit(_MOST_KINDS))
     related = ((row[0], kind) for row in newest if wanted.related(kind := Kind(*row[1:])))
-    kinds, few = _enough(connection, wanted, sorted(related, key=lambda one: wanted.distance(one[1])))
-    most = None if few else wanted.most or wanted.whole
+    kinds, few = _kinds_to_read(connection, wanted, sorted(related, key=lambda one: wanted.distance(one[1])))
+    most = None if few else wanted.most_rows or wanted.all_up_to
     ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
     found: dict[Kind, list[int]] = {}
     first: list[int] = []
     for number, kind in kinds:
         # one by one, each along the index: together SQLite would read all of them to find the newest
         rows = ids.where(MEASURED.c.kind_id == number)
-        for plan in wanted.plans if kind.plain == next(iter(found), kind.plain) else ():
+        for plan in wanted.plans if kind.canonical == next(iter(found), kind.canonical) else ():
             of_plan = rows.where(MEASURED.c.plan_key == plan)
-            first += connection.scalars(of_plan.limit((wanted.most or wanted.whole or 0) // _OF_PLANS))
-        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(most)))
+            first += connection.scalars(of_plan.limit((wanted.most_rows or wanted.all_up_to or 0) // _PLAN_SHARE))
+        found.setdefault(kind.canonical, []).extend(connection.scalars(rows.limit(most)))
     groups = [sorted(group, reverse=True)[:most] for group in found.values() if group]
-    return allotted_rows(first, groups, most or sum(map(len, groups)), wanted.kinds), few
+    return allotted_rows(first, groups, most or sum(map(len, groups)), wanted.most_kinds), few
 
 
-def _enough(
+def _kinds_to_read(
     connection: sa.Connection, wanted: Wanted, kinds: list[tuple[int, Kind]]
 ) -> tuple[list[tuple[int, Kind]], bool]:
-    """(those of the related ``kinds`` to read, whether all of their rows are): counted in the index alone."""
+    """(the first of the related ``kinds`` that have rows enough, whether all rows are to be read), by the index."""
     total = 0
-    if wanted.whole is None:
+    if wanted.all_up_to is None:
         return kinds, True
     for place, (number, _) in enumerate(kinds, 1):
-        of_kind = sa.select(MEASURED.c.id).where(MEASURED.c.kind_id == number).limit(wanted.whole + 1).subquery()
+        of_kind = sa.select(MEASURED.c.id).where(MEASURED.c.kind_id == number).limit(wanted.all_up_to + 1).subquery()
         total += connection.scalar(sa.select(sa.func.count()).select_from(of_kind)) or 0
-        if total > wanted.whole and len({kind.plain for _, kind in kinds[:place]}) > wanted.kinds:
+        if total > wanted.all_up_to and len({kind.canonical for _, kind in kinds[:place]}) > wanted.most_kinds:
             return kinds[:place], False
-    return kinds, total <= wanted.whole
+    return kinds, total <= wanted.all_up_to
 
 
-def allotted_rows(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
-    """At most ``most`` ids, ascending, of ``groups`` (the nearest first, each newest first), with ``first`` before all.
+def allotted_rows(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, most_groups: int) -> list[int]:
+    """At most ``most`` ids, ascending: the ids ``first``, and of ``groups`` (the nearest first, each newest first).
 
-    Where not all have room, half is of the nearest group and the rest in equal parts of ``kinds`` - 1 others; what
-    these leave goes to the nearest that have more.
+    Where not all have room, half are of the nearest group and the rest in equal parts of the next ``most_groups`` - 1;
+    what these leave goes to the nearest that have more.
     """
     if sum(map(len, groups)) <= most:
         return sorted(itertools.chain.from_iterable(groups))
-    groups = groups[:kinds]
+    groups = groups[:most_groups]
     part = most // 2 // max(len(groups) - 1, 1)
     order = [*first, *groups[0][: most // 2], *itertools.chain.from_iterable(group[:part] for group in groups[1:])]
     return sorted(list(dict.fromkeys([*order, *itertools.chain.from_iterable(groups)]))[:most])

@@ -21,7 +21,7 @@ from jointopt.jobs.catalog.frameworks import job_of_class, named_class, names_re
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
 from jointopt.jobs.catalog.models import load_model
-from jointopt.jobs.cluster import Cluster, Gpu, Machine, is_of
+from jointopt.jobs.cluster import Cluster, Gpu, Machine, machine_fits
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
@@ -78,28 +78,28 @@ class Workload:
 
     job: Job
     rows: Ints
-    layouts: Columns  # each once, (L,) by layout column; some may be no row's
-    layout: Ints  # which of them each row has
+    layouts: Columns  # each layout once, (L,) by layout column; some may be no row's
+    layout_of_row: Ints  # (n,) the position of its layout in ``layouts``
     clock_mhz: Floats  # (n, 1) of all stages, or (n, deepest pp) of each, NaN beyond a plan's pp
-    assumed: npt.NDArray[np.object_]  # per row: names of defaulted columns, joined by a blank
+    assumed: npt.NDArray[np.object_]  # (n,) names of the columns that defaults filled, joined by a blank
     release_named: bool = False  # the rows name the release of their software, which has its own attention kernel
-    as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
+    as_stated: bool = True  # false where another precision, or another attention kernel, than the stated one is priced
 
     @property
     def plans(self) -> Columns:
         """The layout columns of each row, (n,)."""
-        return {name: values[self.layout] for name, values in self.layouts.items()}
+        return {name: values[self.layout_of_row] for name, values in self.layouts.items()}
 
     @property
     def stage_clock_mhz(self) -> Floats:
         """The clock of each stage of each row, (n, deepest pp), NaN beyond a plan's pp."""
         depth = self.layouts["pp"]
         stages = np.arange(int(depth.max()))
-        return np.where(stages >= depth[self.layout, None], np.nan, self.clock_mhz[:, : len(stages)])
+        return np.where(stages >= depth[self.layout_of_row, None], np.nan, self.clock_mhz[:, : len(stages)])
 
     def take(self, at: Ints) -> Workload:
         """The rows at positions ``at`` of this workload, in that order."""
-        of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout", "clock_mhz", "assumed")}
+        of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout_of_row", "clock_mhz", "assumed")}
         return replace(self, **of_rows)
 
     def of_class(self, name: str) -> Workload:
@@ -115,7 +115,7 @@ class Workload:
 
     def on_machine(self, machine: Machine | None) -> Workload:
         """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
-        if machine is None or not is_of(machine, self.job.cluster):
+        if machine is None or not machine_fits(machine, self.job.cluster):
             return self
         known = machine.figures.keys()
         codes, texts = pd.factorize(self.assumed)
@@ -146,7 +146,7 @@ def workloads(table: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
     plans, numbers = plan_columns(good), good.index.to_numpy()
-    for first, rows in _alike(good, [name for name in _WORKLOAD if name in good]):
+    for first, rows in _groups_of_equal(good, [name for name in _WORKLOAD if name in good]):
         try:
             found.append(replace(_workload(first, plans, rows), rows=numbers[rows]))
         except UsageError as error:
@@ -157,10 +157,10 @@ def workloads(table: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[
     return found, reasons
 
 
-def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
-    """Positions of the rows that agree in the columns ``names``, blanks included, in the order of the first of each.
+def _groups_of_equal(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
+    """Yields, for each group of rows equal in the columns ``names``, the cells of its first row and all positions.
 
-    Before them the cells of this first one that are not blank.
+    Blank cells are left out of the former; groups come in the order of their first rows.
     """
     codes = row_codes(runs[name] for name in names)
     codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # two bytes are sorted without comparisons
@@ -189,9 +189,9 @@ def _assumed_bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
 
 
 def plan_columns(runs: pd.DataFrame) -> Columns:
-    """The cells of plans of all jobs, (n,): layouts as numbers, NaN where blank, and clocks and what was assumed.
+    """Columns (n,) of the plans of all jobs: layouts and clocks, NaN where blank, and ``assumed_plan`` as bits.
 
-    ``layout``: the number of each layout.
+    ``layout`` is a number per row, equal for rows with the same layout cells.
     """
     cells: Columns = {}
     for name in LAYOUT_COLUMNS:
@@ -204,7 +204,7 @@ def plan_columns(runs: pd.DataFrame) -> Columns:
 
 
 def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
-    """The workload of ``rows`` of the ``plans`` of a table; all other cells they share with the ``first`` of them."""
+    """The workload of ``rows`` (positions in ``plans``), which share all other cells with the ``first`` of them."""
     gpu = load_gpu(str(first["gpu"]))
     software = str(first.get("framework", ""))
     framework, known = recognise_framework(software)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Ints
+from jointopt.core.schema import ATTENTIONS, Ints
 from jointopt.jobs.catalog.frameworks import conflict_sentence, job_of_class, of_efficiency, same_efficiency
-from jointopt.jobs.job import ATTENTIONS, Job
+from jointopt.jobs.job import Job
 from jointopt.surrogate.evidence import Evidence, renamed, source_of_job
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.surrogate import Surrogate

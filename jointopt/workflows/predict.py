@@ -17,7 +17,7 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.core.system import one_blas_thread
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.jobs.catalog.frameworks import recognise_framework
-from jointopt.jobs.cluster import Machine, table_lines
+from jointopt.jobs.cluster import Machine, machine_lines
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import violations
 from jointopt.physics.site import with_site
@@ -84,7 +84,7 @@ def predict(
     measured_rows = None if runs is None else runs.table
     found, reasons = workloads(queried, measured_rows)
     check_calibrates(calibration, (work.job for work in found))
-    of_machine = table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
+    of_machine = machine_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
     for line in [*assumed_class_lines(queried, measured_rows), *of_machine]:
         _log.warning("%s", line)
     # with what was measured of their GPU and nodes, on the site that the PUE is of
@@ -214,14 +214,14 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
     out: list[tuple[Workload, Columns | str, Ints]] = []
     asked = []
     for work in works:
-        layout, clocks = row_codes([work.layout]), work.clock_mhz
+        layout, clocks = row_codes([work.layout_of_row]), work.clock_mhz
         if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
             clocks = clocks[:, :1]
         plan_of_row = row_codes([layout, *clocks.T])
         first, here = first_rows(plan_of_row), model.of_job(work.job, work.as_stated)
-        plans = {name: values[work.layout[first]] for name, values in work.layouts.items()}
+        plans = {name: values[work.layout_of_row[first]] for name, values in work.layouts.items()}
         plans["stage_clock_mhz"] = clocks[first]
-        distinct = {name: values[work.layout[first_rows(layout)]] for name, values in work.layouts.items()}
+        distinct = {name: values[work.layout_of_row[first_rows(layout)]] for name, values in work.layouts.items()}
         try:
             described = here.described(plans)
         except JointOptError as error:

@@ -189,7 +189,7 @@ class _Loop(Campaign):
             if not spare:
                 return "budget"
             if posterior is None:
-                if self.record.freed():
+                if self.record.wait_for_freed():
                     continue
                 return "exhausted"
             going_on = self.left_over(self.candidates, left | self._out) if first else np.empty(0, np.int64)

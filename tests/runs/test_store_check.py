@@ -72,7 +72,7 @@ def test_up_to_the_number_that_is_read_whole_all_rows_are_and_of_one_more_the_mo
 ) -> None:
     caplog.set_level("INFO")
     store, every = Store(f"sqlite:///{file}"), [runs(1, first=i).assign(model=f"m{i % kinds}") for i in range(6)]
-    wanted = Wanted(related_to({"h100-sxm5-80gb"}), whole=5, most=2)
+    wanted = Wanted(related_to({"h100-sxm5-80gb"}), all_up_to=5, most_rows=2)
     store.add(pd.concat(every[:5]), "as many as are read whole")
     assert len(store.read(wanted)) == 5
     assert "nearest" not in caplog.text

@@ -19,7 +19,7 @@ class BestMfu:
 
 
 def model_kind(job: Job) -> str:
-    """The kind of model whose runs are comparable: adapters beside frozen weights, experts, or dense."""
+    """The kind of model by which records are kept: ``adapters`` (beside frozen weights), ``moe`` or ``dense``."""
     return "adapters" if job.training.frozen else "moe" if job.model.is_moe else "dense"
 
 

@@ -32,11 +32,11 @@ _FIGURE = re.compile(
 _GIGA = {"M": 1e-3, "G": 1.0, "T": 1e3}
 
 
-def figure_in(text: str) -> tuple[float, str, bool] | None:
-    """(GB/s, of a ``gpu`` or ``node`` where it says so, whether it is in bytes); None where it may mean several.
+def bandwidth_in(text: str) -> tuple[float, str, bool] | None:
+    """(GB/s, ``gpu`` or ``node`` or blank for whose it is, whether the text is in bytes); None for unclear text.
 
-    ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither; several ports must
-    say of what.
+    ``400G`` is a port of 400 Gb/s. ``gb/s`` is unclear, since bits and bytes differ by one letter, and so are several
+    ports without a word for whose they are.
     """
     form = _FORM.fullmatch(text.strip())
     if form is None or (form["ports"] and not form["of"]):
@@ -57,7 +57,7 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
     JobError for other text.
     """
     text = str(section.values[key])
-    found = figure_in(text)
+    found = bandwidth_in(text)
     if found is None or not found[0]:
         names = read_yaml("links.yaml")["ports"]
         raise section.refuse(
@@ -103,7 +103,7 @@ def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "clust
         most, usual = most_gbytes_per_s(gpu, key), _rated_gbytes_per_s(gpu, key)
         may_have = f"{gpu.id} may have ({f'usually {usual:g}' if usual else 'no source states more'})"
         if isinstance(value, str):
-            text, (gbytes, of, in_bytes) = value.strip(), figure_in(value) or (0.0, "", False)
+            text, (gbytes, of, in_bytes) = value.strip(), bandwidth_in(value) or (0.0, "", False)
             if gbytes > most and not (of or in_bytes):
                 raise JobError(
                     f"{place} {value!r} is {gbytes:g} GB/s, more than the {most:g} that {may_have}; write "
@@ -129,7 +129,7 @@ def _warn_once(text: str) -> None:
 
 
 def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
-    """The beginning of a question: what else the number may be, in its right words."""
+    """The part of a refusal that says what else the number may mean, and how to write that."""
     per_gpu = value / BITS_PER_BYTE
     of_node = per_gpu / cluster.gpus_per_node
     if key == "intra_node_gbytes_per_s" and value / 2 <= most:
@@ -142,6 +142,6 @@ def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
 
 
 def link_with_unit(cluster: Cluster, key: str, value: Any) -> Any:
-    """A bandwidth as a job file has it: with its unit where the bare number would be refused; others as they are."""
+    """The value of a key as a job file has it: with its unit where `check_links` refuses the bare number."""
     beyond = key in LINKS and is_number(value) and value > most_gbytes_per_s(cluster.gpu, key)
     return f"{value:.15g}GB/s" if beyond else value
