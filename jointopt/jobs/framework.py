@@ -142,7 +142,7 @@ def usual_overlap_share(framework: Framework, kind: str) -> float:
 
 
 def overlap_share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
-    """The share, 0 to 1, of a kind's collectives that may hide, by ``overlap`` codes (n,); a float where all are blank."""
+    """Share, 0 to 1, of a kind's collectives that may hide, by ``overlap`` codes (n,); a float if all are blank."""
     usual = usual_overlap_share(framework, kind)
     if not codes.any():
         return usual
