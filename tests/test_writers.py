@@ -21,7 +21,6 @@ WRITERS = {
     "jointopt/frameworks/kubernetes.py": {"kubernetes_text", "sh_word", "yaml_text"},
     "jointopt/frameworks/megatron_bridge.py": {"hydra_word", "yaml_text"},
     "jointopt/frameworks/nanotron.py": {"yaml_text"},
-    "jointopt/frameworks/shell.py": {"sh_word"},
     "jointopt/frameworks/slurm.py": {
         "comment", "container_mounts", "sbatch_line", "sh_command", "sh_exports", "sh_variable", "sh_word",
     },
