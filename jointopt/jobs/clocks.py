@@ -24,7 +24,7 @@ def _span(
     usual: tuple[float | None, float | None, float | None],
     most_step: float = 1e15,
 ) -> tuple[float, float, float]:
-    """(min, max, step) of a mapping under ``key``, each at most ``most``, ``usual`` where it is left out."""
+    """(min, max, step) of the mapping under ``key``, each at most ``most``; ``usual`` are those that it leaves out."""
     section = search.section(key, ("min", "max", "step"))
     low, high = (section.number(end, most, default=given) for end, given in zip(("min", "max"), usual[:2], strict=True))
     step = section.number("step", most_step, default=usual[2])
@@ -81,9 +81,10 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Ass
 
 
 def _assumed_range(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]:
-    """The clocks of a GPU whose range no source states whole: the share of its highest that a relative's begins at.
+    """The clocks in MHz, ascending, of a GPU whose range no source states whole, and the assumption.
 
-    The highest alone where its power is not known, so that there is nothing to choose a lower one by.
+    They begin at the share of its highest clock at which a relative's begin; without known power, by which a lower one
+    would be chosen, they are the highest alone.
     """
     if gpu.clock_max_mhz is None:
         raise CatalogError(
@@ -154,7 +155,7 @@ def read_power_limits(search: Section, cluster: Cluster) -> tuple[float, ...] | 
 
 
 def refused_limits(cluster: Cluster, limits_w: Iterable[float]) -> str:
-    """The limits that no GPU of the cluster takes, and which ones it does; blank where it takes them all."""
+    """Words on the limits in W that GPUs of the cluster do not take, and on those they take; blank if all are taken."""
     gpu, most = cluster.gpu, cluster.power_limit_w
     if gpu.power is None:
         return f"a limit, and nothing is known of the power of GPU {gpu.id!r}, so that what it does cannot be predicted"

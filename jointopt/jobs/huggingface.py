@@ -61,7 +61,10 @@ def family_of_class(names: object) -> str | None:
 
 
 def _functions(section: Section, field: str) -> dict[str, Any]:
-    """What the expressions of ``families.yaml`` call for one field; a dotted key is one of a section within."""
+    """The functions that an expression of ``families.yaml`` may call (its head lists them), for one field of `Model`.
+
+    A dotted key is one of a mapping within.
+    """
 
     def place(key: str) -> tuple[Section, str]:
         inner, dot, last = key.rpartition(".")

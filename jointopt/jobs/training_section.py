@@ -17,7 +17,13 @@ from jointopt.core.schema import (
     RECIPE_CLASSES,
     TOKEN_DISPATCHERS,
 )
-from jointopt.jobs.catalog.frameworks import framework_names, framework_of_words, load_framework, named_class, of_class
+from jointopt.jobs.catalog.frameworks import (
+    framework_names,
+    framework_of_words,
+    load_framework,
+    named_class,
+    profile_of_class,
+)
 from jointopt.jobs.catalog.kernels import (
     architectures_of,
     attention_kernels,
@@ -58,7 +64,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     meant = framework_of_words(text)
     framework = meant or load_framework(training.choice("framework", framework_names(), "generic"))
     stated = training.choice("recipe_class", RECIPE_CLASSES, "") or (named_class(text) if meant else "")
-    framework = of_class(framework, stated)
+    framework = profile_of_class(framework, stated)
     # a release that runs another kernel than the newest states that; where neither is named, the kernel is assumed
     software = str(given.get("framework", ""))
     newest, named = (default_attention(framework, gpu, dtype, words, newer=True) for words in ("", software))
@@ -162,10 +168,9 @@ def _further(training: Section, framework: Framework) -> dict[str, Any]:
 
 
 def _check_experts(model: Model, training: Training) -> None:
-    """JobError for a load of experts that no plan has, and for all-to-alls that no plan of the job could overlap.
+    """JobError for a moe_load_imbalance that no plan can have, and for an overlap_moe_a2a that none can run.
 
-    Each token goes to the most loaded expert once; forced balance draws experts at random. The overlap is that of no
-    experts, or what Megatron Core asserts.
+    A token goes to an expert at most once, and forced balance draws experts at random. Megatron Core asserts the rest.
     """
     imbalance = training.moe_load_imbalance
     if imbalance > 1.0 and training.moe_router_force_load_balancing:

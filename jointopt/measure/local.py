@@ -31,7 +31,7 @@ from jointopt.measure.hardware.meter import Meter
 from jointopt.measure.process import Program, files_of_a_run, run_program, whole_log
 from jointopt.measure.trainer.spec import JUDGED_ON
 from jointopt.runs.readings import LEAST_WINDOW_S
-from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, label, new_log, outcome, result_row, with_log
+from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, log_prefix, new_log, outcome, result_row, with_log
 from jointopt.runs.table import check_measurements
 
 SPANS = 3  # of the time that a run was metered for, whose powers are compared
@@ -98,7 +98,7 @@ class LocalLauncher:
         """A folder for the files of one run of ``plan``, and its log."""
         if self.log_name and self.logs is not None:
             Path(self.logs).mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
+            folder = Path(tempfile.mkdtemp(prefix=log_prefix(plan), dir=self.logs)).resolve()
             yield folder, folder / self.log_name
         else:
             with scratch_folder() as scratch:

@@ -22,7 +22,7 @@ from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.job import TF32
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
-from jointopt.runs.cells import Cells, cell_as_written, is_known, map_distinct
+from jointopt.runs.cells import Cells, cell_as_written, map_distinct
 from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.peak_share import (
     LEAST_REACHED,
@@ -40,6 +40,7 @@ from jointopt.runs.peak_share import (
     recompute_flop,
     share_reached,
 )
+from jointopt.runs.rows import is_blank
 from jointopt.runs.shapes import SHAPE, whole_name
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
@@ -154,7 +155,7 @@ _QUOTED: dict[str, Callable[[Cells], Any]] = {
     "power_bound": lambda run: _bound(run, run["avg_power_w"], "mean_power_span_w"),
     "energy_bound": lambda run: _bound(run, _power_by_energy_w(run), "mean_power_span_w"),
     "power_w": lambda run: _power_w(run)[0],
-    "power_reason": lambda run: reason_of_power(run, _power_w(run)[0], is_known(run["avg_power_w"][0])),
+    "power_reason": lambda run: reason_of_power(run, _power_w(run)[0], not is_blank(run["avg_power_w"][0])),
     "energy_reason": lambda run: reason_of_power(run, _power_by_energy_w(run)[0], stated=False),
     "peak_reason": lambda run: reason_of_power(run, run["peak_power_w"][0], stated=True),
     "limit_w": lambda run: _limits_w(run)[0],
@@ -301,7 +302,7 @@ def broken_checks(runs: pd.DataFrame, checks: Iterable[Check]) -> Iterator[tuple
 def complaint(check: Check, runs: pd.DataFrame, row: int) -> str:
     """What was expected of a row, and the cells that contradict it."""
     run = Cells(runs.iloc[[row]])
-    stated = [(name, cell_as_written(run[name][0])) for name in check.columns if is_known(run[name][0])]
+    stated = [(name, cell_as_written(run[name][0])) for name in check.columns if not is_blank(run[name][0])]
     got = " ".join(f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in stated)
     fields = (name for _, name, _, _ in string.Formatter().parse(check.expected) if name)
     names = {name.partition("[")[0].partition(".")[0] for name in fields}

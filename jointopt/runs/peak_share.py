@@ -14,8 +14,9 @@ from jointopt.jobs.catalog.gpus import gpu_ids, known_gpu, load_gpu
 from jointopt.jobs.catalog.kernels import fp32_time_factor
 from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.cluster import Gpu
-from jointopt.runs.cells import Cells, is_known, map_distinct, with_precision
+from jointopt.runs.cells import Cells, map_distinct, with_precision
 from jointopt.runs.dtype_names import named_dtype
+from jointopt.runs.rows import is_blank
 
 MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 # Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.
@@ -192,7 +193,7 @@ def reason_of_power(run: Cells, watts: float, stated: bool) -> str:
         return "is it in kWh?" if low <= KWH * watts <= high else "is it in kJ, or of one GPU alone?"
     if 1e3 * watts <= high:
         return "is it in kW, or its energy in kJ?"
-    per_node = next((float(run[n][0]) for n in ("gpus_per_node", "num_gpus") if is_known(run[n][0])), 1.0)
+    per_node = next((float(run[n][0]) for n in ("gpus_per_node", "num_gpus") if not is_blank(run[n][0])), 1.0)
     if low <= 1e3 * watts / min(per_node, 8.0) <= high:
         return "is it in kW, of a whole node?"
     return "is it divided by the number of GPUs once more?"
@@ -202,7 +203,7 @@ def reason_of_time(run: Cells, flop_per_s: float) -> str:
     """Which precision would allow that rate of a GPU, or what else makes a run seem fast."""
     named = with_precision(run.runs)
     gpu, stated = known_gpu(run["gpu"][0]), named["dtype"].iloc[0] if "dtype" in named else None
-    found = peak_flop_per_s(gpu) if gpu is not None and is_known(stated) else {}
+    found = peak_flop_per_s(gpu) if gpu is not None and not is_blank(stated) else {}
     own = found.get(_peak_of(str(stated)))
     if own is not None:
         above = sorted((rate, name) for name, rate in found.items() if rate > own)

@@ -34,7 +34,7 @@ class Checked:
 
 def check(url: str) -> Checked:
     """Look at every row of a store, and at the database around them; nothing is changed."""
-    engine, file = _there(url), file_of(url)
+    engine, file = _existing_engine(url), file_of(url)
     faults: list[str] = []
     if file is not None and file.stat().st_mode & 0o002:
         faults.append(f"every user may change {file}: {sh_command(['chmod', '600', str(file)])}")
@@ -64,7 +64,7 @@ def backup(url: str, out: Path) -> int:
 
     Of a database that is no SQLite file the measurements alone. Raises UsageError where that cannot be done.
     """
-    engine, source = _there(url), file_of(url)
+    engine, source = _existing_engine(url), file_of(url)
     try:
         with database_errors(url, STORE), replacing(out) as part:
             part.chmod(0o600)
@@ -87,7 +87,7 @@ def repair(url: str) -> tuple[Path | None, int, int]:
     file = file_of(url)
     if file is None:
         raise UsageError("Only an SQLite file can be repaired; PostgreSQL has tools of its own (pg_dump, pg_amcheck).")
-    with suppress(sa.exc.SQLAlchemyError), _there(url).connect():
+    with suppress(sa.exc.SQLAlchemyError), _existing_engine(url).connect():
         pass  # where the store is of a newer version, a UsageError
     with suppress(UsageError):
         if not check(url).faults:
@@ -107,7 +107,7 @@ def repair(url: str) -> tuple[Path | None, int, int]:
     return kept, saved, lost
 
 
-def _there(url: str) -> sa.Engine:
+def _existing_engine(url: str) -> sa.Engine:
     """The engine of a database that exists. Raises UsageError for one that does not."""
     file = file_of(url)
     if file is not None and not file.is_file():

@@ -17,7 +17,13 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
 from jointopt.jobs import defaults
 from jointopt.jobs.catalog.clusters import build_cluster
-from jointopt.jobs.catalog.frameworks import job_of_class, named_class, names_release, of_class, recognise_framework
+from jointopt.jobs.catalog.frameworks import (
+    job_of_class,
+    named_class,
+    names_release,
+    profile_of_class,
+    recognise_framework,
+)
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
 from jointopt.jobs.catalog.models import load_model
@@ -102,11 +108,11 @@ class Workload:
         of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout_of_row", "clock_mhz", "assumed")}
         return replace(self, **of_rows)
 
-    def of_class(self, name: str) -> Workload:
-        """The workload by a recipe class where its rows state none."""
+    def with_class(self, name: str) -> Workload:
+        """The workload with that recipe class, where its rows state none."""
         return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))
 
-    def of_attention(self, kernel: str) -> Workload:
+    def with_attention(self, kernel: str) -> Workload:
         """The workload with that attention kernel where its rows name neither one nor a release."""
         training = self.job.training
         if not training.attention_assumed or self.release_named or training.attention == kernel:
@@ -298,7 +304,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     text, software = str(row.get("dtype", "")), str(row.get("framework", ""))
     dtype = runnable_dtype(text, gpu, assumed)
     recipe_class = str(row.get("recipe_class", "")) or named_class(software)
-    framework = of_class(framework, recipe_class)
+    framework = profile_of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
     stated = str(row.get("fp8_recipe", ""))

@@ -12,7 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
-from jointopt.jobs.catalog.frameworks import of_efficiency
+from jointopt.jobs.catalog.frameworks import job_of_efficiency
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, HeatScale, by_mean_power
@@ -91,7 +91,7 @@ class Correction:
 
     def of_class(self, job: Job) -> Job:
         """The job by `recipe_class`; what was learned on one class would count twice on another."""
-        return job if self.recipe_class is None else of_efficiency(job, self.recipe_class)
+        return job if self.recipe_class is None else job_of_efficiency(job, self.recipe_class)
 
     @functools.cached_property
     def _priced(self) -> Evidence:

@@ -171,7 +171,7 @@ class Measurements:
         except TableError as error:
             _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
-        works = [work.of_class(job.training.recipe_class).of_attention(job.training.attention) for work in works]
+        works = [work.with_class(job.training.recipe_class).with_attention(job.training.attention) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=replace(priced.runs, source=np.full(len(priced.runs), str(source))))
         return Evidence.of(here.table, priced, self.name)
@@ -180,7 +180,7 @@ class Measurements:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
         here, training = self.on(job.cluster.gpu.id), job.training
         works = here._alike(job, bool((here.table["status"] == OUT).any()))
-        works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
+        works = [work.with_class(training.recipe_class).with_attention(training.attention) for work in works]
         return ran_out(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: Source) -> Evidence:
@@ -193,7 +193,7 @@ class Measurements:
         spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
         if all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist()):
             return Evidence()
-        works = [work.of_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
+        works = [work.with_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
         if not works:
             return Evidence()
         priced = price_workloads(self.table, works, job.cluster)

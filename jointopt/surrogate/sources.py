@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Ints
-from jointopt.jobs.catalog.frameworks import conflict_sentence, job_of_class, of_efficiency, same_efficiency
+from jointopt.jobs.catalog.frameworks import conflict_sentence, job_of_class, job_of_efficiency, same_efficiency
 from jointopt.jobs.job import Job
 from jointopt.surrogate.evidence import Evidence, renamed, source_of_job
 from jointopt.surrogate.kernel import Runs
@@ -142,7 +142,7 @@ def as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:
 
 def of_learned_class(job: Job, name: str | None) -> Job:
     """The job by the class that a surrogate's own runs of it were priced by, None for none; a change is logged."""
-    found = job if name is None else of_efficiency(job, name)
+    found = job if name is None else job_of_efficiency(job, name)
     if found is not job:
         stated, learned = job.training.recipe_class, found.training.recipe_class
         _log.warning(

@@ -50,7 +50,7 @@ FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reac
 class Rule:
     """One rule of the joint space for one job.
 
-    ``counted`` or ``sentence`` is empty where another rule covers that use.
+    ``counted`` is blank for rules of single plans alone, ``sentence`` for rules of a search alone.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Rule:
         return evaluate(self.breaks, columns, self.figures)
 
     @property
-    def of_starting(self) -> bool:
-        """Whether a plan that breaks the rule cannot be started; else the rule keeps it out of the space alone."""
+    def prevents_start(self) -> bool:
+        """Whether a plan that breaks the rule cannot be started; other rules only keep a plan out of a search."""
         return bool(self.sentence) and not self.name.startswith(SEARCH) and DUPLICATE not in self.counted
 
 
@@ -222,7 +222,7 @@ def violations(job: Job, layouts: Columns) -> npt.NDArray[np.object_]:
         layouts |= {"recompute_modules": layouts["recompute_modules"] & ~MODULES.bit("mla_up_proj")}
     out = np.full(len(layouts["dp"]), "", dtype=object)
     for rule in layout_rules(job):
-        if rule.of_starting and rule.name != "gpus":
+        if rule.prevents_start and rule.name != "gpus":
             at = np.broadcast_to(rule.broken(layouts), out.shape)
             if at.any():
                 out[at] = [f"{names};{rule.name}" if names else rule.name for names in out[at]]
@@ -238,7 +238,7 @@ def abilities(training: Training) -> dict[str, tuple[Any, ...]]:
 
 
 def _recomputes_of(training: Training) -> tuple[str, ...]:
-    """Recompute modes that the framework has; so is one that is none: selective recompute under flash attention."""
+    """Recompute modes that the framework has, and both none and selective where these are the same plan."""
     recomputes = training.framework.recomputes
     same = training.selective_is_none and {"none", "selective"} & set(recomputes)
     return tuple(dict.fromkeys(("none", "selective", *recomputes))) if same else recomputes

@@ -226,10 +226,10 @@ def test_every_rule_that_stops_a_start_is_in_the_table_with_its_source(make_job,
     assert set(table) - {"every"} <= families
     assert all(len(entry["source"]) > 20 for rules in table.values() for entry in rules.values())
     everything = Framework(rules=tuple(name for family in families & set(table) for name in table[family]))
-    names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.of_starting}
-    names |= {rule.name for rule in layout_rules(make_job()) if rule.of_starting}
+    names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.prevents_start}
+    names |= {rule.name for rule in layout_rules(make_job()) if rule.prevents_start}
     shared = replace(moe, num_shared_experts=1, num_dense_layers=1)
-    names |= {rule.name for rule in layout_rules(make_job(model=shared)) if rule.of_starting}
+    names |= {rule.name for rule in layout_rules(make_job(model=shared)) if rule.prevents_start}
     assert names == {name for rules in table.values() for name in rules}
 
 
