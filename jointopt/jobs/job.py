@@ -220,15 +220,17 @@ class Training:
         return self.attention.startswith("flash") and not self.framework.selective_share
 
 
-# Allowed values per plan column, ``None`` = every feasible value: numbers first, then switches, words, and what most
-# plans do without.
-_KINDS = {"int": 0, "bool": 1, "str": 2}
+# The class `Search` has a field per layout column, which job files may state: numbers first, then switches, words, and
+# what most plans do without.
+_TYPE_ORDER = {"int": 0, "bool": 1, "str": 2}
 Search: Any = make_dataclass(
     "Search",
     [
         *(
             (name, "tuple[Any, ...] | None", None)
-            for name in sorted(LAYOUT_COLUMNS, key=lambda name: 9 if name in NEUTRAL else _KINDS[COLUMNS[name].dtype])
+            for name in sorted(
+                LAYOUT_COLUMNS, key=lambda name: 9 if name in NEUTRAL else _TYPE_ORDER[COLUMNS[name].dtype]
+            )
         ),
         ("clock_mhz", "tuple[float, ...]", ()),  # ascending, always filled by the loader from the GPU's own clocks
         ("per_stage_clocks", "bool", True),

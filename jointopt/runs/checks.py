@@ -288,7 +288,6 @@ def checks_of(*kinds: str) -> tuple[Check, ...]:
 
 RULES, RESULT_RULES, DOUBTS = checks_of("cells", "row"), checks_of("result"), checks_of("doubt")
 MEASUREMENT_RULES = checks_of("cells", "row", "gpu", "result", "nodes")
-_PRICED = checks_of("cells", "price", "gpu")
 
 
 def broken_checks(runs: pd.DataFrame, checks: Iterable[Check]) -> Iterator[tuple[Check, Bools]]:
@@ -354,7 +353,7 @@ def impossible(runs: pd.DataFrame) -> dict[int, str]:
     )
     for reason, rows in refused.items():
         reasons = dict.fromkeys(np.flatnonzero(rows).tolist(), reason) | reasons
-    for check, broken in broken_checks(runs, _PRICED):
+    for check, broken in broken_checks(runs, checks_of("cells", "price", "gpu")):
         for row in np.flatnonzero(broken).tolist():
             reasons.setdefault(row, f"{complaint(check, runs, row)}.")
     return reasons

@@ -70,11 +70,10 @@ _PLAIN_NETWORK = Assumption(
     "one 100 Gb/s port per GPU, which has no reference system",
 )
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
-_ASSUMED_FIRST = (
+_ASSUMABLE = tuple(dict.fromkeys((
     *reversed(DEGREES), "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
-    "recompute", *NEUTRAL,
-)  # fmt: skip
-_ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
+    "recompute", *NEUTRAL, *LAYOUT_COLUMNS,
+)))  # fmt: skip
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 
 

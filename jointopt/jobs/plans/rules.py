@@ -41,9 +41,9 @@ from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import even_domain
 from jointopt.jobs.plans.stages import can_be_built, largest_chunk, split_mask, states_even
 
-SEARCHED, DUPLICATE = "outside the job's search", "is the same plan"  # in reasons that call for no change
+DUPLICATE = "is the same plan"  # in reasons of rules that keep one of two equal plans
 SEARCH = "search."  # begins the names of the rules that the job itself sets
-FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reaches over
+FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # tokens of a sequence on a cp rank; scale-up domains that tp reaches over
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def _searched(job: Job, column: str, where: str | None, figures: dict[str, Any])
     where = where or COLUMNS[column].effect
     breaks = f"~np.isin({column}, listed)" + (f" & ({where})" if where else "")
     sentence = f"{column} {{{column}}} is outside the job's search.{column} ({', '.join(map(str, listed))})."
-    name, reason = SEARCH + column, f"{SEARCHED}.{column}"
+    name, reason = SEARCH + column, f"outside the job's search.{column}"
     return [Rule(name, columns_in(breaks), breaks, {**figures, "listed": codes}, reason, sentence)]
 
 
