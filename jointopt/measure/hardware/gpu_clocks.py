@@ -417,7 +417,7 @@ def owners() -> Iterator[Owner]:
 @contextmanager
 def claim(owner: Owner) -> Iterator[bool]:
     """The file of a dead owner locked for the block, and emptied at its end; False where somebody owns it by now."""
-    handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW)
+    handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         mine = _lock(handle)
         yield mine
@@ -476,9 +476,13 @@ def _rewrite(handle: int, text: str) -> None:
 
 
 def _read(file: Path) -> Owner:
-    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    """The owner that a file states; OSError, ValueError, KeyError or TypeError where it states none since the start."""
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer would block
     try:
-        whose = os.fstat(handle).st_uid
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError
+        whose = facts.st_uid
         content = json.loads(os.read(handle, 65_536).split(b"\n")[0])
     finally:
         os.close(handle)

@@ -330,3 +330,13 @@ def test_a_link_in_the_place_of_a_lock_is_not_written_to(driver, tmp_path: Path)
         with pytest.raises(DeviceError, match="cannot be written"), locked([Setting(gpu, 900.0)]):
             pass
     assert (precious.read_text(), driver.calls()) == ("keep", [])
+
+
+def test_a_named_pipe_in_the_folder_of_locks_blocks_no_reader(driver, monkeypatch, tmp_path: Path) -> None:
+    left_by("GPU-stand-in-0", monkeypatch)
+    os.mkfifo(tmp_path / "clocks" / "pipe.json")
+    os.mkfifo(tmp_path / "clocks" / "GPU-stand-in-1.json")
+    program = "from jointopt.measure.hardware.gpu_clocks import leftovers; print(*(one.gpu for one in leftovers()))"
+    reader = [sys.executable, "-c", program]
+    done = subprocess.run(reader, env=driver.environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "GPU-stand-in-0\n"

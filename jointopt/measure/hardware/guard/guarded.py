@@ -316,7 +316,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 def is_locked(file: Path) -> bool:
     """Whether some process holds the lock of a file, which is no link; not where there is no such file or lock."""
     with suppress(OSError):
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
