@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
-from jointopt.search.pareto import OBJECTIVES, evenly, front_order, non_dominated, objectives, spread, stacked, take
+from jointopt.search.pareto import (
+    OBJECTIVES,
+    evenly_spaced,
+    farthest_rows,
+    front_order,
+    non_dominated,
+    objectives,
+    stacked,
+    take,
+)
 from jointopt.search.problem import Problem
 
 TRIALS = 1000  # of a search that is given no number of them
@@ -25,10 +34,10 @@ COMBINATION = np.array([1, 1_000, 1_000_000])  # one number per tp, pp and cp, t
 
 @dataclass
 class Seen:
-    """The plans that need no second look, distinguished by layout and stage clocks."""
+    """Plans that are not to be evaluated again, told apart by layout and stage clocks."""
 
     keys: set[bytes] = field(default_factory=set)
-    closed: set[int] = field(default_factory=set)  # layouts that need no look at any clock
+    closed: set[int] = field(default_factory=set)  # layouts that are not to be evaluated at any clock
 
     def add(self, layout: Ints, clocks: Floats) -> Ints:
         """Marks these plans; returns the indices of those not seen before, the first of equal ones."""
@@ -46,14 +55,15 @@ class Seen:
 
 
 def _keys(layout: Ints, clocks: Floats) -> list[bytes]:
+    """One key per plan: the bytes of its layout (n,) and stage clocks (n, S)."""
     rows = np.ascontiguousarray(np.column_stack([layout, np.nan_to_num(clocks)]))
     return [row.tobytes() for row in rows]
 
 
 def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
-    """Rows of the ``size`` best plans: front after front of the feasible ones, then those least infeasible.
+    """Rows of the ``size`` best plans: front after front of the feasible ones, then the least infeasible.
 
-    The last front that does not fit is thinned evenly, the best in each goal kept.
+    Of the last front, of which not all fit, plans spread over it are taken, the best in each goal among them.
     """
     values, of_two = stacked(plans, goals), tuple(goals) == OBJECTIVES
     left = np.flatnonzero(plans["violation"] <= 0.0)
@@ -62,7 +72,7 @@ def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
         front = left[front_order(*values[left].T) if of_two else non_dominated(values[left])]
         if not len(front):  # what is left has no finite objectives
             break
-        chosen.append(front[evenly(take(plans, front), size) if of_two else spread(values[front], size)])
+        chosen.append(front[evenly_spaced(take(plans, front), size) if of_two else farthest_rows(values[front], size)])
         size, left = size - len(chosen[-1]), np.setdiff1d(left, front)
     broken = np.flatnonzero(plans["violation"] > 0.0)
     nearest = broken[np.argsort(plans["violation"][broken], kind="stable")]
@@ -70,10 +80,10 @@ def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
 
 
 def starting_genes(genome: Genome, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
-    """Genes to begin with: points of the start front, also with all slack used; the rest is random."""
+    """``size`` genes to begin with: points of the ``start`` front, these with all slack used, and random ones."""
     if start is None or not len(start["slack"]):
         return genome.random(size, rng)
-    given = genome.encode(take(start, evenly(start, max(2, size // 3))))
+    given = genome.encode(take(start, evenly_spaced(start, max(2, size // 3))))
     relaxed = given.copy()
     relaxed[:, SLACK] = genome.sizes[SLACK] - 1
     chosen = np.concatenate([given, relaxed])[:size]
@@ -97,14 +107,14 @@ def breed(genome: Genome, parents: Columns, size: int, rng: np.random.Generator)
     return children
 
 
-def half_local(
+def mix_in_local_moves(
     genome: Genome, plans: Columns, front: Columns, seen: Seen, genes: Ints, share_done: float,
     rng: np.random.Generator,
 ) -> Ints:  # fmt: skip
-    """The same number of genes, half of them local moves once ``share_done`` of a search is past `LOCAL_AFTER`.
+    """``genes``, half of them replaced by local moves once the ``share_done`` of a search has passed `LOCAL_AFTER`.
 
-    At first around the best of every combination of tp, pp and cp among the ``plans``, because variation seldom leads
-    from one to another; in the end around the ``front``.
+    Until `FRONT_AFTER` moves begin at the best plan of every combination of tp, pp and cp among the ``plans``, because
+    variation seldom leads from one combination to another; then at the ``front``.
     """
     if share_done < LOCAL_AFTER:
         return genes
@@ -117,9 +127,9 @@ def half_local(
 def local_moves(
     genome: Genome, around: Columns, seen: Seen, size: int, rng: np.random.Generator, *, clocks: bool
 ) -> Ints:
-    """Genes of at most ``size`` unseen plans one move away: in a layout's gene, and with ``clocks`` half in clocks.
+    """Genes of at most ``size`` unseen plans that differ from a plan ``around`` in one gene of the layout.
 
-    These have clock and share of slack a step or two away.
+    With ``clocks`` half of them keep the layout, and have clock and share of slack a step or two away.
     """
     own = genome.encode(around)
     layouts = _unseen_moves(genome, genome.neighbours(own), seen, rng)
@@ -143,7 +153,7 @@ def _unseen_moves(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Genera
 
 
 def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
-    """The feasible plan with the least time x energy of each combination of tp, pp and cp; the best ones only."""
+    """The feasible plan of least time x energy of each combination of tp, pp and cp; of the best `CLIMBERS` of them."""
     combination = genome.layout_genes[plans["layout_index"], : len(COMBINATION)] @ COMBINATION
     time_s, energy_j = objectives(plans)
     product = np.where(plans["violation"] <= 0.0, time_s * energy_j, np.inf)
@@ -153,10 +163,12 @@ def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
     return take(plans, order[np.sort(first)][:CLIMBERS])
 
 
-def unseen(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator) -> tuple[Ints, Ints, Floats, Floats]:
-    """Plans of these genes as (layout, clock index, slack, stage clocks), now marked as seen.
+def decode_unseen(
+    genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator
+) -> tuple[Ints, Ints, Floats, Floats]:
+    """(layout (n,), clock index (n,), slack (n,), stage clocks (n, S)) of unseen plans, which are then marked as seen.
 
-    What was seen before is replaced by stronger and stronger mutants of it, or left out in the end.
+    Genes of plans seen before are mutated, ever more, until they are new; after `RETRIES` they are left out.
     """
     chosen: list[tuple[Ints, Ints, Floats, Floats]] = []
     for attempt in range(RETRIES):
@@ -185,7 +197,10 @@ BLOCK_SHARE = 0.5  # of crossovers: a layout is inherited whole, only clock and 
 
 @dataclass(frozen=True)
 class Genome:
-    """The feasible layouts as a sorted table of genes; built once per search."""
+    """The feasible layouts as a sorted table of genes; built once per search.
+
+    The genes of a plan are a row of whole numbers: one per layout column, then its clock index and its step of slack.
+    """
 
     problem: Problem
     sizes: Ints  # (genes,) number of values per gene
