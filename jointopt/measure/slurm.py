@@ -479,6 +479,11 @@ _STATES = {
     "REVOKED": Failure(FailureKind.CLUSTER, "the job was revoked by its cluster"),
     "TIMEOUT": Failure(FailureKind.TIMEOUT, "Slurm's time limit ended it; slurm.time_limit_min sets it"),
 }
+# what slurmstepd writes into the log of a job that it ends
+_ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
+_STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
+# what srun writes of the task that failed first
+_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)
 
 
 def why_failed(end: JobEnd, log: str, folder: Path, limit_s: float) -> Failure:
@@ -506,11 +511,3 @@ def why_failed(end: JobEnd, log: str, folder: Path, limit_s: float) -> Failure:
     first = _FIRST_TASK.search(log)
     unknown = failure == Failure(FailureKind.EXIT_CODE, f"exit code {end.code}")
     return Failure(FailureKind.EXIT_CODE, first[1]) if first and unknown else failure
-
-
-# what slurmstepd writes into the log of a job that it ends
-_ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
-_STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
-
-
-_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)

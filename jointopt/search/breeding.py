@@ -1,4 +1,7 @@
-"""New plans from good ones: children of parents, local moves around a front, and never a plan a second time."""
+"""New plans from good ones: children of parents, local moves around a front, and never a plan a second time.
+
+Plans are bred as genes, whole numbers that are repaired to a layout that exists.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,119 @@ from jointopt.search.pareto import (
     take,
 )
 from jointopt.search.problem import Problem
+
+# Genes of a layout, in the order in which `Genome.repair` settles them: one keeps its value where the earlier ones allow.
+_FIRST = (*DEGREES[1:], "ep", DEGREES[0], "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
+PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
+DERIVED = PRIORITY.index("dp")  # which the other degrees decide: it is not varied
+CLOCK, SLACK = -2, -1  # behind the genes of the layout
+SLACK_LEVELS = 11  # slack is searched in steps of 0.1: finer ones decode to the same clocks
+RESET_SHARE = 0.2  # of layout mutations: any value instead of a neighbouring one
+BLOCK_SHARE = 0.5  # of crossovers: a layout is inherited whole, only clock and slack mix
+
+
+@dataclass(frozen=True)
+class Genome:
+    """The feasible layouts as a sorted table of genes; built once per search.
+
+    The genes of a plan are a row of whole numbers: one per layout column, then its clock index and its step of slack.
+    """
+
+    problem: Problem
+    sizes: Ints  # (genes,) number of values per gene
+    layout_genes: Ints  # (num_layouts, genes - 2), in the problem's order
+    order: Ints  # layouts in lexicographic order of their genes
+    prefixes: tuple[Ints, ...]  # per column, the codes of all genes up to it, in that order
+
+    @classmethod
+    def of(cls, problem: Problem) -> Genome:
+        """The genome of a problem."""
+        none = np.zeros(problem.num_layouts, np.int64)
+        columns = [problem.layouts.get(name, none) for name in PRIORITY]
+        columns += [problem.layouts[name] for name in (POWER_LIMIT,) if name in problem.layouts]
+        coded = [np.unique(values, return_inverse=True) for values in columns]
+        genes = np.stack([inverse for _, inverse in coded], axis=1).astype(np.int64)
+        slack_levels = 1 if problem.stage_clocks is None else SLACK_LEVELS
+        sizes = np.array([len(values) for values, _ in coded] + [problem.num_clocks, slack_levels])
+        order = np.lexsort(genes.T[::-1]).astype(np.int64)
+        code, prefixes = np.zeros(len(genes), dtype=np.int64), []
+        for column in range(len(columns)):
+            code = code * sizes[column] + genes[order, column]
+            prefixes.append(code)
+        return cls(problem, sizes, genes, order, tuple(prefixes))
+
+    def repair(self, genes: Ints) -> Ints:
+        """The layout (n,) nearest to each row of genes (n, genes), gene by gene in the order of `PRIORITY`."""
+        code = np.zeros(len(genes), dtype=np.int64)
+        position = code
+        for column, prefix in enumerate(self.prefixes):
+            values = np.arange(self.sizes[column])
+            candidates = code[:, None] * self.sizes[column] + values
+            position_of = np.searchsorted(prefix, candidates).clip(0, len(prefix) - 1)
+            gap = np.abs(values - genes[:, column, None]).astype(float)
+            nearest = np.where(prefix[position_of] == candidates, gap, np.inf).argmin(axis=1)
+            rows = np.arange(len(genes))
+            code, position = candidates[rows, nearest], position_of[rows, nearest]
+        return self.order[position]
+
+    def decode(self, genes: Ints) -> tuple[Ints, Ints, Floats]:
+        """Layout, clock index and slack, (n,) each, of each row of genes; without a pipeline slack is 0."""
+        layout = self.repair(genes)
+        single = self.problem.layouts["pp"][layout] == 1
+        slack = np.where(single, 0.0, genes[:, SLACK] / max(1, self.sizes[SLACK] - 1))
+        return layout, genes[:, CLOCK].copy(), slack
+
+    def encode(self, plans: Columns) -> Ints:
+        """The canonical genes (n, genes) of plans."""
+        slack = np.nan_to_num(plans["slack"]) * (self.sizes[SLACK] - 1)
+        layout = self.layout_genes[plans["layout_index"]]
+        return np.column_stack([layout, plans["clock_index"], slack.round().astype(np.int64)])
+
+    def random(self, count: int, rng: np.random.Generator) -> Ints:
+        """Genes of random layouts at random clocks; layouts are drawn from those that exist."""
+        layout = self.layout_genes[rng.integers(0, len(self.layout_genes), count)]
+        return np.column_stack([layout, rng.integers(0, self.sizes[-2:], (count, 2))])
+
+    def cross(self, mothers: Ints, fathers: Ints, rng: np.random.Generator) -> Ints:
+        """Children (n, genes) with each gene of either parent, and half of them a clock between those of both."""
+        from_father = rng.random(mothers.shape) < 0.5
+        whole = rng.random(len(mothers)) < BLOCK_SHARE
+        from_father[whole, :CLOCK] = False
+        children = np.where(from_father, fathers, mothers)
+        between = mothers[:, CLOCK] + rng.random(len(mothers)) * (fathers[:, CLOCK] - mothers[:, CLOCK])
+        children[:, CLOCK] = np.where(rng.random(len(mothers)) < 0.5, between.round(), children[:, CLOCK])
+        return children
+
+    def mutate(self, genes: Ints, rng: np.random.Generator, strength: float = 1.0) -> Ints:
+        """The genes, of which on average ``strength`` per row are moved, mostly by one step."""
+        variable = self.sizes > 1
+        variable[DERIVED] = False
+        chosen = variable & (rng.random(genes.shape) < strength / max(1, variable.sum()))
+        reach = np.ones(len(self.sizes))
+        reach[CLOCK] = max(1.0, self.sizes[CLOCK] / 16.0)
+        step = np.ceil(rng.exponential(reach, genes.shape)).astype(np.int64)
+        step[:, :CLOCK] = 1
+        moved = np.clip(genes + step * rng.choice((-1, 1), genes.shape), 0, self.sizes - 1)
+        reset = rng.random(genes.shape) < RESET_SHARE
+        return np.where(chosen, np.where(reset, rng.integers(0, self.sizes, genes.shape), moved), genes)
+
+    def neighbours(self, genes: Ints, *, paired: bool = False) -> Ints:
+        """Rows with one layout gene of ``genes`` moved one step; ``paired``: with two genes moved at once."""
+        bred = [g for g in range(len(self.sizes) - 2) if self.sizes[g] > 1 and g != DERIVED]
+        moves = [{g: a} for g in bred for a in (-1, 1)]
+        if paired:
+            signs = list(itertools.product((-1, 1), repeat=2))
+            moves = [{g: a, h: b} for g, h in itertools.combinations(bred, 2) for a, b in signs]
+        offsets = np.zeros((len(moves), len(self.sizes)), dtype=np.int64)
+        for row, move in enumerate(moves):
+            offsets[row, list(move)] = list(move.values())
+        steps = genes[:, None, :] + offsets[None, :, :]
+        inside = ((steps >= 0) & (steps < self.sizes)).all(axis=2)
+        return np.asarray(steps[inside], dtype=np.int64)
+
+
+# New plans from good ones: which plans to breed from, their children, and local moves.
+
 
 TRIALS = 1000  # of a search that is given no number of them
 POPULATION = 40  # parents, and children of a generation
@@ -181,115 +297,3 @@ def decode_unseen(
             break
     layouts, clocks, slacks, stages = zip(*chosen, strict=True)
     return np.concatenate(layouts), np.concatenate(clocks), np.concatenate(slacks), np.concatenate(stages)
-
-
-# From genes to plans: one integer per layout column, repaired to a layout that exists, and their variation.
-
-
-_FIRST = (*DEGREES[1:], "ep", DEGREES[0], "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
-PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
-DERIVED = PRIORITY.index("dp")
-CLOCK, SLACK = -2, -1  # behind the genes of the layout
-SLACK_LEVELS = 11  # slack is searched in steps of 0.1: finer ones decode to the same clocks
-RESET_SHARE = 0.2  # of layout mutations: any value instead of a neighbouring one
-BLOCK_SHARE = 0.5  # of crossovers: a layout is inherited whole, only clock and slack mix
-
-
-@dataclass(frozen=True)
-class Genome:
-    """The feasible layouts as a sorted table of genes; built once per search.
-
-    The genes of a plan are a row of whole numbers: one per layout column, then its clock index and its step of slack.
-    """
-
-    problem: Problem
-    sizes: Ints  # (genes,) number of values per gene
-    layout_genes: Ints  # (num_layouts, genes - 2), in the problem's order
-    order: Ints  # layouts in lexicographic order of their genes
-    prefixes: tuple[Ints, ...]  # per column, the codes of all genes up to it, in that order
-
-    @classmethod
-    def of(cls, problem: Problem) -> Genome:
-        """The genome of a problem."""
-        none = np.zeros(problem.num_layouts, np.int64)
-        columns = [problem.layouts.get(name, none) for name in PRIORITY]
-        columns += [problem.layouts[name] for name in (POWER_LIMIT,) if name in problem.layouts]
-        coded = [np.unique(values, return_inverse=True) for values in columns]
-        genes = np.stack([inverse for _, inverse in coded], axis=1).astype(np.int64)
-        slack_levels = 1 if problem.stage_clocks is None else SLACK_LEVELS
-        sizes = np.array([len(values) for values, _ in coded] + [problem.num_clocks, slack_levels])
-        order = np.lexsort(genes.T[::-1]).astype(np.int64)
-        code, prefixes = np.zeros(len(genes), dtype=np.int64), []
-        for column in range(len(columns)):
-            code = code * sizes[column] + genes[order, column]
-            prefixes.append(code)
-        return cls(problem, sizes, genes, order, tuple(prefixes))
-
-    def repair(self, genes: Ints) -> Ints:
-        """The layout (n,) nearest to each row of genes, column by column in order of priority."""
-        code = np.zeros(len(genes), dtype=np.int64)
-        position = code
-        for column, prefix in enumerate(self.prefixes):
-            values = np.arange(self.sizes[column])
-            candidates = code[:, None] * self.sizes[column] + values
-            position_of = np.searchsorted(prefix, candidates).clip(0, len(prefix) - 1)
-            gap = np.abs(values - genes[:, column, None]).astype(float)
-            nearest = np.where(prefix[position_of] == candidates, gap, np.inf).argmin(axis=1)
-            rows = np.arange(len(genes))
-            code, position = candidates[rows, nearest], position_of[rows, nearest]
-        return self.order[position]
-
-    def decode(self, genes: Ints) -> tuple[Ints, Ints, Floats]:
-        """Layout, clock index and slack of each row; without a pipeline there is no slack to use."""
-        layout = self.repair(genes)
-        single = self.problem.layouts["pp"][layout] == 1
-        slack = np.where(single, 0.0, genes[:, SLACK] / max(1, self.sizes[SLACK] - 1))
-        return layout, genes[:, CLOCK].copy(), slack
-
-    def encode(self, plans: Columns) -> Ints:
-        """The canonical genes (n, genes) of plans."""
-        slack = np.nan_to_num(plans["slack"]) * (self.sizes[SLACK] - 1)
-        layout = self.layout_genes[plans["layout_index"]]
-        return np.column_stack([layout, plans["clock_index"], slack.round().astype(np.int64)])
-
-    def random(self, count: int, rng: np.random.Generator) -> Ints:
-        """Genes of random layouts at random clocks; layouts are drawn from those that exist."""
-        layout = self.layout_genes[rng.integers(0, len(self.layout_genes), count)]
-        return np.column_stack([layout, rng.integers(0, self.sizes[-2:], (count, 2))])
-
-    def cross(self, mothers: Ints, fathers: Ints, rng: np.random.Generator) -> Ints:
-        """Children that take each gene from either parent, the clock anywhere between the two."""
-        from_father = rng.random(mothers.shape) < 0.5
-        whole = rng.random(len(mothers)) < BLOCK_SHARE
-        from_father[whole, :CLOCK] = False
-        children = np.where(from_father, fathers, mothers)
-        between = mothers[:, CLOCK] + rng.random(len(mothers)) * (fathers[:, CLOCK] - mothers[:, CLOCK])
-        children[:, CLOCK] = np.where(rng.random(len(mothers)) < 0.5, between.round(), children[:, CLOCK])
-        return children
-
-    def mutate(self, genes: Ints, rng: np.random.Generator, strength: float = 1.0) -> Ints:
-        """On average ``strength`` genes per row move, mostly by one step."""
-        variable = self.sizes > 1
-        variable[DERIVED] = False
-        chosen = variable & (rng.random(genes.shape) < strength / max(1, variable.sum()))
-        reach = np.ones(len(self.sizes))
-        reach[CLOCK] = max(1.0, self.sizes[CLOCK] / 16.0)
-        step = np.ceil(rng.exponential(reach, genes.shape)).astype(np.int64)
-        step[:, :CLOCK] = 1
-        moved = np.clip(genes + step * rng.choice((-1, 1), genes.shape), 0, self.sizes - 1)
-        reset = rng.random(genes.shape) < RESET_SHARE
-        return np.where(chosen, np.where(reset, rng.integers(0, self.sizes, genes.shape), moved), genes)
-
-    def neighbours(self, genes: Ints, *, paired: bool = False) -> Ints:
-        """Rows with one layout gene one step up or down; ``paired``: with two of them moved at once."""
-        bred = [g for g in range(len(self.sizes) - 2) if self.sizes[g] > 1 and g != DERIVED]
-        moves = [{g: a} for g in bred for a in (-1, 1)]
-        if paired:
-            signs = list(itertools.product((-1, 1), repeat=2))
-            moves = [{g: a, h: b} for g, h in itertools.combinations(bred, 2) for a, b in signs]
-        offsets = np.zeros((len(moves), len(self.sizes)), dtype=np.int64)
-        for row, move in enumerate(moves):
-            offsets[row, list(move)] = list(move.values())
-        steps = genes[:, None, :] + offsets[None, :, :]
-        inside = ((steps >= 0) & (steps < self.sizes)).all(axis=2)
-        return np.asarray(steps[inside], dtype=np.int64)

@@ -86,6 +86,11 @@ class Problem:
         return len(self.clocks_mhz)
 
     @property
+    def has_slope(self) -> bool:
+        """Whether `energy_slope_w` is promised."""
+        return self.energy_slope_w is not None
+
+    @property
     def is_countable(self) -> bool:
         """Whether `jointopt.search.exact` finds the front of clocks and slack, so that no trials are needed."""
         return self.stage_clocks is None or self.has_slope
@@ -126,11 +131,6 @@ class Problem:
             self, least_violation=None, least_power_w=None,
             evaluate=lambda index, clocks: self.evaluate(index, clocks) | {"violation": np.zeros(len(index))},
         )  # fmt: skip
-
-    @property
-    def has_slope(self) -> bool:
-        """Whether `energy_slope_w` is promised."""
-        return self.energy_slope_w is not None
 
     def slope_w(self, layout_index: Ints) -> Floats:
         """`energy_slope_w` of plans of these layouts, (n,); zeros where it is not promised."""

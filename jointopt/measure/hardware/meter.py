@@ -38,12 +38,12 @@ PERMISSION = (
     "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
     "default clocks with --default-clocks, with plans that have no power limit"
 )
-_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # of dcgmi; N/A where the GPU has no such field
-_PERIOD_MS = 100
+_DCGM_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # of dcgmi; N/A where the GPU has no such field
+_DCGM_PERIOD_MS = 100
 _DCGM_PATIENCE_S = 2.0
-_PREFIX = "NVML_POWER_PROFILE_"
+_PROFILE_PREFIX = "NVML_POWER_PROFILE_"
 _NO_PROFILES = "its driver offers none (they begin with Blackwell and driver 570)"
-_BITS = 32  # of a word of a mask
+_MASK_BITS = 32  # of a word of a mask
 # the machine's time, as samples and windows that are cut from them need it: seconds since 1970, a wait for an event
 CLOCK = SimpleNamespace(time=time.time, wait=threading.Event.wait)
 
@@ -182,7 +182,7 @@ class Gpus:
             request = self._nvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
             for number, name in self._profiles_by_number().items():
                 if name in changed:
-                    request.requestedProfilesMask.mask[number // _BITS] |= 1 << number % _BITS
+                    request.requestedProfilesMask.mask[number // _MASK_BITS] |= 1 << number % _MASK_BITS
             call = getattr(self._nvml, f"nvmlDeviceWorkloadPowerProfile{how}RequestedProfiles")
             words = f"{what} the power profile {'+'.join(changed)}"
             try:
@@ -194,15 +194,17 @@ class Gpus:
 
     def _profiles_in(self, mask: Any) -> tuple[str, ...]:
         names = self._profiles_by_number()
-        return tuple(names[i] for i in names if mask.mask[i // _BITS] >> i % _BITS & 1)
+        return tuple(names[i] for i in names if mask.mask[i // _MASK_BITS] >> i % _MASK_BITS & 1)
 
     def _profiles_by_number(self) -> dict[int, str]:
         """Names of all profiles by NVML's number; those that this pynvml has no name for are profile-N."""
         nvml = self._nvml
         known = {
-            getattr(nvml, name): name.removeprefix(_PREFIX).lower().replace("_", "-")
+            getattr(nvml, name): name.removeprefix(_PROFILE_PREFIX).lower().replace("_", "-")
             for name in dir(nvml)
-            if name.startswith(_PREFIX) and not name.startswith(f"{_PREFIX}OPERATION") and name != f"{_PREFIX}MAX"
+            if name.startswith(_PROFILE_PREFIX)
+            and not name.startswith(f"{_PROFILE_PREFIX}OPERATION")
+            and name != f"{_PROFILE_PREFIX}MAX"
         }
         numbers = range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)
         return {number: known.get(number, f"profile-{number}") for number in numbers}
@@ -437,7 +439,7 @@ class SmActivity:
         dcgmi = shutil.which("dcgmi")
         if dcgmi is None:
             return
-        command = [dcgmi, "dmon", "-e", "1002", "-d", str(_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
+        command = [dcgmi, "dmon", "-e", "1002", "-d", str(_DCGM_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
         with suppress(OSError), delay_signals():
             self._program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -468,7 +470,7 @@ class SmActivity:
 
     def _read(self) -> None:
         for line in (self._program and self._program.stdout) or ():
-            found = _ROW.match(line)
+            found = _DCGM_ROW.match(line)
             if found and int(found[1]) in self._seen:
                 with suppress(ValueError):
                     self._seen[int(found[1])].append((time.time(), float(found[2])))

@@ -198,17 +198,18 @@ def _write(
         study.set_user_attr(key, value)
 
 
+# columns of a plan that `_mapping` writes in another form, or not at all
+_NOT_CHOICES = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", "clock_mhz", "slack", "violation")
+
+
 def _mapping(plans: Columns) -> dict[str, list[Any]]:
     """The plans by column, as JSON: layouts as in a table, stage clocks as text, unknown values as null."""
     columns: dict[str, list[Any]] = {}
-    for name in (*(n for n in LAYOUT_COLUMNS if n in plans), *(n for n in plans if n not in _LEFT_OUT)):
+    for name in (*(n for n in LAYOUT_COLUMNS if n in plans), *(n for n in plans if n not in _NOT_CHOICES)):
         columns[name] = [None if value != value else value for value in plans[name].tolist()]
     columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = list(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return columns
-
-
-_LEFT_OUT = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", "clock_mhz", "slack", "violation")
 
 
 def choose_rows(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
