@@ -263,7 +263,7 @@ def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str 
     first = plan_entries(reference)
     plans = [*first, *(plan for plan in plan_entries(front, rows) if not _is_among(plan, first))]
     marks = ["="] * len(first) + [""] * (len(plans) - len(first))
-    table = predicted_table(plans, marks, peak_power="peak_power_w" in job.goals)
+    table = predicted_table(plans, marks, goals=job.goals)
     yield table
     yield from _legend(proposal, plans, table)
     if total > len(rows):

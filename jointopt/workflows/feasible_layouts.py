@@ -29,7 +29,7 @@ from jointopt.jobs.plans.stages import (
 )
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cooling import leave_power
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
+from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.layout_table import Rank
@@ -240,7 +240,8 @@ def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
 
     if job.goals == MEMORY_GOALS:
         return replace(problem, goals=job.goals, third_goal=physics.memory_bytes / GIB)
-    return replace(problem, goals=job.goals, evaluate=evaluate if "peak_power_w" in job.goals else problem.evaluate)
+    needs_heat = not set(HEAT).isdisjoint(job.goals)
+    return replace(problem, goals=job.goals, evaluate=evaluate if needs_heat else problem.evaluate)
 
 
 def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:

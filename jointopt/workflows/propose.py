@@ -87,12 +87,7 @@ def propose(
     today = _today(model, baseline) if baseline else {}
     found = prepared(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
-    kept = None
-    if storage is not None and job.cluster.gpu.power is not None:
-        from jointopt.search.studies.storage import prepare_storage
-
-        with watch.phase("open", "opening the study storage"):
-            kept = prepare_storage(storage)  # before the search: it refuses what cannot be written
+    kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
     exact = _exact(model, found, watch)
     top = fastest_layout(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
@@ -124,6 +119,14 @@ def propose(
     described = _described(problem, front, answer, searched, fitting)
     proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _writable(url: str, watch: Stopwatch) -> Storage | None:
+    """The storage of studies, None where none stays in it; UsageError before the search where it cannot be written."""
+    from jointopt.search.studies.storage import prepare_storage
+
+    with watch.phase("open", "opening the study storage"):
+        return prepare_storage(url)
 
 
 def _trials(job: Job, wide: Problem) -> int:

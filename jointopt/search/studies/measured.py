@@ -19,7 +19,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.quote import our_command
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.core.system import may_live, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
@@ -31,10 +31,7 @@ MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
     "notes",
 )  # fmt: skip
-_UNITS = {
-    "iteration_time_s": "s", "energy_j": "J", "avg_power_w": "W per GPU", "peak_power_w": "W",
-    "peak_memory_gib": "GiB", "temperature_c": "°C",
-}  # fmt: skip
+_UNITS = {name: COLUMNS[name].unit for name in MEASURED if COLUMNS[name].unit} | {"avg_power_w": "W per GPU"}
 KIND = "measured runs"  # attribute `kind` of such a study
 _GOING, _PROCESS, _LEFT = "going", "process", "left"
 _EXPLANATION = (

@@ -96,10 +96,10 @@ def listed(
     has, allowed = np.concatenate(limits).T
     answers = predict(table, calibration=calibration, machine=machine)
     predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED if name not in HEAT}
-    if "peak_power_w" in job.objectives:
+    if heat := [name for name in HEAT if name in job.objectives]:
         of_works = ((CostModel(w.job, w.plans), np.arange(len(w.rows)), w.stage_clock_mhz) for w in found)
-        peaks = [physics.heat(every, clocks)["peak_power_w"] for physics, every, clocks in of_works]
-        predicted["peak_power_w"] = np.concatenate(peaks)
+        parts = [physics.heat(every, clocks) for physics, every, clocks in of_works]
+        predicted |= {name: np.concatenate([part[name] for part in parts]) for name in heat}
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
     jobs = tuple((calibrated_if_same_gpu(work.job, calibration), len(work.rows)) for work in found)
     return Candidates(table, plans, predicted, load, np.log(allowed / has), jobs=jobs)
@@ -129,10 +129,11 @@ def searched(job: Job | JobModel) -> Candidates:
     feasible = np.flatnonzero(plans["violation"] <= 0)
     if not len(feasible):
         raise InfeasibleError(f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why.")
-    if "peak_power_w" in job.objectives:
-        plans["peak_power_w"] = np.full(len(layout), np.nan)
-        peaks = model.cost_model(problem.layouts).heat(layout[feasible], plans["stage_clock_mhz"][feasible])
-        plans["peak_power_w"][feasible] = peaks["peak_power_w"]
+    if heat := [name for name in HEAT if name in job.objectives]:
+        found = model.cost_model(problem.layouts).heat(layout[feasible], plans["stage_clock_mhz"][feasible])
+        for name in heat:
+            plans[name] = np.full(len(layout), np.nan)
+            plans[name][feasible] = found[name]
     best = feasible[peeled(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
