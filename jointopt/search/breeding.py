@@ -24,7 +24,7 @@ from jointopt.search.pareto import (
 )
 from jointopt.search.problem import Problem
 
-# Genes of a layout, in the order in which `Genome.repair` settles them: one keeps its value where the earlier ones allow.
+# Genes of a layout in the order of `Genome.repair`: each keeps its value as far as earlier ones allow.
 _FIRST = (*DEGREES[1:], "ep", DEGREES[0], "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
 PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
 DERIVED = PRIORITY.index("dp")  # which the other degrees decide: it is not varied
