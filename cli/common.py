@@ -393,10 +393,10 @@ def print_log() -> None:
 def offer_restore() -> None:
     """End what killed runs have left, and print how to put GPU clocks back; commands that measure begin with it."""
     from jointopt.measure.hardware.gpu_clocks import restore_offer
-    from jointopt.measure.hardware.guard.guarded import settled, swept
+    from jointopt.measure.hardware.guard.guarded import end_leftover_runs, remove_leftover_folders
 
-    for sentence in settled():
+    for sentence in end_leftover_runs():
         remark(sentence)
-    swept()
+    remove_leftover_folders()
     if offer := restore_offer():
         remark(offer)

@@ -1,4 +1,4 @@
-"""Replay: runs that were recorded in a table are "run" by returning their row."""
+"""The launcher replay, which runs nothing: it returns the row of a plan in a table of recorded runs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ReplayLauncher:
         return {str(k): v for k, v in order.iloc[0].items()}
 
     def _rows_of(self, job: Job) -> Bools:
-        """Rows of the job, and those comparable with one of them."""
+        """Whether each row belongs to the job."""
         if self._last is not None and self._last[0] is job:
             return self._last[1]
         mask = self._agreeing_rows(_workload(job))
@@ -104,7 +104,7 @@ class ReplayLauncher:
         return mask
 
     def _agreeing_rows(self, wanted: Mapping[Any, Any]) -> Bools:
-        """Rows whose cells are those that are wanted, or blank: unknown contradicts nothing."""
+        """Whether each row's cells are those that are ``wanted``, or blank: unknown contradicts nothing."""
         mask = np.ones(len(self._clean), bool)
         for name, value in wanted.items():
             if name not in self._clean or (not isinstance(value, tuple) and pd.isna(value)):

@@ -16,6 +16,7 @@ from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeat_per_limit, under_limits
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
+from jointopt.jobs.plans.recompute_steps import add_recompute_steps
 from jointopt.jobs.plans.space import Space, enumerate_layouts
 from jointopt.jobs.plans.stages import (
     Split,
@@ -32,9 +33,9 @@ from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.layout_table import Rank
-from jointopt.search.exact import fastest, rank
+from jointopt.search.exact import fastest_layout, rank
 from jointopt.search.pareto import concat, non_dominated, take
-from jointopt.search.problem import LowerBound, Problem, leanest
+from jointopt.search.problem import LowerBound, Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
 from jointopt.workflows.remedy import remedy
@@ -94,15 +95,15 @@ def feasible_layouts(
 
 
 def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Columns, Floats, dict[str, int]]:
-    """As `feasible_layouts` of a space with its listed splits, the layouts that `leanest` appends included."""
+    """As `feasible_layouts` of a space with its listed splits, with the layouts that `add_recompute_steps` appends."""
     job, listed = model.job, space.size
-    peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+    peaks: list[Floats] = []  # of the layouts, then of the steps that `add_recompute_steps` appends to them
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
         return np.where(model.surely_out(some), 0.0, model.fit_probability_of(peaks[-1]))
 
-    layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, least)
+    layouts, fitting, needed = add_recompute_steps(job, space.layouts, fits(space.layouts), fits, least)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
@@ -184,7 +185,7 @@ def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Boo
     if not len(sure) or not len(tight):
         return np.ones(len(fits), np.bool_)
     time_of, cost = top_times(problem, physics), cost_of_failing(fits)
-    least_s = time_of(np.array([fastest(problem, sure, time_of)]))[0]
+    least_s = time_of(np.array([fastest_layout(problem, sure, time_of)]))[0]
     for bound in (problem.quick_bound, problem.lower_bound):
         if bound is not None and len(tight):
             tight = tight[bound(tight)[0] * cost[tight] < least_s]
@@ -418,7 +419,7 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     """
     ready = prepared(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
-    first = fastest(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
+    first = fastest_layout(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
     own, best = at_top(alone, 0)[0], at_top(ready.physics, first)[0]
     behind, energy_behind = (float(own[name][0] / best[name][0]) - 1.0 for name in OBJECTIVES)
     place = place_of(ready.problem, ready.physics, alone)

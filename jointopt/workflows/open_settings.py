@@ -21,7 +21,7 @@ from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
-from jointopt.search.exact import fastest
+from jointopt.search.exact import fastest_layout
 from jointopt.surrogate.features import network_assumed
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
@@ -136,6 +136,6 @@ def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
         raise JointOptError(f"No layout of {job.name!r} within these degrees fits in memory.")
     problem = search_problem(job, physics, space.clocks_mhz)
     some = np.flatnonzero(worth_starting(problem, physics, fitting) & (fitting >= FEASIBLE))
-    best = fastest(problem, some, top_times(problem, physics))
+    best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     return float(at_top(physics, best)[0]["iteration_time_s"][0]), layout

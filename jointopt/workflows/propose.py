@@ -34,7 +34,7 @@ from jointopt.report.proposal import Proposal
 from jointopt.report.published_plans import Beside
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
-from jointopt.search.exact import ExactFront, fastest, ranked
+from jointopt.search.exact import ExactFront, fastest_layout, lowest_bounds
 from jointopt.search.local_search import front_within_limits
 from jointopt.search.pareto import below_chord, concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
@@ -89,7 +89,7 @@ def propose(
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
     exact = _exact(model, found, watch)
-    top = fastest(problem, np.arange(problem.num_layouts), top_times(problem, physics))
+    top = fastest_layout(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
     trials = _trials(job, found.wide) if trials is None or job.cluster.gpu.power is None else trials
     searched = search_steps(problem, exact, two_step, trials, seed, watch, found.wide)
@@ -296,7 +296,7 @@ def _fastest_of(
     some: Ints, model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
 ) -> Beside:
     """The fastest of some layouts of the space with every clock at its highest."""
-    best = fastest(problem, some, top_times(problem, physics))
+    best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     values, clocks = at_top(physics, best)
     found = _priced_plan(model, problem, physics, answer, layout, clocks, violations=physics.broken_limits(values))
@@ -336,7 +336,7 @@ def best_layouts(
     front, or of one clock on every stage, with or without slack used.
     """
     problem, physics = found.problem, found.physics
-    order, time_s = ranked(problem, RANKED)
+    order, time_s = lowest_bounds(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])
     cells = np.stack([physics.layouts[name][order] for name in SPLIT_COLUMNS], axis=1)
     _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)

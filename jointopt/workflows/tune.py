@@ -21,7 +21,7 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
-from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
+from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
@@ -71,7 +71,7 @@ def tune(
     """
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
-    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    wanted = replace(narrow_search(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)
     check_profiles(power_profiles, model.job, listing is not None)

@@ -19,7 +19,7 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES
 from jointopt.jobs.plans.text import plan_records, widened
-from jointopt.measure.base import Launcher, load_launcher, narrowed
+from jointopt.measure.base import Launcher, load_launcher, narrow_search
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take
@@ -75,7 +75,7 @@ def validate(
     runs = None if measured is None else Measurements.given(measured)
     # of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs
     wanted = replace(
-        narrowed(chosen, job),
+        narrow_search(chosen, job),
         objectives=tuple(name for name in job.measured_objectives if name not in FURTHER_OBJECTIVES),
     )
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)

@@ -16,7 +16,7 @@ from jointopt.core.budget import Budget
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.base import Ended, Report
+from jointopt.measure.base import EndedRun, ReportState
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.spill import Spill
 from jointopt.runs.store import Store
@@ -95,10 +95,12 @@ class Both:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         return next(self.run_all(job, [plan], lambda place, text: None)).row
 
-    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
+    def run_all(
+        self, job: Job, plans: Iterable[Mapping[str, Any]], report: ReportState
+    ) -> Generator[EndedRun, None, None]:
         begun = list(plans)
         for seconds, place in enumerate(reversed(range(len(begun))), 1):
-            yield Ended(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
+            yield EndedRun(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
 
 
 def test_every_run_is_a_trial_with_what_was_expected_of_it(make_runs, timed: Job, url: str) -> None:

@@ -37,7 +37,7 @@ from jointopt.jobs.plans.stages import MOST_CHUNKS, offered_splits
 # In the order in which they are tried: those that drop most first.
 _EXPANDED: tuple[str, ...] = ("ep", "etp", "micro_batch_size", "vpp", "stage_layers", "schedule")
 _EXPANDED += tuple(name for name in CHOICES if name not in _EXPANDED and not name.startswith("recompute"))
-_EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `search.leanest` relies on it
+_EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `add_recompute_steps` relies on it
 
 
 @dataclass(frozen=True)

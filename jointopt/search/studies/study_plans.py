@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 import sqlalchemy as sa
@@ -21,9 +21,6 @@ from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.storage import on_studies, open_storage
 from jointopt.search.studies.trials import COMPLETE, CONSTRAINTS, DOCUMENT, GENES, PLAN, PLANS, RESULTS, WORKER, is_ours
-
-if TYPE_CHECKING:
-    pass
 
 
 @on_studies

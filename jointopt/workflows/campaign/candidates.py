@@ -18,7 +18,7 @@ from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVES
 from jointopt.jobs.plans.text import parse_stage_clocks, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import workloads
-from jointopt.search.pareto import front_order, non_dominated, spread
+from jointopt.search.pareto import farthest_rows, front_order, non_dominated
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import holding_as_much
 from jointopt.workflows.feasible_layouts import priced_problem
@@ -156,7 +156,7 @@ def peeled(values: Floats, count: int) -> Ints:
         if not len(front):
             break
         if len(front) > (room := count - len(chosen)):  # by the first column alone one end of it would be left out
-            front = front[spread(np.log(values[front]), room)]
+            front = front[farthest_rows(np.log(values[front]), room)]
         chosen = np.concatenate([chosen, front])
         left = np.setdiff1d(left, front)
     return chosen

@@ -20,7 +20,7 @@ from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import record_text
-from jointopt.measure.base import Ended, Launcher, ManyAtOnce, Report, run_all
+from jointopt.measure.base import EndedRun, Launcher, ManyAtOnce, ReportState, run_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +127,7 @@ class Record:
         note = f"# {self._job.name}, measured\n\n```yaml\n{text}```\n\n"
         self._study = study = MeasuredStudy(self._url, self._job.name, job_hash, objectives, plans, note, text)
         for plan, row, broken in earlier:
-            if not study.holds(plan):
+            if not study.has_trial_of(plan):
                 study.end(study.begin(plan, {}, round=0), row, broken)
 
     def related(self, candidates: pd.DataFrame) -> pd.DataFrame:
@@ -217,12 +217,12 @@ class Record:
 
     def unfinished(self) -> dict[str, Any] | None:
         """The state that an earlier process left by `progress` and did not finish."""
-        return None if self._study is None else self._study.going
+        return None if self._study is None else self._study.unfinished
 
     def progress(self, state: Mapping[str, Any] | None) -> None:
         """Remember ``state`` in case that this process is killed; None: nothing is left to be continued."""
         with suppress(OutageError):
-            self._in_study(lambda study: study.go(state))
+            self._in_study(lambda study: study.set_unfinished(state))
 
     def pause(self, state: Mapping[str, Any]) -> None:
         """Remember ``state`` for the process that continues."""
@@ -236,12 +236,12 @@ class Record:
         """
         if self._study is None or not isinstance(launcher, ManyAtOnce):
             return []
-        trials = self._study.left(self._origin)
+        trials = self._study.abandoned(self._origin)
         return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
 
     def run_all(
         self, launcher: Launcher, queue: Iterable[Queued],
-        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: Report,
+        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: ReportState,
     ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
         """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
 
@@ -270,7 +270,7 @@ class Record:
                 with suppress(OutageError):
                     self._end_reservation(queued.plan, ran=False)
                     if trial is not None:
-                        self._in_study(lambda study, trial=trial: study.lose(trial, why, left))  # type: ignore[misc]
+                        self._in_study(lambda study, trial=trial: study.end_without_result(trial, why, left))  # type: ignore[misc]
 
     def _begun(
         self, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
@@ -288,7 +288,7 @@ class Record:
         return self._in_study(lambda study: study.begin(queued.plan, queued.predicted, **about))
 
     def _kept(
-        self, run: Ended, queued: Queued, trial: int | None,
+        self, run: EndedRun, queued: Queued, trial: int | None,
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
     ) -> Done:  # fmt: skip
         row = {**queued.question, **run.row}
