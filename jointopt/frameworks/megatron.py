@@ -26,7 +26,7 @@ from jointopt.frameworks.options import (
     version_key,
     without_effect,
 )
-from jointopt.jobs.framework import is_on
+from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model import SkipFreq
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
@@ -369,7 +369,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
 def _kernels(words: Words, intent: Intent) -> None:
     training, tp = intent.job.training, intent["tp"]
     backend = training.attention if training.attention in ("unfused", "fused") else "flash"
-    overlapped = is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
+    overlapped = overlap_is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
     words.add(
         attention_backend=backend, transformer_impl="transformer_engine", cross_entropy_loss_fusion=True,
         # every kernel of a causal model makes its mask by itself; one of 128k tokens would take 16 GiB

@@ -20,7 +20,7 @@ from jointopt.core.schema import (
     POWER_PROFILE,
     STAGE_LAYERS,
     Columns,
-    outside,
+    decode_cells,
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
@@ -43,7 +43,7 @@ _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
     "stage_power_limit_w": "stage_power_limit_w", "stage_clock_mhz": "clock", POWER_PROFILE: "profile",
 }  # fmt: skip
-_NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+_NEUTRAL = {name: COLUMNS[name].decode(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
 _LIMITS = (POWER_LIMIT, "stage_power_limit_w")
@@ -289,7 +289,7 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
     import pandas as pd
 
     columns: dict[str, Any] = dict(plans)
-    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
+    columns |= {name: decode_cells(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return pd.DataFrame({name: list(v) if np.ndim(v) > 1 else v for name, v in columns.items()})
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
 from jointopt.jobs.calibration import Calibration
@@ -324,7 +324,6 @@ def _priced_plan(
 SHOWN = 8  # splits that a proposal keeps, and those of its front
 RANKED = 96  # layouts whose splits are distinguished
 CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
-SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that state how the GPUs are split
 
 
 def best_layouts(
@@ -339,7 +338,7 @@ def best_layouts(
     problem, physics = found.problem, found.physics
     order, time_s = lowest_bounds(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])
-    cells = np.stack([physics.layouts[name][order] for name in SPLIT], axis=1)
+    cells = np.stack([physics.layouts[name][order] for name in SPLIT_COLUMNS], axis=1)
     _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
     sorter = np.argsort(order)

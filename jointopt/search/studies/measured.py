@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.quote import our_command
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns
-from jointopt.core.system import may_live, this_process
+from jointopt.core.system import may_be_alive, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.search.studies.display import PLOT, note_attributes, pieces
@@ -69,10 +69,9 @@ class MeasuredStudy:
         self._study = self._load_or_make()
         for trial in self._trials():  # those whose process was killed do not run any more
             process = trial.user_attrs.get(_PROCESS, "")
-            if trial.state == TrialState.RUNNING and not (process and may_live(process)):
-                self.end_without_result(
-                    self._trial_id(trial), "the process that waited for the run was killed", left=True
-                )
+            if trial.state == TrialState.RUNNING and not (process and may_be_alive(process)):
+                why = "the process that waited for the run was killed"
+                self.end_without_result(self._trial_id(trial), why, left=True)
 
     @property
     def name(self) -> str:
@@ -88,7 +87,7 @@ class MeasuredStudy:
     def unfinished(self) -> dict[str, Any] | None:
         """What a process that has ended wanted to continue, by `set_unfinished`; None where nothing is left."""
         message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-        return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
+        return None if message is None or (message[_PROCESS] and may_be_alive(message[_PROCESS])) else message
 
     @on_studies
     def set_unfinished(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:
