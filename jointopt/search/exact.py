@@ -59,7 +59,7 @@ class _Sweep:
             some = slice(start, start + self.chunk_size)
             layout, clock = layout_index[some], clock_index[some]
             for rows in [np.arange(len(layout))] if keep else self._worth_evaluating(layout, clock):
-                batch = self.problem.plans(layout[rows], clock[rows], np.zeros(len(rows)))
+                batch = self.problem.evaluate_genes(layout[rows], clock[rows], np.zeros(len(rows)))
                 self.front = merge(self.front, batch)
                 self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
@@ -103,7 +103,7 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
     memory grows with it times the largest pp, not with the size of the space.
     """
     none, every = np.zeros(0, dtype=np.int64), np.arange(problem.num_layouts)
-    nothing = problem.plans(none, none, np.zeros(0))
+    nothing = problem.evaluate_genes(none, none, np.zeros(0))
     rows = max(1, min(chunk_size, STAGE_CELLS_PER_CHUNK // problem.max_pp))
     sweep, covered = _Sweep(problem, rows, nothing, nothing), len(every) * problem.num_clocks
 
@@ -199,7 +199,7 @@ class _ProfileSweep:
         layout, clock = layout[order], clock[order]
         clocks_mhz = grid[clock, None]
         left = self.rows_to_evaluate(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
-        self.add(problem.plans(layout[left], clock[left], np.zeros(len(left))))
+        self.add(problem.evaluate_genes(layout[left], clock[left], np.zeros(len(left))))
         self.evaluated += len(layout)
 
     def visit_profiles(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
@@ -303,7 +303,7 @@ def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None)
     ``problem.has_levels`` must hold. ``progress`` is as for `exact_front`.
     """
     none = np.zeros(0, np.int64)
-    nothing = problem.plans(none, none, np.zeros(0))
+    nothing = problem.evaluate_genes(none, none, np.zeros(0))
     parts, evaluated, front = [nothing], 0, nothing
     order = np.argsort(np.asarray(problem.third_goal), kind="stable").astype(np.int64)
     size = max(SMALLEST_LEVEL, -(-len(order) // LEVELS))

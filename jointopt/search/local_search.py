@@ -108,7 +108,7 @@ class LocalSearch:
             return []
         chosen = genes[:: -(-len(genes) // left)]
         self.spent += len(chosen)
-        return [self.problem.plans(*self.genome.decode(chosen))]
+        return [self.problem.evaluate_genes(*self.genome.decode(chosen))]
 
 
 def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Columns, int]:

@@ -67,7 +67,7 @@ def _every_clock_and_slack(genome: Genome, front: Columns) -> Ints:
 
 def _evaluate_some(genome: Genome, genes: Ints, most: int) -> Columns:
     """The feasible plans of at most about ``most`` of the genes, every so many-th."""
-    plans = genome.problem.plans(*genome.decode(genes[:: -(-len(genes) // most)]))
+    plans = genome.problem.evaluate_genes(*genome.decode(genes[:: -(-len(genes) // most)]))
     return take(plans, plans["violation"] <= 0.0)
 
 

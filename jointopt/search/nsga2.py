@@ -77,7 +77,7 @@ def search(
     study = optuna.create_study(directions=["minimize"] * len(goals), sampler=sampler)
     genome, seen, rng = Genome.of(problem), Seen(), np.random.default_rng(seed)
     local, none, done = LocalSearch(problem, genome), np.zeros(0, dtype=np.int64), 0
-    plans = front = problem.plans(none, none, np.zeros(0))
+    plans = front = problem.evaluate_genes(none, none, np.zeros(0))
     local_at = {round(trials * share / population) for share in (LOCAL_AT if local_evaluations else ())} - {0}
     while done < trials:
         size, generation = min(population, trials - done), len(sampler.ends)

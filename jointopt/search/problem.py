@@ -151,7 +151,7 @@ class Problem:
             clocks[relaxed, :depth] = found[:, :depth]
         return clocks
 
-    def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
+    def evaluate_genes(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
         """The plans of these genes, (n,) each, evaluated: genes, stage clocks and all that ``evaluate`` returned."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
         return self.evaluate_clocks(layout_index, clock_index, slack, clocks)
@@ -163,7 +163,7 @@ class Problem:
         )
 
     def evaluate_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats, clocks: Floats) -> Columns:
-        """As `plans`, at these stage clocks ``clocks`` (n, S), whatever clocks the genes stand for."""
+        """As `evaluate_genes`, at these stage clocks ``clocks`` (n, S), whatever clocks the genes stand for."""
         genes: Columns = {"layout_index": layout_index, "clock_index": clock_index, "slack": slack}
         return genes | {"stage_clock_mhz": clocks} | self.evaluate(layout_index, clocks)
 

@@ -56,7 +56,9 @@ def exact_step(job: Job, problem: Problem, watch: Stopwatch) -> ExactFront:
         # a front of one: no lower clock is ever faster
         with watch.phase("exact", f"the fastest of {count:,} plans"):
             layouts = np.arange(problem.num_layouts)
-            plans = problem.plans(layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts)))
+            plans = problem.evaluate_genes(
+                layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts))
+            )
             feasible = np.flatnonzero(plans["violation"] <= 0.0)
             best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
             return ExactFront(take(plans, best), count, len(layouts), take(plans, best[:0]))

@@ -83,7 +83,7 @@ def pymoo(problem: Problem, genome: Genome, make: Callable[..., Any], seed: int,
     while evaluated < plans and time.process_time() - begin < cpu_s:
         infills = algorithm.ask()
         genes = np.asarray(infills.get("X")).astype(np.int64)
-        found = problem.plans(*genome.decode(genes))
+        found = problem.evaluate_genes(*genome.decode(genes))
         values, violation = stacked(found, problem.goals), np.maximum(found["violation"], 0.0)
         infills.set("F", np.log(values), "G", violation[:, None])
         algorithm.tell(infills=infills)

@@ -47,7 +47,7 @@ def stock(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Search:
         rows = []
         while more():
             trial = study.ask(space)
-            plan = problem.plans(*genome.decode(np.array([[trial.params[name] for name in space]])))
+            plan = problem.evaluate_genes(*genome.decode(np.array([[trial.params[name] for name in space]])))
             for violation in plan["violation"]:
                 trial.set_constraint("violation", float(violation))
             study.tell(trial, [float(values[0]) for values in objectives(plan)])
@@ -75,7 +75,7 @@ def pymoo(problem: Problem, seed: int, more: More) -> Columns:
     algorithm.setup(pymoo_problem, termination=("n_gen", 10**6), seed=seed, verbose=False)
     while more():
         infills = algorithm.ask()
-        plans = problem.plans(*genome.decode(np.asarray(infills.get("X")).astype(np.int64)))
+        plans = problem.evaluate_genes(*genome.decode(np.asarray(infills.get("X")).astype(np.int64)))
         for _ in range(len(plans["slack"]) - 1):
             more()  # the loop counts the first one
         infills.set("F", np.column_stack(objectives(plans)), "G", plans["violation"][:, None])

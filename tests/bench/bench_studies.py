@@ -36,7 +36,7 @@ def write(folder: Path) -> None:
     problem, rng = fake_problem(0, 256, 110), np.random.default_rng(0)
     layout = rng.integers(0, problem.num_layouts, EVALUATED)
     plans = problem.describe(
-        problem.plans(layout, rng.integers(0, problem.num_clocks, EVALUATED), rng.random(EVALUATED))
+        problem.evaluate_genes(layout, rng.integers(0, problem.num_clocks, EVALUATED), rng.random(EVALUATED))
     )
     for count in TRIALS:
         spent = []

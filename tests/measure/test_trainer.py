@@ -124,7 +124,7 @@ def laid_out(spec: TrainSpec) -> Any:
     torch = importlib.import_module("torch")
     parallel = importlib.import_module("jointopt.measure.trainer.parallel")
     device = torch.device("cpu")
-    return parallel.stages(spec, parallel.device_mesh(spec, device), device)[0]
+    return parallel.build_stages(spec, parallel.device_mesh(spec, device), device)[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def genome():
 @pytest.fixture(scope="module")
 def plans(genome):
     genes = genome.random(200, np.random.default_rng(0))
-    return genome.problem.plans(*genome.decode(genes))
+    return genome.problem.evaluate_genes(*genome.decode(genes))
 
 
 def test_the_first_of_equal_plans_is_new_and_only_once():

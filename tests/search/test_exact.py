@@ -18,7 +18,7 @@ from tests.fake_problem import fake_problem, loosely
 def everything(problem):
     layouts = np.repeat(np.arange(problem.num_layouts), problem.num_clocks)
     clocks = np.tile(np.arange(problem.num_clocks), problem.num_layouts)
-    return front_of(problem.plans(layouts, clocks, np.zeros(len(layouts))))
+    return front_of(problem.evaluate_genes(layouts, clocks, np.zeros(len(layouts))))
 
 
 def random_problem(seed, num_layouts, num_clocks, *, bounded, promised):

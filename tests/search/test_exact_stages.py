@@ -27,7 +27,7 @@ def everything(problem):
     shares = np.concatenate([[0.0], SLACKS])
     grids = np.meshgrid(np.arange(problem.num_layouts), np.arange(problem.num_clocks), shares, indexing="ij")
     layout, clock, slack = (grid.ravel() for grid in grids)
-    return front_of(problem.plans(layout, clock, slack))
+    return front_of(problem.evaluate_genes(layout, clock, slack))
 
 
 def assert_same(front, other):

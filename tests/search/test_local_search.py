@@ -16,7 +16,7 @@ def problem():
 
 def random_front(problem, seed=0):
     genome = Genome.of(problem)
-    return front_of(problem.plans(*genome.decode(genome.random(50, np.random.default_rng(seed)))))
+    return front_of(problem.evaluate_genes(*genome.decode(genome.random(50, np.random.default_rng(seed)))))
 
 
 @pytest.mark.parametrize("per_stage", [False, True])

@@ -41,7 +41,7 @@ def drawn(problem: Problem) -> Columns:
     """The front of 40 plans drawn at random."""
     rng = np.random.default_rng(0)
     layouts = rng.choice(problem.num_layouts, 40)
-    plans = problem.plans(layouts, rng.integers(0, problem.num_clocks, 40), np.zeros(40))
+    plans = problem.evaluate_genes(layouts, rng.integers(0, problem.num_clocks, 40), np.zeros(40))
     return front_of({name: values[plans["violation"] <= 0.0] for name, values in plans.items()}, GOALS)
 
 
@@ -112,7 +112,7 @@ def test_of_too_many_moves_evenly_spaced_ones_are_evaluated(problem: Problem, mo
     free, genes = replace(problem, least_violation=None), Genome.of(problem).random(20, np.random.default_rng(1))
     plans = _evaluate_some(Genome.of(free), genes, most)
     layouts, clocks, slacks = Genome.of(free).decode(genes[::every])
-    feasible = free.plans(layouts, clocks, slacks)["violation"] <= 0.0
+    feasible = free.evaluate_genes(layouts, clocks, slacks)["violation"] <= 0.0
     assert plans["layout_index"].tolist() == layouts[feasible].tolist()
     assert plans["clock_index"].tolist() == clocks[feasible].tolist()
 

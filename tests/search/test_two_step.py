@@ -43,7 +43,7 @@ def test_two_steps_try_every_clock_of_the_fastest_layout_and_no_other_layout(see
     front = two_step_front(problem, best, 1000)
     assert set(front["layout_index"].tolist()) == {best}
     clocks = np.arange(problem.num_clocks)
-    uniform = problem.plans(np.full(len(clocks), best), clocks, np.zeros(len(clocks)))
+    uniform = problem.evaluate_genes(np.full(len(clocks), best), clocks, np.zeros(len(clocks)))
     assert is_covered(*objectives(front), *(value * (1 + 1e-9) for value in objectives(uniform))).all()
 
 
@@ -66,7 +66,9 @@ def test_plans_of_some_layouts_are_those_of_the_whole_problem(seed):
     some, layout, clock = problem.of_layouts(rows), rng.integers(0, 6, 20), rng.integers(0, 5, 20)
     slack = rng.random(20).round(1)
     for one, other in zip(
-        objectives(some.plans(layout, clock, slack)), objectives(problem.plans(rows[layout], clock, slack)), strict=True
+        objectives(some.evaluate_genes(layout, clock, slack)),
+        objectives(problem.evaluate_genes(rows[layout], clock, slack)),
+        strict=True,
     ):
         np.testing.assert_allclose(one, other, rtol=1e-12)
 

@@ -49,7 +49,9 @@ def counted(problem: Problem) -> Columns:
     """The front of every layout at every clock with every share of slack."""
     layouts, shares = np.arange(problem.num_layouts), np.linspace(0.0, 1.0, 11)
     parts = [
-        front_of(problem.plans(layouts, np.full_like(layouts, clock), np.full(len(layouts), share)), problem.goals)
+        front_of(
+            problem.evaluate_genes(layouts, np.full_like(layouts, clock), np.full(len(layouts), share)), problem.goals
+        )
         for clock, share in product(range(problem.num_clocks), shares)
     ]
     return front_of(concat(parts), problem.goals)
@@ -198,7 +200,7 @@ def test_an_objective_that_needs_a_price_is_refused_without_one() -> None:
 def test_least_memory_alone_is_one_plan_that_no_layout_is_below() -> None:
     alone = propose(replace(JOB, objectives=("peak_memory_gib",)), trials=200)
     least: Any = problem_of(MEMORY)
-    memory = least.plans(*(np.arange(least.num_layouts) * on for on in (1, 0)), np.zeros(least.num_layouts))
+    memory = least.evaluate_genes(*(np.arange(least.num_layouts) * on for on in (1, 0)), np.zeros(least.num_layouts))
     kept = memory["peak_memory_gib"][memory["violation"] <= 0.0]
     assert alone.front["peak_memory_gib"].tolist() == [pytest.approx(kept.min())]
 

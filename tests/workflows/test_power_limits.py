@@ -33,7 +33,7 @@ def found():
 def test_the_front_is_that_of_every_layout_under_every_limit(found) -> None:
     problem = priced_problem(JOB)
     every = np.arange(problem.num_layouts)
-    plans = problem.plans(every, np.zeros_like(every), np.zeros(len(every)))
+    plans = problem.evaluate_genes(every, np.zeros_like(every), np.zeros(len(every)))
     best = take(plans, front_rows(plans))
     assert problem.num_layouts % len(LIMITS) == 0
     assert len(found.front["pp"]) >= len(best["slack"]) - 1  # what only its probability of fitting kept is left out

@@ -80,7 +80,7 @@ def test_no_feasible_plan_of_one_clock_dominates_the_front(proposal: Proposal) -
     problem = problem_of(proposal.job)
     rng = np.random.default_rng(0)
     layout, clock = rng.integers(0, problem.num_layouts, 2000), rng.integers(0, problem.num_clocks, 2000)
-    tried = problem.plans(layout, clock, np.zeros(2000))
+    tried = problem.evaluate_genes(layout, clock, np.zeros(2000))
     faster = tried["iteration_time_s"][:, None] < proposal.front["iteration_time_s"] * (1 - 1e-9)
     thriftier = tried["energy_j"][:, None] < proposal.front["energy_j"] * (1 - 1e-9)
     assert not (faster & thriftier & (tried["violation"] <= 0)[:, None]).any()
@@ -188,7 +188,7 @@ def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energ
     (best,) = found.front["iteration_time_s"]
     problem = problem_of(job)
     layouts, top = np.arange(problem.num_layouts), np.zeros(problem.num_layouts, np.int64)
-    times = problem.plans(layouts, top, np.zeros(len(layouts)))["iteration_time_s"]
+    times = problem.evaluate_genes(layouts, top, np.zeros(len(layouts)))["iteration_time_s"]
     assert best == pytest.approx(times.min())
     explained = explain(job, "dp=2 pp=2 mbs=1").text()
     for text in (found.text(), explained, json_text(found.to_dict())):

@@ -95,7 +95,7 @@ class LocalExperts(nn.Module):
         self.experts = nn.ModuleDict(experts)
 
     def forward(self, inbox: Tensor, count: Tensor) -> Tensor:
-        """Results for tokens that lie by sender and then by expert; ``count`` (senders, experts) of them each."""
+        """Results (tokens, h) for ``inbox`` (tokens, h), sorted by sender and expert; ``count`` (senders, experts)."""
         pieces = list(inbox.split(count.flatten().tolist()))
         senders, here = count.shape
         made: list[list[Tensor]] = [[] for _ in range(senders)]
@@ -109,9 +109,9 @@ class LocalExperts(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router over all experts, of which this rank holds every ``ep``-th part; ``make`` builds one expert.
+    """A router over all experts, of which this rank holds one of ``ep`` parts; no token is dropped.
 
-    No token is dropped.
+    ``make(width)`` builds one expert.
     """
 
     def __init__(self, spec: TrainSpec, ep: DeviceMesh, make: Callable[[int], nn.Module]) -> None:
@@ -124,7 +124,7 @@ class Experts(nn.Module):
         self.shared = make(width * spec.num_shared_experts) if spec.num_shared_experts else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output of the routed experts for every token."""
+        """Output (b, s, h): of the routed experts, by the router's weights, and of the shared one."""
         tokens = x.reshape(-1, x.shape[-1])
         weight, chosen = self.router(tokens).float().softmax(-1).topk(self.top_k, dim=-1)
         order = chosen.flatten().argsort(stable=True)  # routed copies, by expert
@@ -146,6 +146,7 @@ class Experts(nn.Module):
 
 
 def _all_to_all(x: Tensor, got: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Rows of ``x`` exchanged within a group: so many ``sent`` to and ``got`` from each rank."""
     return collectives.wait_tensor(collectives.all_to_all_single_autograd(x.contiguous(), got, sent, group))
 
 
@@ -178,7 +179,7 @@ class Stage(nn.Module):
         self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the last stage, hidden states of every other."""
+        """Logits (b, s, vocabulary) of the last stage, hidden states (b, s, h) of every other."""
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers.values():

@@ -28,8 +28,9 @@ from torch.distributed.tensor.parallel import (
 from jointopt.measure.trainer.model import Experts, Stage
 from jointopt.measure.trainer.spec import TrainSpec
 
-_INITIAL_SPREAD = 0.02
+_INITIAL_SPREAD = 0.02  # standard deviation of initial weights
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# dimensions of the mesh that are products of those that it is made of; ``expert_dp`` replicates experts
 _FLATTENED = {
     "dp": ("dp_outer", "dp_inner"),
     "cp": ("cp_outer", "cp_inner"),
@@ -40,7 +41,7 @@ _FLATTENED = {
 
 
 def device_mesh(spec: TrainSpec, device: torch.device) -> DeviceMesh:
-    """Dimensions pp, dp, cp, ep, tp and what sharding needs; tp is innermost, then cp, dp, pp.
+    """The mesh of all ranks, with dimensions pp, dp, cp, tp (innermost) and those of `_FLATTENED`.
 
     Experts are spread over ``ep`` neighbours of the dp*cp ranks, so dp and cp are cut into an outer and an inner part.
     """
@@ -55,7 +56,7 @@ def device_mesh(spec: TrainSpec, device: torch.device) -> DeviceMesh:
 
 
 def build_stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dict[int, Stage]:
-    """The stages of this rank by number, laid out, sharded and with the weights that every layout starts from."""
+    """The stages of this rank by number, split and sharded as the plan says, with the initial weights of the seed."""
     if spec.num_query_groups % spec.tp:
         raise ValueError(
             f"tp {spec.tp} does not divide the {spec.num_query_groups} query groups; the trainer splits heads"
@@ -81,7 +82,7 @@ def build_stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dic
 
 
 def _split_tensors(stage: Stage, tp: DeviceMesh, sequence_parallel: bool) -> None:
-    """Tensor parallelism of a stage; with sequence parallelism what lies between the products is split as well."""
+    """Apply tensor parallelism to a stage; with sequence parallelism norms and residuals are split by sequence too."""
     outside = Shard(1) if sequence_parallel else Replicate()
     for layer in stage.layers.values():
         plan: dict[str, ParallelStyle] = {f"attention.{n}": ColwiseParallel() for n in ("query", "key", "value")}
@@ -110,7 +111,7 @@ def _split_tensors(stage: Stage, tp: DeviceMesh, sequence_parallel: bool) -> Non
 
 
 class _SplitOutput(ParallelStyle):
-    """Whole sequences in, as ``gather`` makes them, and this rank's part of them out."""
+    """A style for experts: ``gather`` makes whole sequences of the inputs, and outputs are this rank's part again."""
 
     def __init__(self, gather: PrepareModuleInput) -> None:
         self.gather = gather
@@ -121,7 +122,7 @@ class _SplitOutput(ParallelStyle):
 
 
 def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> None:
-    """Data parallelism: ZeRO-0 replicates; 1 and 2 shard what the optimizer holds; 3 the weights between uses too.
+    """Apply data parallelism: ZeRO-0 replicates; 1 and 2 shard optimizer states; 3 also weights between uses.
 
     Layers on a GPU compute in the job's 16-bit type; weights and reduced gradients are fp32. CPUs: all fp32. Gradients
     are means over dp*cp ranks. An expert sees the tokens of ``ep`` ranks, so its gradients, summed over fewer ranks,
@@ -146,7 +147,7 @@ def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device
 
 
 def _initialise(stage: Stage, seed: int) -> None:
-    """Weights that depend on nothing but the seed and a parameter's name: one parameter at a time, then cut."""
+    """Set initial weights, which depend on the seed and a parameter's name alone, whatever the layout."""
     with torch.no_grad():
         for wrapped, parameter in stage.named_parameters():
             name = wrapped.replace("_checkpoint_wrapped_module.", "")

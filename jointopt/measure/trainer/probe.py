@@ -85,7 +85,7 @@ def _products(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def _product(dtype: str, m: int, n: int, k: int, device: torch.device) -> Callable[[], Any]:
-    """One product m x k by k x n of random numbers, which draw the power that a training's do."""
+    """A call that multiplies m x k by k x n random numbers, which draw as much power as a training's."""
     a, b = (torch.randn(size, k, device=device).to(_DTYPES[dtype]) for size in (m, n))
     if dtype != "fp8":
         return lambda: torch.mm(a, b.t())
@@ -129,7 +129,7 @@ def _there_and_back(buffer: torch.Tensor, stride: int) -> None:
 
 
 def _seconds(act: Callable[[], Any], device: torch.device, together: bool = False) -> float:
-    """Seconds of one call here, the best of `_REPEATS` averages; ``together``: all processes make as many calls."""
+    """Seconds of one call of ``act``, the best of `_REPEATS` averages; ``together``: all ranks make as many calls."""
     act()
     timer = timeit.Timer(act, timer=functools.partial(now_s, device))
     calls = max(1, min(_MOST_CALLS, int(_SECONDS / _REPEATS / max(timer.timeit(1), 1e-7))))

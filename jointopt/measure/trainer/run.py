@@ -26,7 +26,7 @@ Step = Callable[[], Tensor]  # one iteration's passes: this rank's mean loss (0 
 
 
 def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
-    """Results of one run, the same on every rank: seconds by iteration, losses, memory."""
+    """Train and return the results, the same on every rank: seconds by measured iteration, losses, memory in GiB."""
     torch.manual_seed(spec.seed)
     mesh = device_mesh(spec, device)
     parts = build_stages(spec, mesh, device)
@@ -117,6 +117,7 @@ def _plain_step(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) 
 
 
 def _pipeline_step(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
+    """1F1B over the stages, interleaved where a rank has several."""
     # a second of imports, which plans without a pipeline need not wait for
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
@@ -142,7 +143,7 @@ def _pipeline_step(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], i
 
 
 def _memory_gib(device: torch.device) -> float:
-    """Reserved by the allocator on a GPU, which is what runs out; resident memory of the process elsewhere."""
+    """Peak memory: reserved by the allocator of a GPU, which is what runs out; resident in a process on cores."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -10,7 +10,7 @@ JUDGED_ON = 3  # measured iterations: the least of them is taken for what the ot
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """One run. Degrees multiply to the number of processes; ``recompute`` is none, selective or full."""
+    """One run; dp*tp*pp*cp is the number of processes, and ``recompute`` is none, selective or full."""
 
     num_layers: int
     hidden_size: int

@@ -70,9 +70,8 @@ class MeasuredStudy:
         for trial in self._trials():  # those whose process was killed do not run any more
             process = trial.user_attrs.get(_PROCESS, "")
             if trial.state == TrialState.RUNNING and not (process and may_be_alive(process)):
-                self.end_without_result(
-                    self._trial_id(trial), "the process that waited for the run was killed", left=True
-                )
+                why = "the process that waited for the run was killed"
+                self.end_without_result(self._trial_id(trial), why, left=True)
 
     @property
     def name(self) -> str:

@@ -349,7 +349,7 @@ class _Worker:
         bare = self._without_results(claimed)
         if np.isin(bare["layout_index"], list(self._seen.closed)).any():
             raise OutOfMemoryError("not evaluated, since its layout, or one that needs no more memory, ran out of it")
-        plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
+        plans = self.problem.evaluate_genes(bare["layout_index"], bare["clock_index"], bare["slack"])
         for name in self.problem.goals:
             if (found := first_impossible(name, plans[name])) is not None:
                 row, expected = found

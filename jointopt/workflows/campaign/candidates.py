@@ -125,7 +125,7 @@ def searched(job: Job | JobModel) -> Candidates:
     grid = np.unique(np.linspace(0, problem.num_clocks - 1, _CLOCKS).round().astype(np.int64))
     grid = grid if "energy_j" in job.objectives else grid[-1:]
     layout = np.repeat(np.arange(problem.num_layouts), len(grid))
-    plans = problem.plans(layout, np.tile(grid, problem.num_layouts), np.zeros(len(layout)))
+    plans = problem.evaluate_genes(layout, np.tile(grid, problem.num_layouts), np.zeros(len(layout)))
     feasible = np.flatnonzero(plans["violation"] <= 0)
     if not len(feasible):
         raise InfeasibleError(f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why.")
