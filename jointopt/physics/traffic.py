@@ -66,8 +66,8 @@ class Hardware:
     links: Links
     intra_j_per_byte: float
     inter_j_per_byte: float
-    # answers of `collective`, where several jobs on the same constants and layouts keep them for each other
-    answered: dict[tuple[object, ...], Floats] | None = field(default=None, compare=False, repr=False)
+    # results of `collective`, where several jobs on the same constants and layouts keep them for each other
+    cache: dict[tuple[object, ...], Floats] | None = field(default=None, compare=False, repr=False)
 
 
 def hardware(job: Job, constants: KernelConstants) -> Hardware:
@@ -115,16 +115,16 @@ def sm_s(exposed: Mapping[str, Traffic]) -> Floats:
 def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of one collective of ``moved`` bytes, (2, ...)."""
     key: tuple[object, ...] = ()
-    if hw.answered is not None:
+    if hw.cache is not None:
         rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
         key = *rates, kind, moved.shape, moved.tobytes(), group.size.tobytes(), group.local.tobytes()
-        if key in hw.answered:
-            return hw.answered[key]
+        if key in hw.cache:
+            return hw.cache[key]
     time = collective_time_s(kind, moved, group.size, group.local, hw.constants.collectives, hw.links)
     intra, inter = link_bytes(kind, moved, group.size, group.local)
     found = np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
-    if hw.answered is not None:
-        hw.answered[key] = found
+    if hw.cache is not None:
+        hw.cache[key] = found
     return found
 
 

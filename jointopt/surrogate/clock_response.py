@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
-from jointopt.surrogate.kernel import Kernel, Runs, terms
+from jointopt.surrogate.kernel import Kernel, Runs, covariance_terms
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced, PricedPlans
@@ -131,11 +131,11 @@ def learn_response(
         rows = np.union1d(rows, np.flatnonzero(below)[:MOST_RUNS]).astype(np.int64)
     some, y, fold, below = priced.take(rows), residual[rows], fold[rows], below[rows]
     y = np.clip(y, *(np.median(y) + np.array([-LARGEST, LARGEST])))
-    covariance = np.tensordot(np.square(MULTIPLES), terms(kernel, some.runs, some.runs), 1)
+    covariance = np.tensordot(np.square(MULTIPLES), covariance_terms(kernel, some.runs, some.runs), 1)
     covariance += kernel.noise**2 * np.eye(len(y))
     swept, still = _Swept(some.plans_under(lambda job: job), some.in_order), ClockResponse()
     slopes = swept.slopes(still)
-    error, gained = (np.abs(np.expm1(_left_out(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes))
+    error, gained = (np.abs(np.expm1(_cross_fitted(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes))
     before, after = (float(np.median(each[below])) for each in (error, gained))
     gains = after < (1.0 - LEAST_GAIN) * before
     found = _shares(swept, y, np.linalg.inv(covariance))
@@ -155,7 +155,7 @@ def learn_response(
 
 
 def _left_below(covariance: Floats, residual: Floats, runs: Runs) -> float:
-    """How far runs below the top clock are off in common beyond any response, a share; 0 where that may be chance.
+    """Common error of the runs below the top clock that no response explains, a share; 0 where it may be chance.
 
     ``residual`` (n,) is what the likeliest shares leave. By a step below the top clock, and a slope over clocks: most
     runs may be wrong, and those that are right are then few, and far off what is learned of all.
@@ -200,8 +200,8 @@ def _likeliest(inverse: Floats, y: Floats, slopes: Floats) -> Floats:
     return np.asarray(lsq_linear(root, target, bounds=([0.0, 0.0], [1.0 - LOWEST, 1.0])).x)
 
 
-def _left_out(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floats:
-    """Residual of every run (n,) beyond that predicted by the process and both shares of the runs of other folds."""
+def _cross_fitted(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floats:
+    """What runs of other folds, by process and both shares, leave of the residual of every run, (n,)."""
     out = np.empty(len(y))
     for one in np.unique(fold):
         at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)

@@ -14,9 +14,9 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
-from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, moved, only
+from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, one_constant, with_constants
 from jointopt.surrogate.data_doubts import QUESTION, power_log_ratio
-from jointopt.surrogate.kernel import Runs, kinship, together
+from jointopt.surrogate.kernel import Runs, joined_runs, kinship
 from jointopt.surrogate.memory import MemoryEvidence, MemoryPosterior, memory_evidence
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale, scale_at_limit
 
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
 
 
-def as_it_is(job: Job) -> Job:
-    """The job."""
+def same_job(job: Job) -> Job:
+    """The job unchanged: `Evidence.under` prices runs anew on it under another measured power."""
     return job
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured runs of one source; ``counts``: how many timed runs come from where.
+    """What measured runs of one source say of time, power and memory.
 
-    ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have
-    a measured time, or a lower bound of it. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is
-    of its own rows.
+    ``runs`` and what is (n,) may hold timed runs of the source's kin too (`kernel.kinship`); power and memory are of
+    its own rows alone.
     """
 
     runs: Runs | None = None  # with a measured time
     residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
-    priced: tuple[Priced, ...] = ()
-    timed: Bools = field(default_factory=lambda: np.empty(0, bool))
-    log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
+    priced: tuple[Priced, ...] = ()  # all rows as the physics prices them, own ones first; none: runs kept as features
+    timed: Bools = field(default_factory=lambda: np.empty(0, bool))  # (rows,) of ``priced``: which are among ``runs``
+    log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), own rows
     static_share: Floats = field(default_factory=lambda: np.empty(0))  # of the predicted power, as the ratio
     static_w: float = 0.0  # of a GPU of the source
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # timed runs by the place that they come from
     bounded: Bools = field(default_factory=lambda: np.empty(0, bool))  # (n,): of which runs the time is a lower bound
 
     @classmethod
@@ -73,7 +72,7 @@ class Evidence:
         """All of ``parts``, which are of one source."""
         runs = [part.runs for part in parts if part.runs is not None]
         return cls(
-            runs=together(runs) if runs else None,
+            runs=joined_runs(runs) if runs else None,
             residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
             priced=tuple(priced for part in parts for priced in part.priced),
             timed=np.concatenate([np.empty(0, bool), *(part.timed for part in parts)]),
@@ -90,14 +89,14 @@ class Evidence:
         """Timed runs and their residuals; None where there are none."""
         return None if self.runs is None else (self.runs, self.residual)
 
-    def moved(self, by: Floats) -> Evidence | None:
-        """This evidence by a physics whose constants are moved ``by`` so much; None: runs cannot be priced anew."""
-        return self.under(lambda job: moved(job, by)) if by.any() else self
+    def with_constants(self, by: Floats) -> Evidence | None:
+        """This evidence priced with the physics' constants changed ``by``; None: runs cannot be priced anew."""
+        return self.under(lambda job: with_constants(job, by)) if by.any() else self
 
-    def under(self, change: Callable[[Job], Job] = as_it_is, power: MeasuredPower | None = None) -> Evidence | None:
-        """This evidence by the physics of the jobs that ``change`` makes; None: runs cannot be priced anew.
+    def under(self, change: Callable[[Job], Job] = same_job, power: MeasuredPower | None = None) -> Evidence | None:
+        """This evidence priced on the jobs that ``change`` makes of its own; None: runs cannot be priced anew.
 
-        ``power``: by which limits hold, None: by the physics.
+        ``power``: measured power, by which power limits then hold; None: they hold by the physics.
         """
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
@@ -108,14 +107,14 @@ class Evidence:
             for name in ("iteration_time_s", "avg_power_w")
         )  # (rows,) each, of the physics before over that after
         return replace(
-            self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
+            self, runs=joined_runs([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
             residual=self.residual + time_s[self.timed],
             log_power_ratio=self.log_power_ratio + power_w[: len(self.log_power_ratio)],
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
     def shares_doubt(self, job: Job) -> bool:
-        """Whether a timed run leaves open what a job does and was priced by the same precision and attention.
+        """Whether some timed run rests on the same guess of precision and attention as ``job``.
 
         What the guess is off by is then in what the runs teach.
         """
@@ -126,7 +125,7 @@ class Evidence:
         )  # fmt: skip
 
     def some(self, most: int) -> Evidence:
-        """At most so many of the runs that ended, drawn at random, and nothing but these; all that are remembered."""
+        """At most ``most`` of the runs that ended, drawn at random; all of them where they cannot be priced anew."""
         if self.runs is None or np.count_nonzero(self.timed) != len(self.runs):
             return self  # runs that a surrogate remembers have no rows to draw
         ended = np.flatnonzero(~self.bounds).astype(np.int64)
@@ -170,9 +169,9 @@ class Evidence:
         return tuple(part for part, at in zip(self.priced, starts, strict=False) if at < len(self.log_power_ratio))
 
     def under_measured_power(self) -> Evidence:
-        """This evidence with runs under lower limits than the highest priced at the clocks that measured power leaves.
+        """This evidence, runs under lower power limits priced at the clocks that these leave by measured power.
 
-        By the power of those under the highest, as `jointopt.physics.cost_model.Drawn` has it of plans.
+        Power is that of the runs under the highest limit (`jointopt.physics.cost_model.BoardPower`).
         """
         limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self._own_priced)])
         if len(limits_w) != len(self.log_power_ratio) or not len(limits_w) or (limits_w == limits_w.max()).all():
@@ -257,11 +256,11 @@ SURE = 0.8  # probability from which on plans are priced so
 MOST_COMPARED = 40  # runs, since each is priced under each
 
 
-def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence], float]) -> Floats:
-    """Logarithms by which runs move constants far from what was assumed, (`CONSTANTS`,); zeros where they do not.
+def far_constants(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence], float]) -> Floats:
+    """Changes of the physics' constants, (`CONSTANTS`,), where runs show a network or host far from the assumed one.
 
-    ``constants``: what the runs show along a straight line. ``log_evidence``: of runs, by the physics that prices them.
-    Of networks the mean of what runs leave open.
+    Zeros where they do not. ``constants``: what the runs show by linear sensitivities. ``log_evidence``: log marginal
+    likelihood of runs as priced. Of networks the mean of those that the runs leave open.
     """
     network = float(constants[NETWORK])
     frameworks = {work.job.training.framework for part in priced.priced for work in part.works}
@@ -273,11 +272,11 @@ def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence
     for constant, steps in FAR.items():
         for step, expected in steps.items():
             if tried[constant] and (constant != NETWORK or step * network >= 0.0):
-                moves.append(only(constant, step))
+                moves.append(one_constant(constant, step))
                 shares.append(expected)
     if len(moves) == 1:
         return moves[0]
-    few = _Moved(priced.some(MOST_COMPARED))
+    few = _ShiftedRuns(priced.some(MOST_COMPARED))
     likely = np.log(shares) + [few.log_evidence(by, log_evidence) for by in moves]
     share = np.exp(likely - likely.max())
     if share[1:].sum() < SURE * share.sum():
@@ -288,21 +287,21 @@ def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence
 
 
 @dataclass
-class _Moved:
-    """A few runs by the physics with constants moved; each is priced once."""
+class _ShiftedRuns:
+    """A few runs priced with changed constants of the physics, once for each change."""
 
     few: Evidence
     priced: dict[tuple[float, ...], Evidence | None] = field(default_factory=dict)
 
     def log_evidence(self, by: Floats, of: Callable[[Evidence], float]) -> float:
-        """The log evidence ``of`` the runs with constants moved; minus infinity where they cannot be priced so.
+        """The log evidence ``of`` the runs with constants changed ``by``; minus infinity where they cannot be priced.
 
         On a network between two priced ones, time grows by what it takes longer to send.
         """
         network = float(by[NETWORK])
         above = min((one for one in PRICED if one >= network), default=0.0)
         below = max((one for one in PRICED if one <= network), default=0.0)
-        ends = [by] if not network else [only(NETWORK, below), only(NETWORK, above)]
+        ends = [by] if not network else [one_constant(NETWORK, below), one_constant(NETWORK, above)]
         first, second = (self._at(ends[0]), self._at(ends[-1]))
         if first is None or second is None or above == below or first.runs is None or second.runs is None:
             return -np.inf if first is None else of(first)
@@ -316,18 +315,19 @@ class _Moved:
     def _at(self, by: Floats) -> Evidence | None:
         key = tuple(by.tolist())
         if key not in self.priced:
-            self.priced[key] = self.few.moved(by)
+            self.priced[key] = self.few.with_constants(by)
         return self.priced[key]
 
 
-def far_words(by: Floats, job: Job) -> str:
-    """A sentence on what `far_by` moves ``by`` so much in the physics of a job; blank where it moves nothing."""
+def far_constants_words(by: Floats, job: Job) -> str:
+    """A sentence on what `far_constants` moves ``by`` so much in the physics of a job; blank where it moves nothing."""
     moves = "The measured runs show"
     if network := float(by[NETWORK]):
         how = "slower" if network > 0.0 else "faster"
         moves += f" a network between nodes {np.exp(abs(network)):.2g} times {how} than assumed"
     elif by[HOST]:
-        moves += f" a host that needs {1e3 * moved(job, by).training.framework.host_floor_s:.2g} ms to launch a layer"
+        floor_s = with_constants(job, by).training.framework.host_floor_s
+        moves += f" a host that needs {1e3 * floor_s:.2g} ms to launch a layer"
     else:
         return ""
     return f"{moves}: all plans are priced on it."
@@ -348,17 +348,14 @@ def is_lower_bound(table: pd.DataFrame) -> Bools:
     return np.asarray(ended & (table["iteration_time_s"].to_numpy(float) > 0))
 
 
-def far_bounds(table: pd.DataFrame, priced: Priced, times: float) -> Ints:
-    """Rows of ``table`` whose time is a lower bound beyond so many times the physics: no plan takes that long.
-
-    A bound below it says little in any unit.
-    """
+def impossible_bounds(table: pd.DataFrame, priced: Priced, times: float) -> Ints:
+    """Rows of ``table`` whose lower bound of time is above ``times`` times the physics, as no plan's is."""
     off = priced.residual(table["iteration_time_s"].to_numpy(float)[priced.rows])
     return np.sort(priced.rows[is_lower_bound(table)[priced.rows] & (np.nan_to_num(off) > np.log(times))])
 
 
-def far_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -> list[str]:
-    """A sentence on `far_bounds`, if any, of so many bounds; ``named``: what messages call a row."""
+def impossible_bounds_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -> list[str]:
+    """A sentence on `impossible_bounds`, if any, of so many bounds; ``named``: what messages call a row."""
     if not len(far):
         return []
     return [
@@ -367,7 +364,7 @@ def far_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -
     ]
 
 
-def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
+def expected_above(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
     """Expected values (n,) of normals of ``mean`` and ``deviation`` (n,), given that they are above ``bound`` (n,).
 
     The mean of a truncated normal, by which Schmee and Hahn (1979, A simple method for regression analysis with
@@ -380,8 +377,8 @@ def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
     return np.asarray(np.maximum(mean + deviation * hazard, bound))
 
 
-def telling(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
-    """Mask (n,) of bounds that are informative: others are far below the expectation, and would only seem certain."""
+def informative(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
+    """Mask (n,) of lower bounds that are not far below the expectation, where they would say nothing."""
     from scipy.special import ndtr
 
     return np.asarray(ndtr((bound - mean) / deviation) > DOUBTED)

@@ -10,17 +10,17 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel, by_physics_alone
-from jointopt.physics.costs import Common
+from jointopt.physics.cost_model import CostModel, unscaled_heat
+from jointopt.physics.costs import SharedCosts
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.sensitivities import (
     NETWORK,
     least_times_s,
-    moved,
-    only,
+    one_constant,
     sensitivities,
     shape_columns,
     share_columns,
+    with_constants,
 )
 from jointopt.surrogate.kernel import DELAY, Runs
 
@@ -61,14 +61,14 @@ def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Flo
 
 def heat_of(physics: CostModel, layout: Ints, stage_clock_mhz: Floats) -> Columns:
     """Peak power and temperature over the inlet air (n,) of plans by the physics alone, of the hottest stage."""
-    found = by_physics_alone(physics, layout, stage_clock_mhz)
+    found = unscaled_heat(physics, layout, stage_clock_mhz)
     return {PEAK: found["peak_power_w"], RISE: found["temperature_c"] - physics.job.cluster.inlet_temperature_c}
 
 
 def clocks_reached(physics: CostModel, stage_clock_mhz: Floats) -> Floats:
     """Of clocks (n, S) of all layouts of the physics those that they reach within their power limits, in MHz."""
     out = np.full_like(stage_clock_mhz, np.nan)
-    for g, at, rows, depth in physics.parts(np.arange(len(out))):
+    for g, at, rows, depth in physics.blocks(np.arange(len(out))):
         out[at, :depth] = physics.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
     return out
 
@@ -100,8 +100,11 @@ def network_delay(physics: CostModel, layout: Ints) -> Floats:
     """
     if physics.job.cluster.nodes == 1:
         return np.zeros(len(layout))
-    slower = moved(physics.job, only(NETWORK, np.log(SLOWER)))
-    common, every = physics.common or Common(physics.hardware, physics.shapes), np.arange(len(physics.layouts["pp"]))
+    slower = with_constants(physics.job, one_constant(NETWORK, np.log(SLOWER)))
+    common, every = (
+        physics.common or SharedCosts(physics.hardware, physics.shapes),
+        np.arange(len(physics.layouts["pp"])),
+    )
     top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
     (there_s,) = least_times_s([slower], physics, every, top, common)
     return np.asarray(np.maximum(np.log(there_s / physics.least_time_s(every, top)), 0.0)[layout])

@@ -21,7 +21,7 @@ from jointopt.surrogate.new_sources import (
     bounds_of_software,
     size_groups,
 )
-from jointopt.surrogate.own_mix import COVERAGE, held_half_width, sure_part
+from jointopt.surrogate.own_mix import COVERAGE, held_half_width, signal_share
 from jointopt.surrogate.surrogate import Surrogate, Widths
 
 FOLDS = 5
@@ -31,13 +31,13 @@ SAME = 1e-6  # of features and sensitivities, as rounding has it
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of the log residual for runs not seen: truth, mean and 90 % half-width, (n,)."""
+    """Predictions of log(measured / physics) for n runs that the surrogate has not seen."""
 
-    truth: Floats
-    mean: Floats
-    half_width: Floats
-    rows: Ints
-    known: int = 0  # runs of the source that were
+    truth: Floats  # (n,)
+    mean: Floats  # (n,)
+    half_width: Floats  # (n,) 90 %
+    rows: Ints  # (n,) positions of the runs
+    known: int = 0  # runs of the source that were seen
 
     @property
     def median_error(self) -> float:
@@ -51,11 +51,11 @@ class HeldOut:
 
     @property
     def by_root(self) -> HeldOut:
-        """The same with the roots of the half-widths in their place."""
+        """With roots of the half-widths in their place, on which factors of differences are calibrated."""
         return replace(self, half_width=np.sqrt(self.half_width))
 
     def covered(self, factor: float) -> float:
-        """The same of intervals so many times as wide."""
+        """`coverage` of intervals ``factor`` times as wide."""
         return float((np.abs(self.mean - self.truth) <= factor * self.half_width).mean())
 
 
@@ -134,7 +134,7 @@ def pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
     return first, second
 
 
-def calibrated(
+def with_conformal_widths(
     surrogate: Surrogate, parts: Mapping[str, list[HeldOut]], of_pairs: Mapping[str, list[HeldOut]] | None = None
 ) -> Surrogate:
     """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
@@ -154,7 +154,7 @@ def calibrated(
     return replace(surrogate, widths=widths)
 
 
-def joined(parts: Sequence[HeldOut]) -> HeldOut | None:
+def joined_held_out(parts: Sequence[HeldOut]) -> HeldOut | None:
     """All of ``parts`` as one; None where there are none."""
     if not parts:
         return None
@@ -172,7 +172,7 @@ def conformal(held: list[HeldOut]) -> float:
 
 
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
-    """A `NewGroups` of few ``runs``, by answers of the whole process for those ``held`` out; and what counts of these.
+    """(A `NewGroups` of few ``runs``, ``held`` as predicted by it); ``held``: runs left out, by the whole process.
 
     All of the process where its median error is at most that of the physics in `SURE` of draws of the groups; else as
     far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of it.
@@ -183,7 +183,7 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     each = [np.flatnonzero(group == one) for one in np.unique(group)]
     count, wider = len(each), 1.0
     of_physics, of_part = (
-        replace(held, mean=part * held.mean) for part in (0.0, sure_part(held.mean, held.half_width))
+        replace(held, mean=part * held.mean) for part in (0.0, signal_share(held.mean, held.half_width))
     )
     # whole groups are drawn, as runs of one are off alike
     rng, off = np.random.default_rng(0), np.abs(np.expm1([one.mean - one.truth for one in (held, of_physics)]))
@@ -245,7 +245,7 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
         {kind: [each[name] for each in every for name in names if name in each] for kind, names in KINDS.items()}
         for every in ([s.held for s in scores], [s.pairs for s in scores])
     )
-    found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
+    found, new = with_conformal_widths(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
     # What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
     by_root = ([s.pairs[kind].by_root for s in scores if kind in s.pairs] for kind in ("source_out", "unseen"))
     of_new, unknown = (conformal(each) if each else None for each in by_root)

@@ -26,20 +26,20 @@ from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload, lacks_heads, model_as_kin
 from jointopt.surrogate.data_doubts import (
     REFUSED,
-    apart_lines,
     check_scale,
-    doubts,
-    impossible,
-    off_scale,
+    doubted_sources,
+    impossible_outliers,
+    outlier_lines,
     power_lines,
-    set_apart,
+    unit_lines,
+    unit_outliers,
 )
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
     Evidence,
     evidence_by_source,
-    far_bounds,
-    far_line,
+    impossible_bounds,
+    impossible_bounds_line,
     is_kin,
     is_lower_bound,
     learned_from,
@@ -66,15 +66,11 @@ _KIND = ("gpu", "gpus_per_node", "framework")
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Rows of one measurement table: results are numbers or NaN, none of them impossible, a blank status is ok.
-
-    ``warnings``: a sentence on each kind of cell that cannot be and is not used, or that is doubtful. ``name``: what
-    messages call the rows.
-    """
+    """Rows of one measurement table: results are numbers or NaN, none of them impossible, a blank status is ok."""
 
     table: pd.DataFrame
-    warnings: tuple[str, ...] = ()
-    name: str = GIVEN
+    warnings: tuple[str, ...] = ()  # a sentence on each kind of cell that is doubtful, or impossible and not used
+    name: str = GIVEN  # what messages call the rows
     machine: Machine | None = None  # that rows on such nodes ran on
     kin: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
     refused: Bools | None = None  # rows (n,) of which a sentence says that their only results are not used
@@ -224,7 +220,7 @@ class Measurements:
 
     @functools.cached_property
     def checked(self) -> Measurements:
-        """`possible`; the first time `doubts`, `left_out` and columns that nothing reads are logged.
+        """`possible`; the first time `unit_lines`, `left_out` and columns that nothing reads are logged.
 
         Raises TableError as there.
         """
@@ -239,10 +235,12 @@ class Measurements:
     def possible(self) -> Measurements:
         """The runs without times in another unit than the others of their source; themselves where there are none."""
         try:
-            priced, (ratio, apart) = self.priced, self._apart
+            priced, (ratio, apart) = self.priced, self._outliers
         except TableError:
             return self
-        odd = np.concatenate([priced.rows[impossible(ratio, apart)], far_bounds(self.table, priced, REFUSED)])
+        odd = np.concatenate(
+            [priced.rows[impossible_outliers(ratio, apart)], impossible_bounds(self.table, priced, REFUSED)]
+        )
         if not len(odd):
             return self
         left = self.table["iteration_time_s"].mask(lost := np.isin(np.arange(len(self.table)), odd))
@@ -250,10 +248,10 @@ class Measurements:
         return replace(self, table=self.table.assign(iteration_time_s=left), refused=refused)
 
     @functools.cached_property
-    def _apart(self) -> tuple[Floats, dict[str, Bools]]:
-        """log(measured / predicted time) of the priced rows, and those `set_apart`. Raises TableError as `priced`."""
+    def _outliers(self) -> tuple[Floats, dict[str, Bools]]:
+        """log(measured / predicted time) of the priced rows, and `unit_outliers`. Raises TableError as `priced`."""
         ratio = log_time_ratio(self.table, self.priced)
-        return ratio, set_apart(ratio, self.priced.runs.source)
+        return ratio, unit_outliers(ratio, self.priced.runs.source)
 
     @property
     def left_out(self) -> list[str]:
@@ -291,16 +289,16 @@ class Measurements:
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
         try:
-            priced, (ratio, apart) = self.priced, self._apart
+            priced, (ratio, apart) = self.priced, self._outliers
         except TableError:
             return []
         source, of_precision = priced.runs.source, precision_lines(self.possible.evidence_by_source())
-        check_scale(np.where(impossible(ratio, apart), np.nan, ratio), source)
+        check_scale(np.where(impossible_outliers(ratio, apart), np.nan, ratio), source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
-        lines = apart_lines(ratio, priced.rows, apart, source)
-        lines += doubts(off_scale(unasked, source), but={*map(str, of_precision), *apart})
-        far = far_bounds(self.table, priced, REFUSED)
-        lines += far_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
+        lines = outlier_lines(ratio, priced.rows, apart, source)
+        lines += unit_lines(doubted_sources(unasked, source), but={*map(str, of_precision), *apart})
+        far = impossible_bounds(self.table, priced, REFUSED)
+        lines += impossible_bounds_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
         return [*lines, *of_precision.values(), *power_lines(self.table, priced, self._named)]
 
     def _named(self, row: int) -> str:

@@ -23,7 +23,15 @@ from jointopt.runs.row_names import row_names
 from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
 from jointopt.surrogate.data_doubts import heat_log_ratios, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
-from jointopt.surrogate.evidence import Use, as_it_is, beyond, far_bounds, far_line, is_lower_bound, telling
+from jointopt.surrogate.evidence import (
+    Use,
+    expected_above,
+    impossible_bounds,
+    impossible_bounds_line,
+    informative,
+    is_lower_bound,
+    same_job,
+)
 from jointopt.surrogate.features import HEAT_COLUMNS
 from jointopt.surrogate.held_out import (
     FOLDS,
@@ -32,7 +40,7 @@ from jointopt.surrogate.held_out import (
     HeldOut,
     Scores,
     group_folds,
-    joined,
+    joined_held_out,
     judge_new_groups,
     measured_split,
     predict_pairs,
@@ -40,9 +48,9 @@ from jointopt.surrogate.held_out import (
     score_table,
     with_calibrated_widths,
 )
-from jointopt.surrogate.kernel import Kernel, Runs, learn, together
+from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
-from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns, judge_shared, learn_own, supporting
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, SourceRuns, judge_shared, learn_own, supporting
 from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
@@ -191,7 +199,9 @@ def leave_groups_out(
     The surrogate's own support holds nothing of the source. At most ``most`` parts are left out.
     """
     known, folds = data.known.runs, group_folds(group[rows], most=most)
-    return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
+    return joined_held_out(
+        [predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds]
+    )
 
 
 def leave_size_out(data: TrainingSet, surrogate: Surrogate, rows: Ints) -> HeldOut | None:
@@ -218,7 +228,7 @@ def leave_source_out(
     draws = min(-(-ENOUGH_JUDGED // len(first[1])), MOST_DRAWS) if per_group else 1
     splits = (measured_split(groups, per_group, seed + draw) for draw in range(draws))
     answers = (predicted(surrogate, runs, residual, rows[s[1]], rows[s[0]], fitted) for s in splits if s is not None)
-    return joined([answer for answer in answers if answer is not None])
+    return joined_held_out([answer for answer in answers if answer is not None])
 
 
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
@@ -313,22 +323,22 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
         priced = price(ended)
     except TableError:
         return surrogate, (len(ended), 0)
-    far = far_bounds(ended, priced, OWN_BROKEN)
-    for line in far_line(far, len(ended), OWN_BROKEN, row_names(table, is_lower_bound(clean))):
+    far = impossible_bounds(ended, priced, OWN_BROKEN)
+    for line in impossible_bounds_line(far, len(ended), OWN_BROKEN, row_names(table, is_lower_bound(clean))):
         _log.warning("%s", line)
     priced = priced.take(np.flatnonzero(~np.isin(priced.rows, far)).astype(np.int64))
     parts, filled = [surrogate.support], [surrogate.residual]
     for source in np.unique(priced.runs.source).tolist():
         some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))
         if (own := surrogate.own_of(source)) is not None:
-            change = as_it_is if own.response is None else own.response.response.on
+            change = same_job if own.response is None else own.response.response.on
             some = some.under(change, own.measured_power)
         mean, half_width, _ = surrogate.conditioned(source, bool(some.fitted[0])).predict(some.runs)
         bounds = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows]), mean, half_width / Z_90
-        kept = np.flatnonzero(telling(*bounds)).astype(np.int64)
+        kept = np.flatnonzero(informative(*bounds)).astype(np.int64)
         parts.append(some.runs.take(kept))
-        filled.append(np.clip(beyond(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
-    support, residual = together(parts), np.concatenate(filled)
+        filled.append(np.clip(expected_above(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
+    support, residual = joined_runs(parts), np.concatenate(filled)
     return replace(surrogate, support=support, residual=residual), (len(ended), len(support) - len(surrogate.support))
 
 
@@ -340,7 +350,7 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     bare, surrogate = surrogate.without_runs(), with_own(surrogate, found)
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
-    if (every := joined([each for _, each in held])) is not None:
+    if (every := joined_held_out([each for _, each in held])) is not None:
         # as weights were chosen: means over what was left out at a time, by the roots of its runs
         counts = [len(f.rows) for f in found]
         for name, of in (("physics", "physics"), ("group out", "time")):
@@ -414,7 +424,7 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
 
 def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int = 0) -> LearnedOwn:
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
-    some, priced = measured(data, rows), data.known.take(rows)
+    some, priced = source_runs(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
     kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW).astype(np.int64)
     if sweep.off_below and count_distinct(some.runs.take(kept)) >= LEAST_LEFT_OUT:
@@ -426,7 +436,7 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     if (limits_w != again.limit_w).any():  # by the power of runs under the highest limit those under others are priced
         scale = scale_at_limit(some.log_power, some.static_share, some.static_w, limits_w)
         if scale.log_sd is not None:
-            some, again, by_limits = _priced_again(some, again, as_it_is, MeasuredPower(scale, again.limit_w))
+            some, again, by_limits = _priced_again(some, again, same_job, MeasuredPower(scale, again.limit_w))
             moved = moved + by_limits
     learned = learn_own if count_distinct(some.runs) >= LEAST_RUNS else judge_shared
     own, mean, half_width = learned(key, some, shared, seed)
@@ -437,8 +447,8 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
 
 
 def _priced_again(
-    some: Measured, priced: Priced, change: Callable[[Job], Job], power: MeasuredPower | None = None
-) -> tuple[Measured, Priced, Floats]:
+    some: SourceRuns, priced: Priced, change: Callable[[Job], Job], power: MeasuredPower | None = None
+) -> tuple[SourceRuns, Priced, Floats]:
     """Runs and their pricing on the jobs that ``change`` makes of theirs, and log(time before / time after) (n,).
 
     ``power``: by which limits hold.
@@ -456,7 +466,7 @@ def _priced_again(
     return found, again, moved
 
 
-def measured(data: TrainingSet, rows: Ints) -> Measured:
+def source_runs(data: TrainingSet, rows: Ints) -> SourceRuns:
     """The runs ``rows`` of a training set, all of one source."""
     known = data.known
     gpu = known.works[int(known.work[rows[0]])].job.cluster.gpu
@@ -464,7 +474,7 @@ def measured(data: TrainingSet, rows: Ints) -> Measured:
     share = static_w / known.physics["avg_power_w"][rows]
     heat = {name: (ratio[rows], known.physics[name][rows]) for name, ratio in data.heat.items()}
     of_power = data.log_power[rows], share, static_w
-    return Measured(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
+    return SourceRuns(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
 
 
 def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
@@ -474,7 +484,7 @@ def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
     of_own = np.isin(surrogate.support.source, [f.own.source for f in found])
     rest = np.flatnonzero(~of_own).astype(np.int64)
     kept = [supporting(np.arange(len(f.rows), dtype=np.int64)) for f in found]
-    support = together([*(f.runs.take(at) for f, at in zip(found, kept, strict=True)), surrogate.support.take(rest)])
+    support = joined_runs([*(f.runs.take(at) for f, at in zip(found, kept, strict=True)), surrogate.support.take(rest)])
     residual = np.concatenate([
         *(np.clip(f.residual[at], -LARGEST_RESIDUAL, LARGEST_RESIDUAL) for f, at in zip(found, kept, strict=True)),
         surrogate.residual[rest],

@@ -25,11 +25,11 @@ from jointopt.physics.polish.graph import (
     Problem,
     beyond_schedule_s,
     efficient,
+    extend_choice,
     instruction_costs,
-    widened,
     window,
 )
-from jointopt.physics.polish.solvers import least_energy, need_lowtime, shortened
+from jointopt.physics.polish.solvers import least_energy, lowtime_schedules, need_lowtime
 from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
@@ -199,7 +199,7 @@ def _points(schedule: Schedule, part: Problem, unit_s: float | None, slowdown: f
 def _by_lowtime(schedule: Schedule, part: Problem, unit_s: float) -> Iterator[Ints]:
     """Choices of least energy, slow to fast, down to the plan's makespan."""
     fastest_s = part.makespan_s(schedule.plan_choice(part))
-    for seconds in shortened(part, unit_s):
+    for seconds in lowtime_schedules(part, unit_s):
         choice = part.within(seconds)
         yield choice
         if part.makespan_s(choice) <= fastest_s:
@@ -235,10 +235,10 @@ def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) ->
     """A window's choice made whole, its middle at the pace with which the iteration ends at the limit."""
     whole = schedule.problem
     more = whole.graph.num_micro_batches - part.graph.num_micro_batches
-    out = widened(part, choice, whole, 0.0)
+    out = extend_choice(part, choice, whole, 0.0)
     pace_s = (limit_s - schedule.beyond_s(out) - part.makespan_s(choice)) / more
     for _ in range(_PACES):
-        out = widened(part, choice, whole, pace_s)
+        out = extend_choice(part, choice, whole, pace_s)
         excess_s = schedule.time_s(out) - limit_s
         if excess_s <= 0.0:
             break
@@ -267,7 +267,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
             "pp of 2 or more."
         )
-    if record["schedule"] != "1f1b" or physics.groups[0].split.walked.any():
+    if record["schedule"] != "1f1b" or physics.groups[0].split.irregular.any():
         raise InfeasibleError(
             "Polishing supports 1F1B, and interleaved 1F1B whose chunks have equal layers; the plan has "
             f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "

@@ -26,7 +26,7 @@ from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs, default_kernel
 from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, supporting
-from jointopt.surrogate.own_mix import crossed, folds_by_model, inputs
+from jointopt.surrogate.own_mix import cross_fitted, folds_by_model, inputs
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, learn_source, training_set
 
@@ -137,7 +137,7 @@ def with_process(
 
     Its answers (n,) are a function of new runs and of what the process says of these (n,) after all known ones.
     """
-    before = crossed(folds_by_model(known)[0], lambda fit, at: process(fit, known.take(at)))
+    before = cross_fitted(folds_by_model(known)[0], lambda fit, at: process(fit, known.take(at)))
 
     def columns(runs: Runs, means: Floats) -> Floats:
         return np.column_stack([inputs(runs, known.names), means])

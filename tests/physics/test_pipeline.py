@@ -18,7 +18,7 @@ from jointopt.physics.schedule import (
     MOST_GROUPS,
     WHOLE,
     Pass,
-    alive_chunks,
+    live_chunks_of_1f1b,
     predecessor,
     replay,
     schedule_graph,
@@ -188,13 +188,13 @@ def test_what_unequal_chunks_hold_at_most_is_what_the_schedule_does(
     m = groups * pp if pp > 1 and vpp > 1 else data.draw(st.integers(1, 20))
     vpp = vpp if pp > 1 else 1
     weights = [data.draw(st.lists(st.integers(0, 9).map(float), min_size=vpp, max_size=vpp)) for _ in range(pp)]
-    held = np.einsum("itc,ic->it", alive_chunks(pp, vpp, min(m, MOST_GROUPS * pp)), weights).max(axis=1)
+    held = np.einsum("itc,ic->it", live_chunks_of_1f1b(pp, vpp, min(m, MOST_GROUPS * pp)), weights).max(axis=1)
     assert held.tolist() == [most_held(schedule_order(pp, vpp, m, rank), weights[rank]) for rank in range(pp)]
 
 
 def test_in_flight_micro_batches_approach_the_published_factor() -> None:
     """Korthikanti et al. 2022: interleaving multiplies the first stage's activations by 1 + (p - 1)/(p v)."""
-    first = [float(alive_chunks(p, v, 64)[0].sum(axis=-1).max() / v) for p, v in ((8, 1), (8, 4), (4, 2))]
+    first = [float(live_chunks_of_1f1b(p, v, 64)[0].sum(axis=-1).max() / v) for p, v in ((8, 1), (8, 4), (4, 2))]
     assert first == [8.0, 8 * (1 + 7 / 32), 4 * (1 + 3 / 8)]
 
 

@@ -14,7 +14,7 @@ from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, power_log_ratio, source_of_job
 from jointopt.surrogate.kernel import FEATURES, Runs
-from jointopt.surrogate.sources import of_kind
+from jointopt.surrogate.sources import sources_of_kind
 
 
 def evidence(count: int, source: str = "lab", static_w: float = 0.0, first: float = 0.0) -> Evidence:
@@ -89,9 +89,9 @@ def test_on_another_network_each_row_is_priced_anew_and_time_and_power_over_it_m
     found, priced, time_s = of_table(table)
     by = np.zeros(len(CONSTANTS))
     by[CONSTANTS.index("intra_node")] = 1.0
-    again = found.moved(by)
+    again = found.with_constants(by)
     assert again is not None
-    alone = [priced.take(np.array([i])).moved(by).physics for i in range(6)]
+    alone = [priced.take(np.array([i])).with_constants(by).physics for i in range(6)]
     time, power = (np.array([one[name][0] for one in alone]) for name in ("iteration_time_s", "avg_power_w"))
     assert again.priced[0].physics["iteration_time_s"] == pytest.approx(time)
     assert again.residual == pytest.approx(np.log(time_s / time))
@@ -117,4 +117,4 @@ def test_sources_of_a_kind_share_gpu_gpus_per_node_and_framework() -> None:
     job = shipped_job("opt-350m-8x4-gh200")
     like = source_of_job(job, "lab")
     others = [replace(like, gpu="a40"), replace(like, gpus_per_node=like.gpus_per_node + 4)]
-    assert of_kind(map(str, [like, *others]), source_of_job(job, "this job"), job) == [like]
+    assert sources_of_kind(map(str, [like, *others]), source_of_job(job, "this job"), job) == [like]

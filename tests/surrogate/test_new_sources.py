@@ -17,7 +17,7 @@ from jointopt.surrogate.new_sources import (
     bounds_of_clusters,
     bounds_of_software,
     host_share,
-    stand_in,
+    unfitted_residuals,
 )
 from jointopt.surrogate.surrogate import Surrogate, Widths
 
@@ -45,27 +45,27 @@ def surrogate(widths: Widths = WIDTHS) -> Surrogate:
 def test_a_stand_in_is_off_by_what_other_sources_of_its_framework_would_have_fitted() -> None:
     mine, kin = source([0.0, 0.1]), source([0.2, 0.2])
     nearly = 0.2 / (1.0 + DOUBT)
-    assert stand_in(mine, [kin]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
+    assert unfitted_residuals(mine, [kin]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
     unrelated = source([0.0], "nanotron", factor=3.0)
-    assert stand_in(mine, [kin, unrelated]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
+    assert unfitted_residuals(mine, [kin, unrelated]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
 
 
 def test_a_framework_of_one_source_stands_in_with_the_products_and_the_network_of_all_others() -> None:
     mine = replace(source([0.0], factor=1.5), log_efficiency=np.log([0.5]))
     others = [source([0.0], "nanotron", factor=factor) for factor in (1.0, 1.21)]
-    assert stand_in(mine, others) == pytest.approx([np.log(1.5 / 1.1) - 0.1 * np.log(0.5)])
+    assert unfitted_residuals(mine, others) == pytest.approx([np.log(1.5 / 1.1) - 0.1 * np.log(0.5)])
 
 
 def test_a_source_alone_or_without_a_profile_has_no_other_to_stand_in_for_it() -> None:
-    assert stand_in(source([0.3]), []).tolist() == [0.3]
-    assert stand_in(source([0.3], framework=""), [source([0.1])]).tolist() == []
+    assert unfitted_residuals(source([0.3]), []).tolist() == [0.3]
+    assert unfitted_residuals(source([0.3], framework=""), [source([0.1])]).tolist() == []
     assert bounds_of_clusters([source([0.3], framework="")]) is None
     assert bounds_of_software([]) is None
 
 
 def test_sources_that_hardly_depend_on_products_are_weak_evidence_of_them() -> None:
     mine, kin = source([0.0]), replace(source([0.1]), compute=np.array([0.1]))
-    assert -0.3 < stand_in(mine, [kin])[0] < 0.0
+    assert -0.3 < unfitted_residuals(mine, [kin])[0] < 0.0
 
 
 def test_a_new_cluster_is_as_far_off_as_one_recorded_source_is_from_another() -> None:

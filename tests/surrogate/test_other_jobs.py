@@ -11,7 +11,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.kernel import Runs
-from jointopt.surrogate.own_cluster import Measured
+from jointopt.surrogate.own_cluster import SourceRuns
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.tune_model import OtherJobs, of_other_jobs, with_own_rows
 from tests.surrogate.test_own_cluster import KERNEL, noise, runs, steps, timed
@@ -21,7 +21,7 @@ def learned(plans: Runs, known: Runs, residual: Floats, log_power: float = np.na
     """What runs teach whose power is off by one factor (NaN: not measured), a fifth of it drawn whatever runs."""
     power, share = np.full(len(known), log_power), np.full(len(known), 0.2)
     shared = Surrogate(KERNEL, None, (), known.take(np.empty(0, np.int64)), np.empty(0))
-    return of_other_jobs(Source.parse(plans.source[0]), Measured(known, residual, power, share, 60.0), shared)
+    return of_other_jobs(Source.parse(plans.source[0]), SourceRuns(known, residual, power, share, 60.0), shared)
 
 
 def predicted(found: OtherJobs, plans: Runs) -> Correction:

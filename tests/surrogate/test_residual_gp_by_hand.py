@@ -12,10 +12,10 @@ from jointopt.surrogate.kernel import (
     Runs,
     _penalised,
     _tasks,
+    covariance_terms,
     default_kernel,
     kinship,
-    terms,
-    unlikelihood,
+    negative_log_likelihood,
     variances,
 )
 from jointopt.surrogate.posterior import LARGE, SCALES, SHARES, Posterior, _pieces, _squared, _under, condition, root_of
@@ -35,7 +35,7 @@ TWO = runs([[1.0, 2.0], [3.0, -1.0]], [0.0, 1.0], [0.2, 0.5])
 
 def test_two_runs_of_a_source_share_constants_scale_and_a_smooth_function() -> None:
     # 0.01·1·3 - 0.04·2·1 for the constants, none of which is the network's
-    assert terms(KERNEL, TWO, TWO)[:, 0, 1] == pytest.approx([0.09, 0.0, 0.03 - 0.08, SMOOTH])
+    assert covariance_terms(KERNEL, TWO, TWO)[:, 0, 1] == pytest.approx([0.09, 0.0, 0.03 - 0.08, SMOOTH])
     assert variances(KERNEL, TWO)[:, 0] == pytest.approx([0.09, 0.0, 0.01 + 0.16, 0.25])
     assert variances(KERNEL, TWO)[:, 1] == pytest.approx([0.09, 0.0, 0.09 + 0.04, 0.25])
 
@@ -122,7 +122,7 @@ def tasks_of(y: float = 0.2, n: int = 1):
 
 def test_a_source_of_one_run_has_the_likelihood_of_a_normal() -> None:
     # y²/2K + log(K)/2, without the constant
-    value, _ = unlikelihood(replace(KERNEL, noise=0.1), tasks_of()[0])
+    value, _ = negative_log_likelihood(replace(KERNEL, noise=0.1), tasks_of()[0])
     assert value == pytest.approx(0.5 * 0.04 / 0.52 + 0.5 * np.log(0.52))
 
 
@@ -147,7 +147,7 @@ def test_learning_weighs_a_prior_on_logarithms_and_on_the_noise_of_each_source()
     logs[2] += 0.5
     kernel = replace(KERNEL, source=0.3 * np.exp(0.5), noise=0.06)
     tasks = tasks_of()
-    own = sum(task.weight * unlikelihood(kernel, task)[0] for task in tasks)
+    own = sum(task.weight * negative_log_likelihood(kernel, task)[0] for task in tasks)
     value, _ = _penalised(logs, [tasks], KERNEL)
     assert value == pytest.approx(0.125 + 0.5 * (np.log(2) / 0.7) ** 2 + own)
 
@@ -179,9 +179,9 @@ def test_a_difference_is_as_unsure_as_both_runs_are_less_what_they_share_at_ever
     mean, variance = np.zeros((2, len(known.share), 5))
     for i, squares in enumerate(known.squares):
         cross, cross_other = (
-            np.tensordot(squares[:4], terms(known.kernel, one, known.runs), 1) for one in (new, other)
+            np.tensordot(squares[:4], covariance_terms(known.kernel, one, known.runs), 1) for one in (new, other)
         )
-        shared = np.diagonal(np.tensordot(squares[:4], terms(known.kernel, new, other), 1))
+        shared = np.diagonal(np.tensordot(squares[:4], covariance_terms(known.kernel, new, other), 1))
         before = squares[:4] @ (variances(known.kernel, new) + variances(known.kernel, other)) - 2 * shared
         apart = cross - cross_other
         mean[i] = apart @ known.weights[i]

@@ -228,7 +228,7 @@ def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_pl
 def test_a_window_made_whole_runs_at_the_first_pace_that_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, slower: float, pace_s: float
 ) -> None:
-    monkeypatch.setattr("jointopt.workflows.polish.widened", lambda part, choice, whole, pace: pace)
+    monkeypatch.setattr("jointopt.workflows.polish.extend_choice", lambda part, choice, whole, pace: pace)
     problem, piece = (SimpleNamespace(graph=SimpleNamespace(num_micro_batches=n)) for n in (48, 8))
     piece.makespan_s = lambda _: 9.0
     # one second lies beyond the pipeline: 80 of 90 are left for 40 micro-batches, which take so much longer together
@@ -255,7 +255,7 @@ def test_gradients_hide_under_the_last_backward_and_weights_under_the_first_forw
 
 
 def test_a_window_made_whole_is_tried_at_three_paces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jointopt.workflows.polish.widened", lambda part, choice, whole, pace: pace)
+    monkeypatch.setattr("jointopt.workflows.polish.extend_choice", lambda part, choice, whole, pace: pace)
     problem, piece = (SimpleNamespace(graph=SimpleNamespace(num_micro_batches=n)) for n in (48, 8))
     piece.makespan_s = lambda _: 9.0
     schedule: Any = SimpleNamespace(problem=problem, beyond_s=lambda _: 1.0, time_s=lambda p: 94.0)  # 4 s too late

@@ -43,7 +43,7 @@ _BEYOND_SD, _BEYOND_LENGTH = 0.006, 0.1  # of what lies beyond, over the logarit
 _BEYOND_NOISE, _LIMITED_BEYOND_SD = 0.002, 0.035
 _MEASURED_SD = 0.001  # of an iteration time that the row states itself
 _LAG_S, _LAG_SD = 0.03, 0.4  # of a board's limit; the deviation is of the logarithm
-_BESIDE = 2  # parameters after those of the response: waiting power at the maximum clock, and the lag
+_EXTRA = 2  # parameters after those of the hierarchy: waiting power at the maximum clock, and the lag
 # Of the switching power over the limit, where every reading is limited: most work meets the limit at a lower clock.
 _SWITCHING, _SWITCHING_SD = 1.0, 0.1
 _SWITCHING_AT = 8  # in the vector of parameters
@@ -94,7 +94,7 @@ class RankFit:
 def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) -> RankFit:
     """Response of every rank's passes, what the queried rows take and draw. Needs times, T and energy of one plan.
 
-    ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
+    ``found``: the fit of an earlier call with the same readings and other queried rows; it is kept.
     """
     hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2, known.lowest)
     prior = _prior(rows, hierarchy, known)
@@ -150,7 +150,7 @@ class _RankLaw:
         return lagged_limit(free, held, ahead)
 
     def settled(self, theta: Floats) -> _RankLaw:
-        """The same law with times that are not known as it makes them."""
+        """The same law with unknown times filled in by itself."""
         law = self
         for _ in range(_SETTLED):
             law = replace(law, time_s=np.where(np.isfinite(self.time_s), self.time_s, law.passes(theta)[0]))
@@ -181,12 +181,12 @@ def _waits_s(rows: RankRows, time_s: Floats) -> Floats:
 
 
 def _follows(rows: RankRows, hierarchy: Hierarchy) -> Ints:
-    """Parameters on which times and energies (3n,) depend: of both passes, and of waiting and limited ranks."""
+    """Positions of parameters, (k, 3n), that times and energies depend on: of both passes, waiting power and lag."""
     forward, backward = hierarchy.follows(rows.rank), hierarchy.follows(rows.rank + rows.ranks)
-    apart = backward[(forward != backward).any(axis=1)]
-    beside = np.arange(hierarchy.size, hierarchy.size + _BESIDE)
-    every = np.repeat(beside[:, None], len(rows.rank), axis=1)
-    return np.tile(np.concatenate([forward, apart, every]), 3)
+    others = backward[(forward != backward).any(axis=1)]
+    extra = np.arange(hierarchy.size, hierarchy.size + _EXTRA)
+    every = np.repeat(extra[:, None], len(rows.rank), axis=1)
+    return np.tile(np.concatenate([forward, others, every]), 3)
 
 
 def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:

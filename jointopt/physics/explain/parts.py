@@ -18,7 +18,7 @@ from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
-from jointopt.physics.cost_model import CostModel, limit_left_w, peak_w, stage_positions_c, temperature_c
+from jointopt.physics.cost_model import CostModel, limit_in_physics_w, peak_w, stage_positions_c, temperature_c
 from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
@@ -71,9 +71,9 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     scale = replicas * stretch * factor
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, at, len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
-    left_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
-    met_w = electrical_limit_w(limit_left_w(physics, at, len(busy)), physics.cooler)
-    hot = left_w < np.broadcast_to(met_w, (1, len(busy)))[0] * (1.0 - 1e-9)
+    kernel_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
+    met_w = electrical_limit_w(limit_in_physics_w(physics, at, len(busy)), physics.cooler)
+    hot = kernel_w < np.broadcast_to(met_w, (1, len(busy)))[0] * (1.0 - 1e-9)
     exhaust = physics.in_exhaust(g, rows)[0]
     why = np.where(hot & exhaust, "temperature", "power_limit")
     return Breakdown(

@@ -83,8 +83,8 @@ def need_lowtime() -> None:
         )
 
 
-def shortened(problem: Problem, unit_s: float) -> Iterator[Floats]:
-    """Seconds of each instruction, (N,), from the slowest schedule of least energy down, ``unit_s`` at a time.
+def lowtime_schedules(problem: Problem, unit_s: float) -> Iterator[Floats]:
+    """Seconds of each instruction, (N,), of ever faster schedules, the least-energy one first, ``unit_s`` apart.
 
     The Phillips-Dessouky algorithm, as Perseus (Chung et al., SOSP'24) uses it: a minimum cut over the critical
     instructions per unit of time; exact for convex curves, but for the time that it rounds to units.

@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.physics.cost_model import judged_by, stated
+from jointopt.physics.cost_model import constrained_results, stated_limits
 from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES
 from jointopt.surrogate.correction import surrogate_names
@@ -27,14 +27,14 @@ from jointopt.surrogate.features import PEAK
 from jointopt.surrogate.job_model import JobModel, of_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
-from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured
+from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns
 from jointopt.surrogate.tune_model import (
     INFORMED,
     OF_POWER,
-    Adapted,
+    PlanEstimates,
     Spread,
-    adapted,
-    left_out,
+    estimate_plans,
+    leave_one_out,
     mean_loss,
     of_other_jobs,
     plan_features,
@@ -81,7 +81,7 @@ class _Found:
     ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
     """
 
-    adapted: Adapted
+    estimates: PlanEstimates
     source: str
     off: Floats
     deviation: Floats
@@ -106,22 +106,22 @@ class Outlook:
         columns: Columns = {"probability_fits": probability}
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
-        found_by_name: dict[str, Adapted] = {}
+        found_by_name: dict[str, PlanEstimates] = {}
         memo: dict[str, _Found] = {}
-        for name in dict.fromkeys([*objectives, *judged_by(self._job)]):
+        for name in dict.fromkeys([*objectives, *constrained_results(self._job)]):
             found = self._found(name, index, rows, memo)
-            found_by_name[name] = found.adapted
+            found_by_name[name] = found.estimates
             basis = found.source if name == "iteration_time_s" else basis
             if name in objectives:
-                mean, deviation = found.adapted.mean, found.adapted.deviation
+                mean, deviation = found.estimates.mean, found.estimates.deviation
                 columns[name] = np.exp(mean)
                 columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
                 columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
-                draws[name] = np.exp(found.adapted.draws(SAMPLES, self._rng))
+                draws[name] = np.exp(found.estimates.draws(SAMPLES, self._rng))
         for kept in kept_probabilities(self._job, found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        apart = {name: found_by_name[name].apart for name in objectives}
+        apart = {name: found_by_name[name].own_deviation for name in objectives}
         return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
 
     def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
@@ -144,9 +144,9 @@ class Outlook:
         gpus = np.log(self._candidates.predicted["energy_j"])
         for name in _PARTS:
             gpus = gpus - np.log(self._candidates.predicted[name])
-        loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
-        noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
-        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, loadings, noise)
+        loadings = np.hstack([time.estimates.loadings, power.estimates.loadings])
+        noise = float(np.hypot(time.estimates.noise, power.estimates.noise))
+        both = PlanEstimates(time.estimates.mean + power.estimates.mean + gpus, loadings, noise)
         return _Found(both, time.source, off, deviation)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
@@ -167,13 +167,13 @@ class Outlook:
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             if (grown := self._grown(name, index, rows)) is not None:
                 choices.append((physics + grown, INFORMED, _TOGETHER))
-            without = [left_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
+            without = [leave_one_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
             losses = [
                 mean_loss(*errors) + AHEAD * (source == _TOGETHER)
                 for errors, (_, _, source) in zip(without, choices, strict=True)
             ]
             if choices[-1][2] == _TOGETHER and losses[-1] >= mean_loss(
-                *left_out(self._features, physics, at, seen, INFORMED, held)
+                *leave_one_out(self._features, physics, at, seen, INFORMED, held)
             ):  # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
                 losses[-1] = np.inf
             best, far = int(np.argmin(losses)), np.where(held, np.nan, seen - physics[at])
@@ -181,11 +181,11 @@ class Outlook:
             if mean_loss(*unmoved) < losses[best]:
                 off[:, good] = unmoved
                 scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
-                fixed = adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
+                fixed = estimate_plans(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
                 return _Found(fixed, _PHYSICS, *off)
             off[:, good] = without[best]
         prior, spread, source = choices[best]
-        return _Found(adapted(self._features, prior, at, seen, spread, held), source, *off)
+        return _Found(estimate_plans(self._features, prior, at, seen, spread, held), source, *off)
 
     def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
         """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.
@@ -216,7 +216,7 @@ def of_candidate(columns: Columns, index: int) -> dict[str, float]:
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
-def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Floats]:
+def kept_probabilities(job: Job, found: Mapping[str, PlanEstimates]) -> Iterator[Floats]:
     """For each bound that the job states, memory's aside, how probably every candidate keeps it, (n,).
 
     What is worked out from several results counts as log-normal, as wide as if all of them erred the same way.
@@ -224,8 +224,8 @@ def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Float
     middle, high = (
         {name: np.exp(each.mean + step * each.deviation) for name, each in found.items()} for step in (0.0, 1.0)
     )
-    above = stated(job, high)  # by one standard deviation
-    for name, (values, bound) in stated(job, middle).items():
+    above = stated_limits(job, high)  # by one standard deviation
+    for name, (values, bound) in stated_limits(job, middle).items():
         yield _probability_below(np.log(values), np.log(above[name][0] / values), bound)
 
 
@@ -259,8 +259,8 @@ def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
-    measured = {name: np.array([result(row, name)]) for name in judged_by(job)}
-    held = {name: (float(values[0]), bound) for name, (values, bound) in stated(job, measured).items()}
+    measured = {name: np.array([result(row, name)]) for name in constrained_results(job)}
+    held = {name: (float(values[0]), bound) for name, (values, bound) in stated_limits(job, measured).items()}
     if (fraction := job.constraints.memory_fraction) is not None:
         held["memory_fraction"] = result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
     return held
@@ -292,7 +292,7 @@ class Earlier:
     unread: str = ""  # why stored runs are not used at all; blank where they are
     evidence: Mapping[Source, Evidence] = field(default_factory=dict)  # of other jobs
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
-    known: Measured | None = None  # runs of other jobs there
+    known: SourceRuns | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
@@ -333,7 +333,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     here, known = evidence.get(source, Evidence()), None
     if here.runs is not None and not others:
         power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
-        known = Measured(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
+        known = SourceRuns(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
     return Earlier(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
         memory=here.memory, evidence=evidence, plans=plans, known=known,

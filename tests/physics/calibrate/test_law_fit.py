@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.physics.calibrate.law_fit import Hierarchy, ResponsePrior, take
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, reached_clock, switching_shape
+from jointopt.physics.clock_law import (
+    CurveConstants,
+    GpuConstants,
+    log_power_w,
+    log_time_s,
+    reached_clock,
+    switching_shape,
+)
 
-SHAPE = Shape(knee=0.77, rise=0.25, softness=0.02, floor=0.2, idle_w=50.0)
-WORK = Work(np.array(0.0), np.array(0.8), np.array(60.0), np.array(430.0), np.array(1.0))
+SHAPE = GpuConstants(knee=0.77, rise=0.25, softness=0.02, floor=0.2, idle_w=50.0)
+WORK = CurveConstants(np.array(0.0), np.array(0.8), np.array(60.0), np.array(430.0), np.array(1.0))
 X = np.linspace(0.3, 1.0, 50)
 
 
