@@ -69,7 +69,7 @@ class LayoutArrays:
         self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
-        # what `memory.Parameters.sharded` and `adapters.adapters` need to know of a layout
+        # what `memory.Parameters.sharded` and `layers.adapters` need to know of a layout
         self.zero_shards = self.zero[:, None], self.shards[:, None], self.expert_shards[:, None]
         self.adapter_cuts = self.tokens, self.tp, self.token_share, self.expert_tp
 

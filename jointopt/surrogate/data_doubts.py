@@ -156,7 +156,7 @@ def _times(value: float) -> str:
 
 
 # Measured over predicted power, or its inverse. Boards of one kind differ by some per cent and catalogued constants by
-# up to a third (`power_scale.SOURCE_SD`, of which the first is three); no run draws half of what its GPUs need for the
+# up to a third (`power.SOURCE_SD`, of which the first is three); no run draws half of what its GPUs need for the
 # work that they do in the time measured, nor twice what they draw where nothing holds them up.
 POWER_DOUBTED, POWER_REFUSED = 1.6, 2.0
 _EXPLAINED = 1.25  # times the factor of a usual mistake that a median may be off for that to be the reason

@@ -434,7 +434,7 @@ def plan_differences(job: Job, columns: Columns, first: int, apart: DifferenceDo
 
 # Deviation of a difference by what plans differ in, at which half of the noise of each counts. What the process takes
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
-# 0.25 do as well; with all of the noise plans alike are as wide as others (docs/surrogate-experiments.md).
+# 0.25 do as well; with all of the noise plans alike are as wide as others (docs/appendix/surrogate-experiments.md).
 ALIKE = 0.15
 # The same deviation of half of recorded pairs: what all of them differ by counts in full from here on.
 UNLIKE_PAIRS = 0.3

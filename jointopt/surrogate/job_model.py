@@ -431,7 +431,7 @@ class JobModel:
         return bare | {"stage_clock_mhz": self._last_clocks[key]}
 
     def differences(self, columns: Columns, first: int) -> Columns:
-        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`.
+        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `plan_differences`.
 
         Plans under power limits (all then have one) are compared at the clocks that these leave them.
         """

@@ -185,7 +185,7 @@ def held_half_width(error: Floats, units: int) -> float:
 
     Runs of one model err alike, so that a quantile over a few models' runs is little evidence of others: it is wider by
     Student's t over the normal quantile, of as many degrees of freedom as there are units (errors are about zero, no
-    mean is taken off). On made-up clusters that holds 90 % of models not seen (docs/surrogate-experiments.md).
+    mean is taken off). On made-up clusters that holds 90 % of models not seen (docs/appendix/surrogate-experiments.md).
     """
     from scipy.special import stdtrit  # here, since every command that loads a surrogate would wait for the import
 

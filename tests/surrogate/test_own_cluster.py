@@ -326,7 +326,7 @@ def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
 ) -> None:
     off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
     monkeypatch.setattr(own_cluster, "learn_alone", lambda *_: KERNEL)
-    monkeypatch.setattr(own_cluster, "crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
+    monkeypatch.setattr(own_cluster, "cross_fitted_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
     found, mean, _, errors = best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
     assert (found.kernel is not None, mean is off[kept]) == (kept, True)
     assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))

@@ -271,7 +271,7 @@ def messages(physics: CostModel, index: int) -> list[Message]:
 
 
 def _largest(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[str, str, Floats, Group]]:
-    """(parallelism, kind of collective, bytes, group) as `traffic` and `expert_traffic` have them."""
+    """(parallelism, kind of collective, bytes, group) as `traffic` has them."""
     job, lay, groups, element = physics.job, laid.lay, laid.groups, physics.hardware.kernels.element_bytes
     yield (
         "tp",

@@ -54,7 +54,7 @@ class InstructionCosts:
 
 
 def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> InstructionCosts:
-    """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `power`."""
+    """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `clock_law`."""
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     costs, k = physics.groups[g], physics.power
     depth, count = costs.depth, len(clock_mhz)
