@@ -161,7 +161,7 @@ def stage_clocks_mhz(
     return out
 
 
-def ceilings(
+def clock_ceilings(
     costs: StageCosts, constants: PowerConstants, limit_w: Floats, top_mhz: float, lowest_mhz: float
 ) -> tuple[Floats, Floats]:
     """(Clock at which each stage meets its power limit in MHz, time with pauses over time without), (L, pp) each.

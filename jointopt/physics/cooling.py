@@ -253,7 +253,7 @@ def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
     return np.asarray(np.fmin(limit_w, left_w))
 
 
-def leave_power(limits_w: Floats, cluster: Cluster, constants: PowerConstants) -> Bools:
+def above_idle_power(limits_w: Floats, cluster: Cluster, constants: PowerConstants) -> Bools:
     """Whether limits (n,) in W exceed what a GPU in the hottest air draws whatever runs."""
     return np.asarray(electrical_limit_w(limits_w, cooler(cluster, constants)) > constants.static_w)
 

@@ -34,7 +34,7 @@ from jointopt.physics.cooling import (
     power_limit_w,
     stages_in_exhaust,
 )
-from jointopt.physics.layouts import LayoutArrays, lots
+from jointopt.physics.layouts import LayoutArrays, layout_pieces
 from jointopt.physics.makespan import StageTimes, least_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.stage_costs import of_rows, summed
@@ -267,7 +267,9 @@ class CostModel:
 
     def lots(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
         """Costs without power limits of the layouts ``index``, in pieces: (the layouts of the piece, their costs)."""
-        for at, part in lots({name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS):
+        for at, part in layout_pieces(
+            {name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS
+        ):
             rows, laid = index[at], None
             if self.common:
                 known = self.common.laid  # worked out for the first job
@@ -288,7 +290,7 @@ class CostModel:
                     cycle = bounds.duty_cycle(self.groups[g], t, self.power.wait_w)
                 kernel_w = kernel_limits_w(limit_w, cluster, self.power, group.replicas, group.depth, cycle)
                 held = group if kernel_w.shape[1] == 1 else group.of_all_ranks()
-                ceiling, duty = bounds.ceilings(held, self.power, kernel_w, self.top_mhz, lowest_mhz)
+                ceiling, duty = bounds.clock_ceilings(held, self.power, kernel_w, self.top_mhz, lowest_mhz)
                 self.limits_w[g:], self.distinct[g:] = [kernel_w], [sc.PricedGroup(sc.with_pauses(held, duty), ceiling)]
 
     @property
@@ -363,7 +365,7 @@ class CostModel:
             # at one clock from the ranks that differ alone
             clock = np.minimum(clock_mhz, of_rows(self.distinct[g].ceiling_mhz, rows))
             passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
-            out[at] = ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
+            out[at] = ms.iteration_totals_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
         return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
@@ -483,7 +485,9 @@ class CostModel:
         costs, clock = self.groups[g], self.reached_mhz(g, rows, clock_mhz)
         stages = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
         seconds = makespan(costs.pipelines, rows, *stages[:2])
-        return ms.StageTimes(clock, *stages, seconds, *ms.ends_s(costs, self.job, rows, stages[:2], seconds))
+        return ms.StageTimes(
+            clock, *stages, seconds, *ms.iteration_totals_s(costs, self.job, rows, stages[:2], seconds)
+        )
 
     def reached_mhz(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
         """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""

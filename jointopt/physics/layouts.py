@@ -286,7 +286,7 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     return Split(which.reshape(-1), schedules, dense, moe, both)
 
 
-def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
+def layout_pieces(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
     """(rows, their columns): all layouts in one piece, sorted by depth, of at most ``together`` cells.
 
     Else as `by_depth`. Cells are layouts x deepest pp: formulas on few layouts cost as much as on many, but so do the

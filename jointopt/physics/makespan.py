@@ -82,7 +82,7 @@ def _full_groups_s(
     alike = slice(None) if not walked.any() else ~walked
     makespan, some = np.empty(len(rows)), rows[alike]
     passes = pipes.of_all_ranks(forward[alike], some), pipes.of_all_ranks(backward[alike], some)
-    makespan[alike] = iteration_time_s(*passes, np.full(len(some), pipes.depth), pipes.vpp[some], batches[alike])
+    makespan[alike] = regular_makespan_s(*passes, np.full(len(some), pipes.depth), pipes.vpp[some], batches[alike])
     if walked.any():
         makespan[walked] = irregular_s(pipes, rows[walked], forward[walked], backward[walked], batches[walked])
     return makespan
@@ -107,7 +107,7 @@ def _most_irregular_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: F
     shares = vpp[:, None] * pipes.largest_shares[:, rows]
     most_f, most_b = (share * (s - sends) + sends for share, s in zip(shares, (forward, backward), strict=True))
     out, depth = batches * (forward + backward).sum(axis=1), np.full(len(rows), pipes.depth)
-    out[~own] = iteration_time_s(most_f[~own], most_b[~own], depth[~own], vpp[~own], batches[~own])
+    out[~own] = regular_makespan_s(most_f[~own], most_b[~own], depth[~own], vpp[~own], batches[~own])
     return np.asarray(out)
 
 
@@ -145,7 +145,7 @@ def chunk_times_s(
     return [*found, np.ascontiguousarray(shares[2].transpose(2, 1, 0)) * found[1]] if weights else found
 
 
-def ends_s(
+def iteration_totals_s(
     costs: StageCosts, job: Job, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """(gradient traffic that nothing hides, optimizer step, whole iteration), seconds (n,) each.
@@ -164,9 +164,9 @@ def dp_exposed_s(
 ) -> Floats:  # fmt: skip
     """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
 
-    ``passes``: as in `ends_s`; ``makespan`` (n,): exact or a bound. At most the share ``overlap``, one or (n, 1), of
-    the traffic hides (Megatron's ``overlap_grad_reduce``,
-    ``overlap_param_gather``); without ZeRO and pipelines all that has time in ``ddp_window`` of a backward pass.
+    ``passes``: as in `iteration_totals_s`; ``makespan`` (n,): exact or a bound. At most the share ``overlap``, one or
+    (n, 1), of the traffic hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``); without ZeRO and
+    pipelines all that has time in ``ddp_window`` of a backward pass.
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
@@ -293,7 +293,7 @@ def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: F
 BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
 
 
-def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
+def regular_makespan_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
     """Makespan of one iteration's pipeline schedule, seconds, (n,): 1F1B where vpp = 1, else interleaved.
 
     ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking

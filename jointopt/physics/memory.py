@@ -323,7 +323,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     layers, profile, training = lay.layers, job.training.framework, job.training
     params = stage_parameters(job, lay)
     trained = adapter_parameters(job, lay) if training.frozen else params
-    state = on_device(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
+    state = device_state_bytes(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
     per_layer, at_work = layer_bytes(job, lay)
     in_flight = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
     # offloaded activations leave those of two layers: the one at work and the one that is copied
@@ -485,7 +485,7 @@ def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
 _BUCKET = 5e8  # gradients on their way to the host together, DeepSpeed's reduce_bucket_size
 
 
-def on_device(state: dict[str, Floats], lay: LayoutArrays, training: Training) -> dict[str, Floats]:
+def device_state_bytes(state: dict[str, Floats], lay: LayoutArrays, training: Training) -> dict[str, Floats]:
     """``state``, bytes (L, pp) each, less an offloaded optimizer and, under ZeRO-2 and 3, the offloaded gradients.
 
     The latter in frameworks that send gradients to the host as they come (DeepSpeed's ZeRO-Offload: Ren et al. 2021,

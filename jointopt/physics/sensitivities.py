@@ -233,11 +233,11 @@ def least_times_s(
     for start in range(0, len(jobs), most):
         some = jobs[start : start + most]
         at = (index + count * np.arange(len(some))[:, None]).reshape(-1)
-        times = side_by_side(some, physics, common).least_time_s(at, np.tile(stage_clock_mhz, (len(some), 1)))
+        times = model_of_jobs(some, physics, common).least_time_s(at, np.tile(stage_clock_mhz, (len(some), 1)))
         yield from times.reshape(len(some), len(index))
 
 
-def side_by_side(jobs: Sequence[Job], physics: CostModel, common: SharedCosts) -> CostModel:
+def model_of_jobs(jobs: Sequence[Job], physics: CostModel, common: SharedCosts) -> CostModel:
     """One model of the L layouts of ``physics`` for all ``jobs``: its row l + j L is layout l of job j."""
     constants = physics.hardware.constants
     if len(jobs) == 1:

@@ -139,7 +139,7 @@ def learn_response(
     before, after = (float(np.median(each[below])) for each in (error, gained))
     gains = after < (1.0 - LEAST_GAIN) * before
     found = _shares(swept, y, np.linalg.inv(covariance))
-    off, how = _left_below(covariance, y - swept.log_time(found) + swept.log_time(still), some.runs), ""
+    off, how = _unexplained_below_top(covariance, y - swept.log_time(found) + swept.log_time(still), some.runs), ""
     if off:
         how = " in common as no kernel's time follows the clock"
     else:
@@ -154,7 +154,7 @@ def learn_response(
     return Sweep(LearnedResponse(found, before, after) if gains else None)
 
 
-def _left_below(covariance: Floats, residual: Floats, runs: Runs) -> float:
+def _unexplained_below_top(covariance: Floats, residual: Floats, runs: Runs) -> float:
     """Common error of the runs below the top clock that no response explains, a share; 0 where it may be chance.
 
     ``residual`` (n,) is what the likeliest shares leave. By a step below the top clock, and a slope over clocks: most

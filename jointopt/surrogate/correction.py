@@ -27,15 +27,15 @@ from jointopt.surrogate.intervals import (
     above_peak,
     add_intervals,
     bounds_within_limits,
+    dissimilarity,
     nearest_bounds,
     new_kinds,
     open_doubts,
     physics_errors,
-    share_of_unlike,
-    supported,
     with_measured_intervals,
     with_new_interval,
     with_time_interval,
+    without_doubts,
 )
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.own_mix import at_rest_w
@@ -258,8 +258,8 @@ class Correction:
         half = conditioned.difference(runs, one)[1]
         new = new_kinds(job, self._measured_jobs)
         found = open_doubts(job, columns, conditioned.knows_kind(runs), clocks, new=new)  # whatever the network is
-        inside = conditioned.inside(runs) & supported(found, ADDED_DOUBTS)
-        unlike = share_of_unlike(conditioned.posterior.kernel, runs, one)
+        inside = conditioned.inside(runs) & without_doubts(found, ADDED_DOUBTS)
+        unlike = dissimilarity(conditioned.posterior.kernel, runs, one)
         unknown = physics_errors()["difference"]["unknown"] * unlike
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
@@ -349,13 +349,13 @@ class PlanCorrection:
             of_new = with_new_interval(job, out, bounds, measured, network)
         found = self.doubts(job, columns)
         if not is_new or of_new is None:
-            inside = self.inside & supported(found, ADDED_DOUBTS | {"unit", "peak"})
+            inside = self.inside & without_doubts(found, ADDED_DOUBTS | {"unit", "peak"})
             known = conditioned.knows_kind(self.runs)
             out = with_time_interval(job, out, self.half_width, inside, known, measured, network)
         if of_new is not None:
             out = of_new if is_new else nearest_bounds(out, of_new)
         return widen_to_doubt(out, self.mean, self.correction._time_span) | {
-            "in_domain": self.inside & supported(found)
+            "in_domain": self.inside & without_doubts(found)
         }
 
 

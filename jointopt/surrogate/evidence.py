@@ -184,14 +184,14 @@ class Evidence:
         return MemoryPosterior(self.memory, framework)
 
 
-def learned_from(table: pd.DataFrame) -> Bools:
+def informative_rows(table: pd.DataFrame) -> Bools:
     """Rows (n,) of a table, as `with_results` reads it, that ended well, out of memory, or early with a lower bound."""
     return np.asarray(np.isin(table["status"].to_numpy(str), ("ok", "oom")) | is_lower_bound(table))
 
 
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[Source, Evidence]:
-    """Evidence of the priced rows of ``table`` that are `learned_from`, by their source."""
-    learned = learned_from(table)[priced.rows]
+    """Evidence of the priced rows of ``table`` that are `informative_rows`, by their source."""
+    learned = informative_rows(table)[priced.rows]
     found = {}
     for key in np.unique(priced.runs.source[learned]).tolist():
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
@@ -207,7 +207,7 @@ def with_kin(evidence: Mapping[Source, Evidence], source: Source) -> Evidence:
     return evidence.get(source, Evidence()).beside(kin)
 
 
-def renamed(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
+def renamed_sources(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
     """Keys (n,) of sources as those of the sources that ``name`` makes of them."""
     found, of = np.unique(keys, return_inverse=True)
     return np.array([str(name(Source.parse(key))) for key in found.tolist()], dtype=str)[of]

@@ -103,7 +103,7 @@ def predict_pairs(
     ``rows`` of the answer are those of the first run of each pair. ``twins``: of runs of one plan too, between which
     nothing but what a table does not say differs.
     """
-    first, second = pairs(runs, test)
+    first, second = run_pairs(runs, test)
     if not twins:
         inputs = np.hstack([runs.sensitivity, runs.matrix(runs.names)])
         differ = (np.abs(inputs[first] - inputs[second]) > SAME).any(axis=1)
@@ -117,7 +117,7 @@ def predict_pairs(
     return HeldOut(residual[first] - residual[second], mean, width, first, len(measured)) if len(first) else None
 
 
-def pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
+def run_pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
     """Positions of the first and of the second run of pairs of ``rows`` that are of one source and group.
 
     Of a group with more than `MOST_PAIRS` so many are drawn.
@@ -229,7 +229,7 @@ COLUMNS: Mapping[str, str] = {
 class Scores:
     """Error of the physics alone on one source, and held-out predictions of its runs by what was left out.
 
-    ``pairs``: of differences. ``new``: what it was off by where nothing of it was known.
+    ``run_pairs``: of differences. ``new``: what it was off by where nothing of it was known.
     """
 
     source: str

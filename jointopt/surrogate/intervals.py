@@ -106,7 +106,7 @@ def doubts(
     return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}
 
 
-def supported(found: Mapping[str, Bools], but: Collection[str] = ()) -> Bools:
+def without_doubts(found: Mapping[str, Bools], but: Collection[str] = ()) -> Bools:
     """Whether a plan has none of the doubts ``found``, those named in ``but`` aside, (n,)."""
     return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name not in but]))
 
@@ -170,7 +170,7 @@ def add_intervals(
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``network`` as for `doubts`."""
     errors = physics_errors()
     found = doubts(job, columns, measured, network)
-    at_top = supported(found, ADDED_DOUBTS)
+    at_top = without_doubts(found, ADDED_DOUBTS)
     inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
     power_known = inside & (job.cluster.gpu.id in errors["clock_response_gpus"])
     # in the order in which tables have them
@@ -265,8 +265,8 @@ def with_new_interval(
     """
     found = doubts(job, columns, measured, network)
     software = found["framework"] & (job.cluster.gpu.architecture != "CPU")
-    beyond = ~supported(found, OF_PLACE | {"framework"})
-    place = ~supported(found, found.keys() - (OF_PLACE - ADDED_DOUBTS))
+    beyond = ~without_doubts(found, OF_PLACE | {"framework"})
+    place = ~without_doubts(found, found.keys() - (OF_PLACE - ADDED_DOUBTS))
     low, high = _widest_time(job, found)
     # nothing that was learned from runs shows how much faster the best of unknown software is
     floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
@@ -320,7 +320,7 @@ def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
     near, far = errors["near"], errors["unknown"]
     if job.cluster.gpu.architecture == "CPU":
         near = far = errors["cores"]
-    unlike = ~supported(found, OF_PLACE)
+    unlike = ~without_doubts(found, OF_PLACE)
     low, high = (np.where(unlike, of_far, of_near) for of_far, of_near in zip(far, near, strict=True))
     return low, high
 
@@ -383,7 +383,7 @@ def physics_difference_half_width(job: Job, columns: Columns, first: int, known:
 
     ``known``: runs of the same cluster are, which support any plan.
     """
-    at_top, errors = supported(open_doubts(job, columns, known), ADDED_DOUBTS), physics_errors()["difference"]
+    at_top, errors = without_doubts(open_doubts(job, columns, known), ADDED_DOUBTS), physics_errors()["difference"]
     return np.asarray(np.where(at_top & at_top[first], errors["known"], errors["unknown"]))
 
 
@@ -449,7 +449,7 @@ def difference_half_width(posterior: Posterior, runs: Runs, against: Runs) -> Fl
     return _half_width(posterior, left, difference_variance(posterior.kernel, runs, against))
 
 
-def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
+def dissimilarity(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """How unlike plans are, (n,), 0 to 1: the root of a difference's half-width over that of most recorded pairs."""
     unlike = np.array([UNLIKE_PAIRS**2])
     new = posterior_of_new(kernel)

@@ -51,7 +51,7 @@ from jointopt.surrogate.intervals import (
     plan_differences,
 )
 from jointopt.surrogate.kernel import Runs, joined_runs, row_keys
-from jointopt.surrogate.memory import MemoryPosterior, surely_out
+from jointopt.surrogate.memory import MemoryPosterior, certain_oom
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
 from jointopt.surrogate.power import CLOCKS, PowerScale, board_power_of, other_limits, within_limits
@@ -139,7 +139,7 @@ class JobModel:
         own, near = remembered_runs(surrogate, source)
         if not len(own) and not len(near):
             return self
-        place = of_surrogate(self.name)
+        place = surrogate_place(self.name)
         counts = {place: len(own), kin_place(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
@@ -202,7 +202,7 @@ class JobModel:
 
     def surely_out(self, layouts: Columns) -> Bools:
         """Which layouts (n,) run out of memory since a measured run did (`jointopt.surrogate.memory`)."""
-        return surely_out(self.job, layouts, self.out)
+        return certain_oom(self.job, layouts, self.out)
 
     def fit_probability_of(self, peak_bytes: Floats) -> Floats:
         """Probability (n,) of fitting by the memory of the physics alone; 0 beyond a bound that the job states."""
@@ -527,7 +527,7 @@ def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
 
 
-def of_surrogate(name: str) -> str:
+def surrogate_place(name: str) -> str:
     """Where runs are from that a surrogate remembers, in `Evidence.counts`."""
     return f"the surrogate {name}"
 

@@ -40,14 +40,14 @@ from jointopt.surrogate.evidence import (
     evidence_by_source,
     impossible_bounds,
     impossible_bounds_line,
+    informative_rows,
     is_kin,
     is_lower_bound,
-    learned_from,
     log_time_ratio,
     source_of_job,
 )
 from jointopt.surrogate.intervals import physics_errors
-from jointopt.surrogate.memory import OUT, ran_out
+from jointopt.surrogate.memory import OUT, layouts_out_of_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,12 +143,12 @@ class Measurements:
         return Measurements(self.table[rows].reset_index(drop=True), (), self.name, refused=refused)
 
     def on(self, gpu_id: str) -> Measurements:
-        """The runs on that GPU that are `learned_from`."""
+        """The runs on that GPU that are `informative_rows`."""
         if "gpu" not in self.table:
             return self.take(np.zeros(len(self.table), bool))
         names = self.table["gpu"].dropna().unique()
         same = self.table["gpu"].isin([name for name in names if id_of(name) == gpu_id])
-        return self.take(same & learned_from(self.table))
+        return self.take(same & informative_rows(self.table))
 
     def evidence(self, job: Job, source: Source) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
@@ -176,7 +176,7 @@ class Measurements:
         here, training = self.on(job.cluster.gpu.id), job.training
         works = here._alike(job, bool((here.table["status"] == OUT).any()))
         works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
-        return ran_out(works, here.table["status"].to_numpy(str), job)
+        return layouts_out_of_memory(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: Source) -> Evidence:
         """Evidence of runs by the job's framework on other GPUs or nodes, or of other software on its GPU.
@@ -192,7 +192,7 @@ class Measurements:
         if not works:
             return Evidence()
         priced = price_workloads(self.table, works, job.cluster)
-        priced = priced.take(np.flatnonzero(learned_from(self.table)[priced.rows]).astype(np.int64))
+        priced = priced.take(np.flatnonzero(informative_rows(self.table)[priced.rows]).astype(np.int64))
         keys = [str(source_of(work.job, source.origin, source.framework)) for work in priced.works]
         priced = replace(priced, runs=replace(priced.runs, source=np.array(keys, str)[priced.work]))
         return Evidence.of(self.table, priced, self.name)

@@ -282,7 +282,7 @@ def cross_fitted_process(
     runs, residual, deviation = measured.runs, measured.residual, np.empty(len(fold))
 
     def answer(fit: Ints, at: Ints) -> Floats:
-        kept, here = supporting(fit), own
+        kept, here = remembered_rows(fit), own
         if own.kernel is not None and len(runs) <= RELEARNED:
             here = replace(own, kernel=learn_alone(runs.take(fit), residual[fit], shared, seed, own.kernel))
         mean, deviation[at] = here.process(shared, runs.take(kept), residual[kept]).predict(runs.take(at))
@@ -291,7 +291,7 @@ def cross_fitted_process(
     return cross_fitted(fold, answer), deviation
 
 
-def supporting(rows: Ints, seed: int = 0) -> Ints:
+def remembered_rows(rows: Ints, seed: int = 0) -> Ints:
     """At most `SUPPORT` of these rows, which the process remembers."""
     if len(rows) <= SUPPORT:
         return rows

@@ -107,7 +107,7 @@ class Posterior:
         for at in _pieces(len(runs), len(self.share) * len(seen), CACHED_CELLS if len(self.share) == 1 else CELLS):
             cross = between(at)
             means = np.einsum("cij,cj->ci", cross, self.weights)
-            left = prior[:, at] - _squared(cross, self.inverse, self._root)
+            left = prior[:, at] - _quadratic_forms(cross, self.inverse, self._root)
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
@@ -160,7 +160,7 @@ def root_of(inverse: Floats) -> list[Singles]:
     return [np.ascontiguousarray(root[:, start:, start : start + size]) for start in range(0, count, size)]
 
 
-def _squared(cross: Floats, inverse: Floats, root: list[Singles]) -> Floats:
+def _quadratic_forms(cross: Floats, inverse: Floats, root: list[Singles]) -> Floats:
     """c·A·c (scales, n) of rows c, ``cross`` (scales, n, m), for matrices A, ``inverse``, with `root_of` them.
 
     By the root, a triangle, 5/8 of the products at twice the speed; deviations hold to 1 in 100,000.
@@ -195,7 +195,7 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     for size, count in SAMPLES if len(runs) else ():
         likeliest = np.sort(scales[np.argsort(-posterior.share, kind="stable")[:count]])
         rows = np.sort(order[:size]).astype(np.int64)
-        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs, residual, rows)
+        kept, posterior = _posterior_of_scales(kernel, SCALES[likeliest], SHARES[likeliest], runs, residual, rows)
         scales = likeliest[kept]
         if size >= len(runs):
             break
@@ -206,11 +206,11 @@ def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
     if not len(runs):
         return Posterior(kernel, np.ones((1, 5)), np.ones(1))
-    return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
+    return _posterior_of_scales(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
 
 
 @one_blas_thread
-def _under(
+def _posterior_of_scales(
     kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats, rows: Ints | None = None
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
     """(which scales the runs leave, (scales,); the posterior under these).
@@ -224,7 +224,7 @@ def _under(
     between = covariance_of_rows(kernel, runs, runs, squares[:, :4])
     prior = np.concatenate([between(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)], axis=1)
     variance = squares[:, 4:] * kernel.noise**2  # (scales, 1)
-    spread = _reweighted(prior, variance, y)
+    spread = _student_noise(prior, variance, y)
     inverse = _inverse(_with_noise(prior, variance * spread))
     weights = (inverse @ y[:, None])[:, :, 0]
     likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
@@ -258,14 +258,14 @@ def _no_posterior(count: int, why: str) -> TableError:
     )
 
 
-def _reweighted(prior: Floats, variance: Floats, y: Floats) -> Floats:
+def _student_noise(prior: Floats, variance: Floats, y: Floats) -> Floats:
     """Variance (scales, n) of each run's noise over the usual ``variance`` (scales, 1).
 
     By the expected precision of Student-t noise, given each fit of ``y`` (n,).
     """
     spread, nu = np.ones((len(variance), len(y))), DEGREES_OF_FREEDOM
     for _ in range(REWEIGHTS):
-        weights, diagonal = _solved(_with_noise(prior, variance * spread), y)
+        weights, diagonal = _solve(_with_noise(prior, variance * spread), y)
         left = variance * spread * weights  # y less its smoothed value
         doubt = variance * spread * (1.0 - variance * spread * diagonal)
         spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / variance) / (nu + 1.0), LEAST_SPREAD)
@@ -279,7 +279,7 @@ def _with_noise(prior: Floats, variance: Floats) -> Floats:
     return out
 
 
-def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
+def _solve(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Inverses of covariances (scales, n, n) times ``y``, and their diagonals, (scales, n) each.
 
     Of one large covariance without its inverse, in half the time.

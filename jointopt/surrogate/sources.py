@@ -16,7 +16,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Ints
 from jointopt.jobs.catalog.frameworks import conflict, job_of_class, of_efficiency, same_efficiency
 from jointopt.jobs.job import ATTENTIONS, Job
-from jointopt.surrogate.evidence import Evidence, renamed, source_of_job
+from jointopt.surrogate.evidence import Evidence, renamed_sources, source_of_job
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.surrogate import Surrogate
 
@@ -81,8 +81,8 @@ def surrogate_for_job(surrogate: Surrogate, source: Source, job: Job, measured: 
 
 def _renamed(surrogate: Surrogate, name: Callable[[Source], Source]) -> Surrogate:
     """The surrogate with the sources of its remembered runs renamed by ``name``."""
-    support = replace(surrogate.support, source=renamed(surrogate.support.source, name))
-    groups = [(one, renamed(np.array(one.sources, str), name).tolist()) for one in surrogate.new_groups]
+    support = replace(surrogate.support, source=renamed_sources(surrogate.support.source, name))
+    groups = [(one, renamed_sources(np.array(one.sources, str), name).tolist()) for one in surrogate.new_groups]
     return replace(
         surrogate, support=support, new_groups=tuple(replace(one, sources=tuple(names)) for one, names in groups)
     )
@@ -110,7 +110,7 @@ def evidence_as_source(evidence: Evidence, before: Source, after: Source) -> Evi
     """Evidence with its source ``before`` renamed to ``after``, and its kin to the kin of that."""
     if evidence.runs is None or before == after:
         return evidence
-    names = renamed(evidence.runs.source, merged_name([before], after))
+    names = renamed_sources(evidence.runs.source, merged_name([before], after))
     return replace(evidence, runs=replace(evidence.runs, source=names))
 
 

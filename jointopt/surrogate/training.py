@@ -50,7 +50,7 @@ from jointopt.surrogate.held_out import (
 )
 from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
-from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, SourceRuns, judge_shared, learn_own, supporting
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, SourceRuns, judge_shared, learn_own, remembered_rows
 from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
@@ -167,10 +167,10 @@ def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: 
     names = data.known.runs.names
     best = _best_strength(data, rows, names, seed) if strength is None else strength
     trees = shared_trees(data, rows, names, best, seed)
-    return Surrogate(kernel, trees, names, *_supporting(data, rows, seed))
+    return Surrogate(kernel, trees, names, *_remembered_runs(data, rows, seed))
 
 
-def _supporting(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Floats]:
+def _remembered_runs(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Floats]:
     """At most `MOST_SUPPORT` runs of every source among ``rows`` and their residuals, which a surrogate remembers."""
     rng = np.random.default_rng(seed)
     parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
@@ -258,7 +258,7 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
     return scores
 
 
-def _of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
+def _new_groups_of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
     """A `NewGroups` of each origin with few runs, by what surrogates without it answered for its groups left out."""
     held = [s.held["by_size"] for s in scores if "by_size" in s.held]
     wide = [replace(h, half_width=widths.of_measured(h.known) * h.half_width) for h in held]
@@ -293,17 +293,17 @@ def train(
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with one_blas_thread:
         if len(names) < 2 and base is not None:
-            surrogate, judged = _of_one_source(data, base, seed)
+            surrogate, judged = _train_one_source(data, base, seed)
         else:
             surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
             scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
             own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
             surrogate = with_calibrated_widths(surrogate, scores)
-            groups = () if for_others else _of_few(data, scores, surrogate.widths)
+            groups = () if for_others else _new_groups_of_few(data, scores, surrogate.widths)
             surrogate, judged = replace(surrogate, new_groups=groups), score_table(scores, surrogate.widths)
             held = [(s.source, s.held["group_out"]) for s in scores if "group_out" in s.held]
             judged.attrs |= _attributes(data, held, own)
-            surrogate = with_own(surrogate, own)
+            surrogate = with_own_runs(surrogate, own)
         if not for_others:
             surrogate, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)
     return surrogate, judged
@@ -342,12 +342,12 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
     return replace(surrogate, support=support, residual=residual), (len(ended), len(support) - len(surrogate.support))
 
 
-def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
+def _train_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
     """The same as `train` of runs of one source: what they teach of it, around the kernel of ``base``."""
     found, origin = learn_every_own(data, base.kernel, seed), str(data.source[0])
-    supporting = _supporting(data, data.of({origin}), seed)
+    supporting = _remembered_runs(data, data.of({origin}), seed)
     surrogate = Surrogate(base.kernel, None, data.known.runs.names, *supporting, widths=base.widths)
-    bare, surrogate = surrogate.without_runs(), with_own(surrogate, found)
+    bare, surrogate = surrogate.without_runs(), with_own_runs(surrogate, found)
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
     if (every := joined_held_out([each for _, each in held])) is not None:
@@ -477,13 +477,13 @@ def source_runs(data: TrainingSet, rows: Ints) -> SourceRuns:
     return SourceRuns(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
 
 
-def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
+def with_own_runs(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
     """The surrogate and all that was learned of single sources, of which more runs are remembered."""
     if not found:
         return surrogate
     of_own = np.isin(surrogate.support.source, [f.own.source for f in found])
     rest = np.flatnonzero(~of_own).astype(np.int64)
-    kept = [supporting(np.arange(len(f.rows), dtype=np.int64)) for f in found]
+    kept = [remembered_rows(np.arange(len(f.rows), dtype=np.int64)) for f in found]
     support = joined_runs([*(f.runs.take(at) for f, at in zip(found, kept, strict=True)), surrogate.support.take(rest)])
     residual = np.concatenate([
         *(np.clip(f.residual[at], -LARGEST_RESIDUAL, LARGEST_RESIDUAL) for f, at in zip(found, kept, strict=True)),

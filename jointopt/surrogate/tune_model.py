@@ -19,7 +19,7 @@ from jointopt.surrogate.own_cluster import (
     SourceRuns,
     cross_fitted_process,
     learn_own,
-    supporting,
+    remembered_rows,
 )
 from jointopt.surrogate.own_mix import FOLDS, LEAST_GAIN, count_distinct, cross_fitted_mix
 from jointopt.surrogate.power import PowerScale
@@ -163,7 +163,7 @@ def mean_loss(off: Floats, deviation: Floats) -> float:
     return float(np.mean(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled)))
 
 
-def unmoved_scatter(off: Floats, least: float) -> Floats:
+def fixed_prediction_error(off: Floats, least: float) -> Floats:
     """Root mean square (m,) of all other errors ``off`` (m,) of a prediction that runs do not change; NaN aside.
 
     ``least``: a floor.
@@ -218,7 +218,7 @@ def sound_runs(known: SourceRuns, source: str, most: int = MOST, seed: int = 0) 
     return known.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
 
 
-def of_other_jobs(source: Source, known: SourceRuns, shared: Surrogate, seed: int = 0) -> OtherJobs | None:
+def learn_other_jobs(source: Source, known: SourceRuns, shared: Surrogate, seed: int = 0) -> OtherJobs | None:
     """What ``known`` runs of other jobs on the cluster teach of the next one; None where they are few.
 
     ``shared``: the surrogate with the kernel of all sources.
@@ -229,7 +229,7 @@ def of_other_jobs(source: Source, known: SourceRuns, shared: Surrogate, seed: in
     own, crossed, _ = learn_own(str(source), some, shared.kernel, seed)
     if own.knows_power and own.errors["power"] >= own.errors["power physics"]:
         own = replace(own, power=PowerScale())
-    kept = supporting(np.arange(len(some.runs), dtype=np.int64), seed)
+    kept = remembered_rows(np.arange(len(some.runs), dtype=np.int64), seed)
     learned = replace(
         shared, support=some.runs.take(kept), residual=some.residual[kept], own=(own,), new_groups=(),
         card={"recipe_classes": {str(source): "several"}},  # each job is priced by its own
@@ -238,7 +238,7 @@ def of_other_jobs(source: Source, known: SourceRuns, shared: Surrogate, seed: in
     return OtherJobs(learned, without, error)
 
 
-def with_own_rows(
+def residual_by_own_runs(
     plans: Runs, index: Ints, residual: Floats, known: SourceRuns | None, shared: Kernel, seed: int = 0
 ) -> Floats:
     """log(measured / physics) (n,) of plans by runs of plans ``index`` (m,), ``residual`` (m,), and of other jobs.

@@ -27,7 +27,7 @@ from jointopt.jobs.plans.stages import (
     tail_layers,
 )
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cooling import leave_power
+from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
@@ -123,7 +123,7 @@ def searched_limits(job: Job, count: int) -> tuple[tuple[float, ...] | None, dic
     limits, power = job.search.power_limit_w, job.cluster.gpu.power
     if limits is None or power is None:
         return limits, {}
-    some = leave_power(np.array(limits), job.cluster, power).tolist()
+    some = above_idle_power(np.array(limits), job.cluster, power).tolist()
     if all(some) or not any(some):
         return limits, {}
     runs, idle = ([w for w, one in zip(limits, some, strict=True) if one is wanted] for wanted in (True, False))

@@ -24,10 +24,10 @@ from jointopt.physics.polish.graph import (
     Options,
     Problem,
     beyond_schedule_s,
-    efficient,
+    efficient_options,
     extend_choice,
     instruction_costs,
-    window,
+    windowed_problem,
 )
 from jointopt.physics.polish.solvers import least_energy, lowtime_schedules, need_lowtime
 from jointopt.physics.schedule import schedule_graph
@@ -74,7 +74,7 @@ def polish(
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     physics = _feasible(model, record, parsed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
-    part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
+    part = windowed_problem(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     batches, all_batches = part.graph.num_micro_batches, schedule.problem.graph.num_micro_batches
     size = f"{part.graph.pp} stages x {batches} micro-batches"
@@ -175,7 +175,7 @@ def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waitin
         for time_s, energy_j in (forward, (seconds, joules), (seconds, joules + passes.step_j[rank])):
             alone_j = energy_j + waiting_w * time_s
             at = passes.clock_mhz >= min(plan_mhz, float(passes.clock_mhz[alone_j.argmin()]))
-            out.append(efficient(passes.clock_mhz[at], time_s[at], energy_j[at]))
+            out.append(efficient_options(passes.clock_mhz[at], time_s[at], energy_j[at]))
     return out
 
 

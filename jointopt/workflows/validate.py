@@ -26,7 +26,7 @@ from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.memory import FEASIBLE, OUT, cost_of_failing, holding_as_much
+from jointopt.surrogate.memory import FEASIBLE, OUT, cost_of_failing, needs_as_much
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely, why_none
 from jointopt.workflows.campaign.candidates import (
@@ -186,7 +186,7 @@ class _Bench(Campaign):
         if row["status"] == OUT:
             columns, one = self.plans.columns, slice(index, index + 1)
             peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
-            self._out |= holding_as_much(columns, peak, of, peak[one])
+            self._out |= needs_as_much(columns, peak, of, peak[one])
 
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns

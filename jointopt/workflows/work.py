@@ -30,7 +30,7 @@ from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import OUT, surely_out
+from jointopt.surrogate.memory import OUT, certain_oom
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
 from jointopt.workflows.functions import Answer, load_function
@@ -92,7 +92,7 @@ def work(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
             ahead=int(runner is not None),
-            out_with=lambda ran: np.flatnonzero(surely_out(job, problem.layouts, [take(problem.layouts, ran)])),
+            out_with=lambda ran: np.flatnonzero(certain_oom(job, problem.layouts, [take(problem.layouts, ran)])),
         )  # fmt: skip
     finished = len(worked.plans["slack"])
     front = front_of(worked.plans, problem.goals)
@@ -187,7 +187,7 @@ class _Runs:
 
         def new() -> Iterator[Mapping[str, Any]]:
             for place, key in enumerate(keys):
-                if key not in self._rows and not surely_out(job, take(plans, np.array([place])), self._out)[0]:
+                if key not in self._rows and not certain_oom(job, take(plans, np.array([place])), self._out)[0]:
                     begun.append(place)
                     yield records[place]
 

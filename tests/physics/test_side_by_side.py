@@ -46,7 +46,7 @@ def test_row_of_a_model_side_by_side_is_the_layout_of_the_job_in_turn(
     job = make_job(16)
     physics = physics_of(job, layouts_of)
     jobs = [job, with_constants(job, np.full(len(CONSTANTS), 0.1))]
-    model = sensitivities.side_by_side(jobs, physics, SharedCosts(physics.hardware, physics.shapes))
+    model = sensitivities.model_of_jobs(jobs, physics, SharedCosts(physics.hardware, physics.shapes))
     assert len(model.layouts["pp"]) == 10
     for position in range(10):
         alone = CostModel(jobs[position // 5], physics.layouts)

@@ -24,7 +24,7 @@ from jointopt.surrogate.clock_response import (
     ClockResponse,
     LearnedResponse,
     Sweep,
-    _left_below,
+    _unexplained_below_top,
     learn_response,
 )
 from jointopt.surrogate.files import load, save, write_card
@@ -152,7 +152,7 @@ def test_a_step_below_the_top_clock_is_shrunk_by_a_prior_of_one_and_refused_beyo
     runs = Runs(np.zeros((8, 1)), {"clock": clock}, np.full(8, "s"), np.full(8, "g"))
     precision = 4 / 0.1**2 * (1.0 + np.log(2.0) ** 2)  # of four runs with 10 % of noise, whose step and slope are one
     for step, left in ((np.log(1.5), np.expm1(np.log(1.5) * precision / (1.0 + precision))), (0.04, 0.0)):
-        found = _left_below(0.1**2 * np.eye(8), np.where(clock < BELOW, step, 0.0), runs)
+        found = _unexplained_below_top(0.1**2 * np.eye(8), np.where(clock < BELOW, step, 0.0), runs)
         assert found == pytest.approx(left, rel=1e-9)
 
 

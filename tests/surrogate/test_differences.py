@@ -15,8 +15,8 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.held_out import (
     HeldOut,
     Scores,
-    pairs,
     predict_pairs,
+    run_pairs,
     with_calibrated_widths,
     with_conformal_widths,
 )
@@ -24,12 +24,12 @@ from jointopt.surrogate.intervals import (
     DifferenceDoubt,
     difference_half_width,
     difference_variance,
+    dissimilarity,
     limit_half_widths,
     physics_difference_half_width,
     physics_errors,
     plan_differences,
     posterior_of_new,
-    share_of_unlike,
 )
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import Kernel, Runs, covariance_terms, default_kernel, variances
@@ -84,13 +84,13 @@ def test_a_measured_run_narrows_differences_from_plans_that_are_unlike_it() -> N
 
 def test_pairs_are_of_one_source_and_group_and_of_each_pair_of_runs_once() -> None:
     every = Runs(np.zeros((5, 2)), {}, np.array(list("aaaab")), np.array(list("xxyxx")))
-    first, second = pairs(every, np.arange(5))
+    first, second = run_pairs(every, np.arange(5))
     assert sorted(zip(first.tolist(), second.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 3)]
 
 
 def test_of_the_pairs_of_a_large_group_four_hundred_are_drawn_and_all_of_a_small_one() -> None:
     group = np.repeat(["large", "small"], [40, 6])  # 780 pairs and 15
-    first, second = pairs(Runs(np.zeros((46, 2)), {}, np.full(46, "a"), group), np.arange(46))
+    first, second = run_pairs(Runs(np.zeros((46, 2)), {}, np.full(46, "a"), group), np.arange(46))
     assert np.bincount((first >= 40).astype(int)).tolist() == [400, 15]
     assert len(set(zip(first.tolist(), second.tolist(), strict=True))) == 415
     assert (group[first] == group[second]).all()
@@ -152,7 +152,7 @@ def test_plans_alike_are_as_sure_as_repeats_and_half_of_the_noise_counts_where_t
 def test_what_the_physics_was_off_by_counts_in_full_of_plans_30_percent_apart_and_in_part_of_plans_alike() -> None:
     new = kernel(noise=0.03, constants=(0.1, 0.1))
     usual = np.sqrt(difference_variance(new, *alike(1.0)))[0]
-    near, mid, far = (share_of_unlike(new, *alike(by / usual))[0] for by in (0.0, 0.15, 0.4))
+    near, mid, far = (dissimilarity(new, *alike(by / usual))[0] for by in (0.0, 0.15, 0.4))
     noise = 4 * 6.784 * 0.03**2
     unlike = np.sqrt(0.3**2 + noise * 0.09 / (0.09 + 0.15**2))
     assert (near, far) == (pytest.approx(np.sqrt(0.06 / unlike), rel=1e-3), 1.0)

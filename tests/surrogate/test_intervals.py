@@ -27,10 +27,10 @@ from jointopt.surrogate.intervals import (
     open_doubts,
     outside_of_domain,
     physics_errors,
-    supported,
     with_measured_intervals,
     with_new_interval,
     with_time_interval,
+    without_doubts,
 )
 
 
@@ -309,7 +309,7 @@ def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
     assert new_kinds(alibi, [plain]) == {"form"}
     for one, supports in ((plain, True), (other, False)):
         found = open_doubts(one, columns(), True, new=new_kinds(one, [plain]))
-        assert supported(found).all() == supported(found, ADDED_DOUBTS).all() == supports
+        assert without_doubts(found).all() == without_doubts(found, ADDED_DOUBTS).all() == supports
     assert list(open_doubts(other, columns(), True, new=new_kinds(other, [plain]))) == [
         "link", "attention", "network", "clock",
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from jointopt.surrogate.kernel import (
     learn,
     variances,
 )
-from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition, condition_alone
+from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _posterior_of_scales, condition, condition_alone
 
 KERNEL = default_kernel(2)
 
@@ -64,7 +64,9 @@ def test_runs_that_a_kernel_without_noise_cannot_be_conditioned_on_are_an_error_
 def test_one_scale_answers_as_two_that_are_the_same():
     rows, y, new = runs(30), np.random.default_rng(1).normal(0.1, 0.05, 30), runs(8, seed=9)
     y[4] = 1.2  # noise that is reweighted
-    one, two = (_under(KERNEL, np.ones((n, 5)), np.full(n, 1.0 / n), rows, y)[1].predict(new) for n in (1, 2))
+    one, two = (
+        _posterior_of_scales(KERNEL, np.ones((n, 5)), np.full(n, 1.0 / n), rows, y)[1].predict(new) for n in (1, 2)
+    )
     np.testing.assert_allclose(one, two, rtol=1e-9)
 
 

@@ -21,7 +21,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, joined_runs
 from jointopt.surrogate.new_sources import NewGroups
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.training import _of_few
+from jointopt.surrogate.training import _new_groups_of_few
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
 
@@ -264,6 +264,6 @@ def test_each_source_of_few_runs_is_judged_at_the_width_that_intervals_have() ->
     scores = [Scores(name, 0.1, {"by_size": one}) for name, one in zip(("lab", "hub"), held, strict=True)]
     nothing = Scores("many runs", 0.1)
     data = SimpleNamespace(known=SimpleNamespace(runs=both))
-    found = _of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
+    found = _new_groups_of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
     assert [(one.sources, one.weight) for one in found] == [((LAB,), 1.0), ((OTHER,), 1.0)]
     assert found[1].wider == pytest.approx(1.25 * 2.015 / 1.645, rel=1e-3)  # 0.05 off at 0.04

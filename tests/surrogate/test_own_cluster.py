@@ -18,7 +18,7 @@ from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
-from jointopt.surrogate.own_cluster import OwnRuns, SourceRuns, best_process_weight, best_process, learn_own
+from jointopt.surrogate.own_cluster import OwnRuns, SourceRuns, best_process, best_process_weight, learn_own
 from jointopt.surrogate.own_mix import (
     Mix,
     at_rest_w,

@@ -18,7 +18,17 @@ from jointopt.surrogate.kernel import (
     negative_log_likelihood,
     variances,
 )
-from jointopt.surrogate.posterior import LARGE, SCALES, SHARES, Posterior, _pieces, _squared, _under, condition, root_of
+from jointopt.surrogate.posterior import (
+    LARGE,
+    SCALES,
+    SHARES,
+    Posterior,
+    _pieces,
+    _posterior_of_scales,
+    _quadratic_forms,
+    condition,
+    root_of,
+)
 
 KERNEL = replace(default_kernel(2), constants=(0.1, 0.2), source=0.3, shape=0.5, noise=0.03)
 SMOOTH = 0.25 * np.exp(-0.5 * ((1 / 2) ** 2 + (0.3 / 0.3) ** 2))  # lengths 2 of log2_tp and 0.3 of a share
@@ -94,7 +104,9 @@ def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> Non
     kernel = replace(KERNEL, constants=(0.1 / 0.6, 0.2 / 0.6), shape=0.5 / 0.8, noise=0.3 / 0.8)
     over, total, weight = reweighted(0.09 + 0.17 + 0.25, used, 0.09)
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
-    mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
+    mean, deviation = _posterior_of_scales(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(
+        second
+    )
     assert mean[0] == pytest.approx(cross * over)
     assert deviation[0] == pytest.approx(
         np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 2.5 * 0.09 * min(weight, 20.0))
@@ -204,4 +216,4 @@ def test_squares_by_blocks_are_those_of_the_whole_matrix(count: int) -> None:
     half, rows = rng.standard_normal((2, count, count)), rng.standard_normal((2, 5, count))
     inverse = half @ half.transpose(0, 2, 1) + np.eye(count)
     expected = [[row @ one @ row for row in some] for one, some in zip(inverse, rows, strict=True)]
-    np.testing.assert_allclose(_squared(rows, inverse, root_of(inverse)), expected, rtol=1e-5)
+    np.testing.assert_allclose(_quadratic_forms(rows, inverse, root_of(inverse)), expected, rtol=1e-5)

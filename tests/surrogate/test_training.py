@@ -30,7 +30,7 @@ from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
     TrainingSet,
-    _supporting,
+    _remembered_runs,
     cross_validate,
     fit,
     leave_groups_out,
@@ -225,7 +225,7 @@ def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_residuals_that_are_remembered_lie_within_what_a_factor_can_be(data, sign) -> None:
     far = np.where(np.arange(len(data.known_residual)) % 4, data.known_residual, sign * 9.0)
-    support, residual = _supporting(replace(data, known_residual=far), data.of({"h100"}), 0)
+    support, residual = _remembered_runs(replace(data, known_residual=far), data.of({"h100"}), 0)
     assert len(support) == len(residual) == 20
     assert np.abs(residual).max() == LARGEST_RESIDUAL
     assert np.median(residual) == pytest.approx(np.log(0.9), abs=0.1)

@@ -12,10 +12,10 @@ from jointopt.surrogate.tune_model import (
     Spread,
     _with_expected_bounds,
     estimate_plans,
+    fixed_prediction_error,
     leave_one_out,
     mean_loss,
     plan_features,
-    unmoved_scatter,
 )
 
 PLANS = {
@@ -121,10 +121,12 @@ def test_a_prediction_that_runs_do_not_move_is_judged_by_the_scatter_of_the_othe
     off = np.array([0.3, 0.1, -0.1])
     widths = np.sqrt([0.01, 0.05, 0.05])
     expected = np.mean(np.log(widths) - t.logpdf(off / widths, 3))
-    assert mean_loss(off, unmoved_scatter(off, 0.07)) == pytest.approx(expected)
-    sure = mean_loss(np.zeros(2), unmoved_scatter(np.zeros(2), 0.07))
+    assert mean_loss(off, fixed_prediction_error(off, 0.07)) == pytest.approx(expected)
+    sure = mean_loss(np.zeros(2), fixed_prediction_error(np.zeros(2), 0.07))
     assert sure == pytest.approx(np.log(0.07) - t.logpdf(0.0, 3))
-    assert unmoved_scatter(np.append(off, np.nan), 0.07)[:3] == pytest.approx(widths)  # an ended run says nothing
+    assert fixed_prediction_error(np.append(off, np.nan), 0.07)[:3] == pytest.approx(
+        widths
+    )  # an ended run says nothing
 
 
 @pytest.mark.parametrize("least", [-0.3, 0.0, 0.2, 0.5])

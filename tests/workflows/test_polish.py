@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import InstructionCosts, window
+from jointopt.physics.polish.graph import InstructionCosts, windowed_problem
 from jointopt.workflows import polish as polishing
 from jointopt.workflows.polish import (
     SLOWDOWNS,
@@ -129,7 +129,7 @@ def test_lowtime_comes_near_the_linear_programme() -> None:
 @pytest.mark.parametrize(("solver", "batches"), [("lowtime", 32), ("linear", 96)])
 def test_a_pipeline_of_8_ranks_is_solved_by_512_or_1536_instructions(solver: str, batches: int) -> None:
     problem = schedule_of("dp=4 pp=8 mbs=2 clock=1980").problem
-    assert window(problem, polishing._MOST_INSTRUCTIONS[solver]).graph.num_micro_batches == batches
+    assert windowed_problem(problem, polishing._MOST_INSTRUCTIONS[solver]).graph.num_micro_batches == batches
 
 
 def test_the_unit_of_time_is_what_the_seconds_allow_and_no_finer_than_a_64th_of_a_pass() -> None:
@@ -207,7 +207,7 @@ def test_of_a_window_s_schedules_all_or_of_48_every_second_are_tried_as_ends(
     count: int, place: int, tried: bool
 ) -> None:
     schedule = schedule_of("dp=8 pp=4 mbs=1 clock=1980")
-    part = window(schedule.problem, 64)
+    part = windowed_problem(schedule.problem, 64)
     candidates = [part.slowest()] * count
     candidates[place] = part.fastest()
     limit_s = schedule.time_s(schedule.problem.fastest()) * (1 + 1e-9)  # which slow ends cannot keep to

@@ -106,7 +106,7 @@ class Hierarchy:
         return np.concatenate([shared, nothing, own]), np.concatenate([shared_sd, kinds_sd, own_sd])
 
 
-def take(work: CurveConstants, index: Ints) -> CurveConstants:
+def constants_of_rows(work: CurveConstants, index: Ints) -> CurveConstants:
     """The constants of the curve of every row."""
     return CurveConstants(*(getattr(work, field.name)[index] for field in fields(work)))
 
@@ -394,7 +394,7 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
     hierarchy, n = Hierarchy(rows.kind_of, int(rows.kind_of.max()) + 1, known.lowest), len(rows.x)
 
     def logarithms(theta: Floats) -> Floats:
-        shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)
+        shape, work = hierarchy.shape(theta), constants_of_rows(hierarchy.work(theta), rows.curve)
         limit = np.fmin(rows.limit_w, hierarchy.limit_w(theta))
         return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
 
@@ -421,7 +421,7 @@ def interval(log_value: Floats, log_width: Floats) -> Estimate:
 
 def _readings(rows: StageRows) -> Readings:
     n, limited = len(rows.x), np.isfinite(rows.limit_w)
-    near = departures(rows.x, rows.limit_w)
+    near = error_correlation(rows.x, rows.limit_w)
     same = rows.curve[:, None] == rows.curve[None, :]
     both = limited[:, None] & limited[None, :]
     sizes = ((_OWN_TIME, _SHARED_TIME), (_OWN_POWER, _SHARED_POWER))
@@ -436,7 +436,7 @@ def _readings(rows: StageRows) -> Readings:
     return Readings(value, departure, np.concatenate(noise))
 
 
-def departures(x: Floats, limit_w: Floats) -> Floats:
+def error_correlation(x: Floats, limit_w: Floats) -> Floats:
     """Correlation (n, n) of the law's errors at clocks ``x`` and limits; 0 between limited rows and others."""
     limited = np.isfinite(limit_w)
     z, w = np.log(x), np.log(np.where(limited, limit_w, 1.0))

@@ -30,7 +30,7 @@ _ROUNDS = 4  # in which bandwidth and latency are solved for in turn
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MachineFigures:
     """Figures by their names in the job file, and the median error in percent of the times that they give."""
 
     figures: Mapping[str, float]
@@ -38,7 +38,7 @@ class Fitted:
     error_percent: Mapping[str, float]
 
 
-def fit(readings: Reading, gpu: Gpu) -> Fitted:
+def fit(readings: Reading, gpu: Gpu) -> MachineFigures:
     """The cluster figures that the readings of a probe determine; others are left out.
 
     A factor per dtype is the geometric mean of measured over modelled time of its products. The bandwidth of a link is
@@ -51,7 +51,7 @@ def fit(readings: Reading, gpu: Gpu) -> Fitted:
     links, more_errors = _links(readings, gpu)
     figures = {"memory_gbytes_per_s": gpu.memory_gbytes_per_s, **links}
     figures, factors = ({name: float(f"{x:.4g}") for name, x in part.items()} for part in (figures, factors))
-    return Fitted(figures, factors, errors | more_errors)
+    return MachineFigures(figures, factors, errors | more_errors)
 
 
 def _percent(log_ratio: Floats) -> float:

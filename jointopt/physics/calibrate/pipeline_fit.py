@@ -20,13 +20,13 @@ from jointopt.physics.calibrate.law_fit import (
     Prior,
     Readings,
     ResponsePrior,
-    departures,
+    constants_of_rows,
+    error_correlation,
     fit,
     interval,
     matern,
     per_curve,
     predict,
-    take,
 )
 from jointopt.physics.clock_law import lagged_limit, lead_s, log_power_w, log_time_s, switching_shape
 from jointopt.physics.schedule import Pass, replay
@@ -140,7 +140,7 @@ class _RankLaw:
         """(seconds, watts) of one forward and one backward pass, (2, 2, n)."""
         rows, shape, work = self.rows, self.hierarchy.shape(theta), self.hierarchy.work(theta)
         limit = np.fmin(rows.limit_w, self.hierarchy.limit_w(theta))
-        passes = [(take(work, rows.rank + i * rows.ranks), rows.x[i]) for i in (0, 1)]
+        passes = [(constants_of_rows(work, rows.rank + i * rows.ranks), rows.x[i]) for i in (0, 1)]
         free, held = (
             np.exp([[of(shape, own, x, watts) for own, x in passes] for of in (log_time_s, log_power_w)])
             for watts in (np.full_like(limit, _NO_LIMIT_W), limit)
@@ -220,7 +220,7 @@ def _readings(rows: RankRows) -> Readings:
     parts.append((rows.x[1], _OWN_ENERGY, _SHARED_ENERGY, _LIMITED_ENERGY))
     for i, (x, own, shared, under_limit) in enumerate(parts):
         size = np.where(both, under_limit**2 * (same + 0.5), own**2 * same + shared**2)
-        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = departures(x, rows.limit_w) * size
+        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = error_correlation(x, rows.limit_w) * size
     times = np.where(limited, _LIMITED_TIME_NOISE, _TIME_NOISE)
     energies = np.where(limited, _LIMITED_ENERGY_NOISE, _ENERGY_NOISE)
     whole = np.isfinite(rows.time_s).all(axis=0) & np.isfinite(rows.iteration_s)

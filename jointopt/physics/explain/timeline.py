@@ -271,9 +271,9 @@ def excursion(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Br
     """
     parts = parts or breakdown(physics, index, stage_clock_mhz)
     line = timeline(physics, index, stage_clock_mhz, SWING_PASSES)
-    free_w, limit_w = _free_w(physics, index, stage_clock_mhz), parts.stage_power_limit_w
+    free_w, limit_w = _unlimited_burst_w(physics, index, stage_clock_mhz), parts.stage_power_limit_w
     above = free_w > limit_w * (1.0 + 1e-6)
-    lasts, share = np.array([_leads(line, rank) for rank in range(len(free_w))]).T
+    lasts, share = np.array([_unlimited_runs(line, rank) for rank in range(len(free_w))]).T
     there = above & (lasts > 0.0)
     held_w = np.minimum(free_w, parts.stage_peak_power_w)
     return Excursion(
@@ -281,7 +281,7 @@ def excursion(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Br
     )  # fmt: skip
 
 
-def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
+def _unlimited_burst_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     """Watts (pp,) of the hottest GPU while a micro-batch's kernels run at the clocks set, whatever the limit."""
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
@@ -294,7 +294,7 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     return np.asarray(scaled_burst_w(physics, np.array([index]), free_w + leaks_w)[0])
 
 
-def _leads(line: Timeline, rank: int) -> tuple[float, float]:
+def _unlimited_runs(line: Timeline, rank: int) -> tuple[float, float]:
     """(longest seconds, share of the iteration) for which passes of a rank run before a power limit slows them."""
     own = line.rank == rank
     starts, ends = line.start_s[own], line.end_s[own]

@@ -54,7 +54,7 @@ class InstructionCosts:
 
 
 def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> InstructionCosts:
-    """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `clock_law`."""
+    """Time and energy of every stage's passes at the clocks (c,), as `CostModel.times` and `clock_law`."""
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     costs, k = physics.groups[g], physics.power
     depth, count = costs.depth, len(clock_mhz)
@@ -128,7 +128,7 @@ class Options:
         return len(self.clock_mhz)
 
 
-def efficient(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Options:
+def efficient_options(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Options:
     """The clocks that no other beats in both time and energy; of equal ones the lowest clock."""
     order = np.lexsort((clock_mhz, energy_j, duration_s))
     best = np.minimum.accumulate(energy_j[order])
@@ -136,7 +136,7 @@ def efficient(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Option
     return Options(clock_mhz[keep], duration_s[keep], energy_j[keep])
 
 
-def convex(options: Options) -> Options:
+def convex_options(options: Options) -> Options:
     """The options on the lower convex hull of energy over time, which no mix of two clocks beats."""
     kept: list[int] = []
     t, e = options.duration_s.tolist(), options.energy_j.tolist()
@@ -232,7 +232,7 @@ class Problem:
         return chosen
 
 
-def window(problem: Problem, most: int) -> Problem:
+def windowed_problem(problem: Problem, most: int) -> Problem:
     """The same ranks with as many of the micro-batches as ``most`` instructions allow, but no fewer than ranks."""
     graph = problem.graph
     group = graph.pp if graph.vpp > 1 else 1
@@ -243,7 +243,7 @@ def window(problem: Problem, most: int) -> Problem:
 
 
 def extend_choice(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
-    """A choice (N,) for the problem ``whole``, from one for ``part``, its `window`.
+    """A choice (N,) for the problem ``whole``, from one for ``part``, its `windowed_problem`.
 
     First and last micro-batches keep their options. All between take the pair of forward and backward options of least
     energy with which their rank does a micro-batch, all its chunks, in ``pace_s``; without such a pair the fastest.

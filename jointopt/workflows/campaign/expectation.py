@@ -24,9 +24,9 @@ from jointopt.surrogate.correction import surrogate_names
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
-from jointopt.surrogate.job_model import JobModel, of_surrogate
+from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
-from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
+from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, certain_oom_rows
 from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns
 from jointopt.surrogate.tune_model import (
     INFORMED,
@@ -34,12 +34,12 @@ from jointopt.surrogate.tune_model import (
     PlanEstimates,
     Spread,
     estimate_plans,
+    fixed_prediction_error,
+    learn_other_jobs,
     leave_one_out,
     mean_loss,
-    of_other_jobs,
     plan_features,
-    unmoved_scatter,
-    with_own_rows,
+    residual_by_own_runs,
 )
 from jointopt.workflows.campaign.candidates import Candidates
 
@@ -177,7 +177,7 @@ class Outlook:
             ):  # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
                 losses[-1] = np.inf
             best, far = int(np.argmin(losses)), np.where(held, np.nan, seen - physics[at])
-            unmoved = far, unmoved_scatter(far, own.noise)
+            unmoved = far, fixed_prediction_error(far, own.noise)
             if mean_loss(*unmoved) < losses[best]:
                 off[:, good] = unmoved
                 scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
@@ -337,7 +337,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     return Earlier(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
         memory=here.memory, evidence=evidence, plans=plans, known=known,
-        out=surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
+        out=certain_oom_rows(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
 
 
@@ -353,7 +353,7 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     names = (*_MOVED, *[PEAK] * (PEAK in candidates.predicted))
     if earlier.plans is not None and earlier.known is not None and len(earlier.known.runs) >= LEAST_RUNS:
         source = Source.parse(str(earlier.plans.source[0]))
-        learned = of_other_jobs(source, earlier.known, surrogate)
+        learned = learn_other_jobs(source, earlier.known, surrogate)
         if learned is not None and learned.orders_better:
             by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
             known = names if learned.surrogate.own[0].knows_power else names[:1]
@@ -364,7 +364,7 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     if own is None and model.name not in surrogate_names():
         by = by.of_user()
     better = own is not None and own.errors["time"] < own.errors["physics"]
-    if by.surrogate is not None and (better or (not count and of_surrogate(model.name) in by.evidence.counts)):
+    if by.surrogate is not None and (better or (not count and surrogate_place(model.name) in by.evidence.counts)):
         remembered = int((by.surrogate.support.source == str(by.source)).sum())
         new, why = by.surrogate.new_groups_of(str(by.source)), "as those of propose do"
         what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
@@ -452,7 +452,7 @@ class Growing:
         """Logarithm of the factor (n,) on the predicted time of every candidate, None where too few runs are known.
 
         ``index`` (m,) of the candidates that ran, ``residual`` (m,) log(measured / physics) of their time. At those
-        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.with_own_rows`).
+        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.residual_by_own_runs`).
         """
         count = len(index)
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
@@ -463,7 +463,7 @@ class Growing:
             if plans is not None and self._kernel is not None:
                 text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
                 _log.info(text, self._others, count)
-                self._log_factor = with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
+                self._log_factor = residual_by_own_runs(plans, index, residual, self._earlier.known, self._kernel)
         return self._log_factor
 
     def _as_runs(self) -> Runs | None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.physics.polish.graph import Options, Problem, convex, extend_choice, latest_ends_s, window
+from jointopt.physics.polish.graph import (
+    Options,
+    Problem,
+    convex_options,
+    extend_choice,
+    latest_ends_s,
+    windowed_problem,
+)
 from jointopt.physics.polish.solvers import _spec, _units, least_energy
 from jointopt.physics.schedule import ends_s, schedule_graph
 
@@ -74,7 +81,7 @@ def test_a_clock_above_the_line_between_its_neighbours_is_left_out() -> None:
     # from (1, 10) to (3, 4) the line is at 7 J after 2 s
     for joules, kept in ((7.5, [1.0, 3.0]), (6.5, [1.0, 2.0, 3.0])):
         curve = Options(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([10.0, joules, 4.0]))
-        assert convex(curve).duration_s.tolist() == kept
+        assert convex_options(curve).duration_s.tolist() == kept
 
 
 def test_energy_by_units_of_time_is_interpolated() -> None:
@@ -85,13 +92,13 @@ def test_energy_by_units_of_time_is_interpolated() -> None:
 @pytest.mark.parametrize(("most", "batches"), [(40, 10), (16, 4), (2, 2)])
 def test_a_window_holds_two_instructions_per_rank_and_micro_batch(most: int, batches: int) -> None:
     long = Problem(schedule_graph(2, 1, 20), PAIR.options)
-    assert window(long, most).graph.num_micro_batches == batches
+    assert windowed_problem(long, most).graph.num_micro_batches == batches
 
 
 def paced_middle(chunks: int, pace: float) -> tuple[set[float], set[float], set[float]]:
     """Seconds of forward and backward passes in the middle of 20 micro-batches, and of those in both ends' window."""
     long = Problem(schedule_graph(2, chunks, 20), PAIR.options)
-    part = window(long, 16 * chunks)
+    part = windowed_problem(long, 16 * chunks)
     seconds = long.durations_s(extend_choice(part, part.fastest(), long, pace))
     middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)  # the rest is the window's
     backward = long.graph.backward
