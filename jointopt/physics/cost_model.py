@@ -262,10 +262,10 @@ class CostModel:
         if not (count := np.count_nonzero(wanted & ~priced)):
             return
         wanted = wanted | priced if np.count_nonzero(priced) < count else wanted & ~priced
-        for rows, costs in self.lots(np.flatnonzero(wanted)):
-            self.add(rows, costs)
+        for rows, costs in self.priced_pieces(np.flatnonzero(wanted)):
+            self.add_groups(rows, costs)
 
-    def lots(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
+    def priced_pieces(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
         """Costs without power limits of the layouts ``index``, in pieces: (the layouts of the piece, their costs)."""
         for at, part in layout_pieces(
             {name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS
@@ -276,7 +276,7 @@ class CostModel:
                 laid = known[rows.tobytes()] = known.get(rows.tobytes()) or pc.LayoutParts.of(self.job, part)
             yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
 
-    def add(self, rows: Ints, costs: sc.StageCosts) -> None:
+    def add_groups(self, rows: Ints, costs: sc.StageCosts) -> None:
         """Append ``costs`` of the layouts ``rows`` as groups, with the clocks that their power limits leave."""
         cluster, lowest_mhz = self.job.cluster, self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
         for at, group in costs.by_depth():

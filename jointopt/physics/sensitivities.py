@@ -245,8 +245,8 @@ def model_of_jobs(jobs: Sequence[Job], physics: CostModel, common: SharedCosts) 
     each = [CostModel(job, physics.layouts, constants, lazily=True, common=common) for job in jobs]
     repeated = {name: np.concatenate([values] * len(jobs)) for name, values in physics.layouts.items()}
     model, every = CostModel(jobs[0], repeated, constants, lazily=True), np.arange(len(physics.layouts["pp"]))
-    for lot in zip(*(one.lots(every) for one in each), strict=True):
+    for lot in zip(*(one.priced_pieces(every) for one in each), strict=True):
         rows = np.stack([at for at, _ in lot]) + len(every) * np.arange(len(jobs))[:, None]
         costs, order = StageCosts.stacked([costs for _, costs in lot])
-        model.add(rows.reshape(-1)[order], costs)
+        model.add_groups(rows.reshape(-1)[order], costs)
     return model

@@ -208,12 +208,6 @@ class Correction:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""
         return at_limit(job, self.power_limit_w)
 
-    @property
-    def changes_job(self) -> bool:
-        """Whether `priced_job` changes a job."""
-        own = self.recipe_class is not None or self._response is not None
-        return own or (self.evidence.runs is not None and bool(self.shifts.any()))
-
     def priced_job(self, job: Job) -> Job:
         """The job on which plans are to be priced."""
         job = self.of_class(job)
@@ -230,11 +224,6 @@ class Correction:
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
         return self._settled[0].mean(runs)
-
-    @property
-    def has_new_groups(self) -> bool:
-        """Whether a few runs may count in part for groups of which none is known."""
-        return self.surrogate.new_groups_of(self.source) is not None
 
     def counted_in_part(self, runs: Runs) -> tuple[str, ...]:
         """A sentence where a few runs count in part for the first of ``runs``, of whose group none is known."""

@@ -113,7 +113,7 @@ class Evidence:
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
-    def shares_doubt(self, job: Job) -> bool:
+    def shares_guess(self, job: Job) -> bool:
         """Whether some timed run rests on the same guess of precision and attention as ``job``.
 
         What the guess is off by is then in what the runs teach.
@@ -124,7 +124,7 @@ class Evidence:
             for priced in self.priced for one in priced.works
         )  # fmt: skip
 
-    def some(self, most: int) -> Evidence:
+    def sample(self, most: int) -> Evidence:
         """At most ``most`` of the runs that ended, drawn at random; all of them where they cannot be priced anew."""
         if self.runs is None or np.count_nonzero(self.timed) != len(self.runs):
             return self  # runs that a surrogate remembers have no rows to draw
@@ -139,7 +139,7 @@ class Evidence:
         kept = tuple(part for part in priced if len(part.rows))
         return Evidence(self.runs.take(drawn), self.residual[drawn], kept, np.ones(len(drawn), bool))
 
-    def beside(self, kin: Iterable[Evidence]) -> Evidence:
+    def with_runs_of(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
         every = Evidence.joined([self, *kin])
         of_runs = {name: getattr(every, name) for name in ("runs", "residual", "priced", "timed", "bounded")}
@@ -204,7 +204,7 @@ def with_kin(evidence: Mapping[Source, Evidence], source: Source) -> Evidence:
     others = [one for one in evidence if one != source]
     alike = kinship(np.array([str(source)]), np.array(others, str))[0] > 0.0 if others else ()
     kin = [evidence[one] for one, counts in zip(others, alike, strict=True) if counts]
-    return evidence.get(source, Evidence()).beside(kin)
+    return evidence.get(source, Evidence()).with_runs_of(kin)
 
 
 def renamed_sources(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
@@ -276,7 +276,7 @@ def far_constants(priced: Evidence, constants: Floats, log_evidence: Callable[[E
                 shares.append(expected)
     if len(moves) == 1:
         return moves[0]
-    few = _ShiftedRuns(priced.some(MOST_COMPARED))
+    few = _ShiftedRuns(priced.sample(MOST_COMPARED))
     likely = np.log(shares) + [few.log_evidence(by, log_evidence) for by in moves]
     share = np.exp(likely - likely.max())
     if share[1:].sum() < SURE * share.sum():

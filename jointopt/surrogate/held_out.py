@@ -50,7 +50,7 @@ class HeldOut:
         return self.covered(1.0)
 
     @property
-    def by_root(self) -> HeldOut:
+    def with_root_widths(self) -> HeldOut:
         """With roots of the half-widths in their place, on which factors of differences are calibrated."""
         return replace(self, half_width=np.sqrt(self.half_width))
 
@@ -149,7 +149,7 @@ def with_conformal_widths(
     # of all kinds at once: sources left out are then covered by 91 % with a profile and without, else by 93 and 88 %
     if together := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
         widths = replace(widths, difference=conformal(together))
-    if after := [held.by_root for _, held in pairs if held.known]:
+    if after := [held.with_root_widths for _, held in pairs if held.known]:
         widths = replace(widths, difference_after=conformal(after))
     return replace(surrogate, widths=widths)
 
@@ -247,7 +247,7 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
     )
     found, new = with_conformal_widths(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
     # What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
-    by_root = ([s.pairs[kind].by_root for s in scores if kind in s.pairs] for kind in ("source_out", "unseen"))
+    by_root = ([s.pairs[kind].with_root_widths for s in scores if kind in s.pairs] for kind in ("source_out", "unseen"))
     of_new, unknown = (conformal(each) if each else None for each in by_root)
     widths = replace(
         found.widths, new_cluster=bounds_of_clusters(new), new_software=bounds_of_software(new),
@@ -270,10 +270,10 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
         if "source_out" in s.pairs:
             pairs, factor = s.pairs["source_out"], w.fitted * w.difference
             if w.difference_new is not None:  # an earlier card has no factor on roots
-                pairs, factor = pairs.by_root, w.difference_new
+                pairs, factor = pairs.with_root_widths, w.difference_new
             covered["differences"] = pairs.covered(factor)
         if "three" in s.pairs and w.difference_after is not None:
-            covered["differences, +3 runs"] = s.pairs["three"].by_root.covered(w.difference_after)
+            covered["differences, +3 runs"] = s.pairs["three"].with_root_widths.covered(w.difference_after)
         if s.new is not None and w.new_cluster is not None and w.new_software is not None:
             covered["source out"], covered["framework unknown"] = s.new.covered(w.new_cluster, w.new_software)
         row = {"source": s.source, "physics": s.physics} | errors

@@ -154,13 +154,13 @@ class JobModel:
         nothing is learned but the layouts that ran out of memory.
         """
         if self.surrogate is None:
-            return replace(self, out=tuple(runs.ran_out(self.job) for runs in measurements))
+            return replace(self, out=tuple(runs.layouts_out_of_memory(self.job) for runs in measurements))
         job = job_as_measured(self.job, measurements)
         parts = [runs.evidence(job, self.source) for runs in measurements]
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]
-        evidence = Evidence.joined(parts).beside(kin)
+        evidence = Evidence.joined(parts).with_runs_of(kin)
         of_kin = {kin_place(place): count for part in kin for place, count in part.counts.items()}
-        out = tuple(runs.ran_out(job) for runs in measurements)
+        out = tuple(runs.layouts_out_of_memory(job) for runs in measurements)
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
     def of_job(self, job: Job, as_stated: bool = True) -> JobModel:
@@ -198,9 +198,9 @@ class JobModel:
     def fit_probability(self, physics: CostModel) -> Floats:
         """Probability (n,) that each layout of `cost_model` fits in memory."""
         found = self.fit_probability_of(physics.memory_bytes / physics.memory_factor)
-        return np.where(self.surely_out(physics.layouts), 0.0, found)
+        return np.where(self.certain_oom(physics.layouts), 0.0, found)
 
-    def surely_out(self, layouts: Columns) -> Bools:
+    def certain_oom(self, layouts: Columns) -> Bools:
         """Which layouts (n,) run out of memory since a measured run did (`jointopt.surrogate.memory`)."""
         return certain_oom(self.job, layouts, self.out)
 
@@ -369,7 +369,7 @@ class JobModel:
         if self._correction is None:
             return ()
         found = filter(None, [far_constants_words(self._correction.shifts, self.job)])
-        if not self._correction.has_new_groups:
+        if self._correction.surrogate.new_groups_of(self._correction.source) is None:
             return tuple(found)
         return (*found, *self._correction.counted_in_part(self._priced(layouts, slice(1)).runs))
 
@@ -388,12 +388,12 @@ class JobModel:
             found = add_intervals(self.job, columns, network=self._network(columns))
         else:
             found = correction.bounded(self.job, columns)
-        return outside_of_domain(found) if self._left_open else found
+        return outside_of_domain(found) if self._guess_open else found
 
     @property
-    def _left_open(self) -> bool:
+    def _guess_open(self) -> bool:
         """Whether the job rests on a guess (`as_stated`) that no measured run shares."""
-        return not (self.as_stated or (self._correction is not None and self.evidence.shares_doubt(self.job)))
+        return not (self.as_stated or (self._correction is not None and self.evidence.shares_guess(self.job)))
 
     def doubts(self, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of `intervals`, (n,) each, by the keys of `DOUBTS`."""
@@ -406,7 +406,7 @@ class JobModel:
     def bounded(self, columns: Columns, correction: PlanCorrection | None = None) -> Columns:
         """As `intervals`, with ``doubts``: names of the doubts of each plan, joined by a blank (`doubt_names`)."""
         found = self.intervals(columns, correction)
-        why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._left_open else {})
+        why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._guess_open else {})
         return found | {"doubts": doubt_names(why, found["in_domain"])}
 
     def reasons(self, plan: Columns) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class Kernel:
     varying_lengths: tuple[float, ...] = ()
 
     @classmethod
-    def own(cls, shared: Kernel) -> Self:
+    def of_one_source(cls, shared: Kernel) -> Self:
         """The centre of the prior on that of one cluster's own runs, after the kernel of all sources."""
         of = dict(zip(FEATURES, shared.lengths, strict=True))
         shapes, shares = ([of[name] for name in names] for names in (SHAPES, SHARES))
@@ -343,7 +343,7 @@ def learn_alone(runs: Runs, residual: Floats, shared: Kernel, seed: int = 0, sta
     """
     rows = np.random.default_rng(seed).choice(len(residual), min(OWN_RUNS, len(residual)), replace=False)
     some, y = runs.take(rows.astype(np.int64)), np.clip(residual, *(np.median(residual) + NEAR_MIDDLE))[rows]
-    centre = Kernel.own(shared)
+    centre = Kernel.of_one_source(shared)
     first, turns = (centre, OWN_TURNS) if start is None else (start, NEAR_TURNS)
     logs = np.append(first.pack()[:-1], np.log([USUAL_NOISE, first.noise]))
     return _likeliest([[_task(some, y, 1.0, centre)]], centre, logs, turns)

@@ -171,7 +171,7 @@ class Measurements:
         priced = replace(priced, runs=replace(priced.runs, source=np.full(len(priced.runs), str(source))))
         return Evidence.of(here.table, priced, self.name)
 
-    def ran_out(self, job: Job) -> Columns:
+    def layouts_out_of_memory(self, job: Job) -> Columns:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
         here, training = self.on(job.cluster.gpu.id), job.training
         works = here._alike(job, bool((here.table["status"] == OUT).any()))
@@ -358,7 +358,7 @@ def precision_words(evidence: Evidence) -> str:
 
     Blank for fewer than `FEWEST` runs, and for runs of several precisions or that cannot be priced anew.
     """
-    some = evidence.some(MOST)
+    some = evidence.sample(MOST)
     if some.runs is None or len(some.runs) < FEWEST or np.mean(some.residual < np.log(FAST)) <= 0.5:
         return ""
     jobs = [part.works[i].job for part in some.priced for i in np.unique(part.work).tolist()]

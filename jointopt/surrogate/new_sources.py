@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate.kernel import Runs, kinship
+from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.own_mix import COVERAGE, signal_share
 
 if TYPE_CHECKING:
@@ -159,10 +159,6 @@ class NewGroups:
     errors: Mapping[str, float] = field(default_factory=dict)
     judged: int = LEAST_GROUPS
     as_sure: bool = False
-
-    def teaches_of(self, source: str) -> bool:
-        """Whether the runs are of that source or its kin."""
-        return bool((kinship(np.array(self.sources), np.array([source])) > 0.0).any())
 
     @property
     def in_whole(self) -> bool:

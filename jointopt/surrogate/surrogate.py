@@ -146,7 +146,8 @@ class Surrogate:
 
     def new_groups_of(self, source: str) -> NewGroups | None:
         """How far the few runs of a source, else of its kin, count for groups without runs; None where none taught."""
-        taught = [one for one in self.new_groups if one.teaches_of(source)]
+        keys = np.array([source])
+        taught = [one for one in self.new_groups if (kinship(np.array(one.sources), keys) > 0.0).any()]
         return next((one for one in taught if source in one.sources), taught[0] if taught else None)
 
     def own_of(self, source: str) -> OwnRuns | None:

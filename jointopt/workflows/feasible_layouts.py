@@ -100,14 +100,14 @@ def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Column
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
-        return np.where(model.surely_out(some), 0.0, model.fit_probability_of(peaks[-1]))
+        return np.where(model.certain_oom(some), 0.0, model.fit_probability_of(peaks[-1]))
 
     layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, least)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
     needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
-    out = model.surely_out(layouts)
+    out = model.certain_oom(layouts)
     for reason, of in ((RAN_OUT, out), (NO_MEMORY, ~(fit | tight | out)), (TIGHT, tight), (NEEDLESS, fit & ~needed)):
         if of.any():
             dropped[reason] = int(of.sum())

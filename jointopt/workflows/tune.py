@@ -110,7 +110,7 @@ class _Loop(Campaign):
         self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        self._out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
+        self._out = model.certain_oom(candidates.plans)  # candidates that run out of memory, as a run did
         earlier = with_factors(self.earlier(candidates.rows), model, candidates)
         self._out |= False if earlier.out is None else earlier.out
         for index, row in zip(earlier.index, earlier.rows, strict=True):  # as runs of round 0

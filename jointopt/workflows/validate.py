@@ -253,7 +253,7 @@ def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     columns["in_domain"] = answers["in_domain"].to_numpy(bool)
     columns["doubts"] = answers["doubts"].to_numpy(object)
-    fitting = np.where(model.surely_out(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
+    fitting = np.where(model.certain_oom(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
     return _best(candidates, columns, fitting, model.job, top)
 
 

@@ -107,8 +107,8 @@ def test_evidence_drawn_for_comparing_classes_is_of_runs_that_ended(job: Job) ->
     table = with_results(early(job, 1.4))
     found = Evidence.of(table, price(table), "runs")
     assert found.bounds.tolist() == [False, False, True, True, True, True]
-    assert found.some(40).residual == pytest.approx(found.residual[:2])
-    assert len(found.some(1).residual) == 1
+    assert found.sample(40).residual == pytest.approx(found.residual[:2])
+    assert len(found.sample(1).residual) == 1
     assert Evidence.joined([found, found]).bounds.sum() == 8
 
 

@@ -26,7 +26,7 @@ from jointopt.surrogate.kernel import (
 from jointopt.surrogate.posterior import condition_alone
 
 SHARED = default_kernel(2)
-KERNEL = replace(Kernel.own(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
+KERNEL = replace(Kernel.of_one_source(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
 
 
 def drawn(count: int, seed: int = 0) -> Runs:
@@ -78,7 +78,7 @@ def test_logarithms_are_those_of_every_hyperparameter() -> None:
 
 def test_the_gradient_of_learning_is_that_of_what_it_minimises() -> None:
     rng, some = np.random.default_rng(0), drawn(14)
-    centre = Kernel.own(SHARED)
+    centre = Kernel.of_one_source(SHARED)
     given = [[_task(some, 0.2 * rng.standard_normal(14), 1.0, centre)]], centre
     middle = np.append(centre.pack(), np.log(0.03))
     logs = middle + 0.1 * rng.standard_normal(len(middle))

@@ -85,7 +85,7 @@ class Hierarchy:
             limit_factor=np.exp(own[4]),
         )
 
-    def follows(self, curve: Ints) -> Ints:
+    def depends_on(self, curve: Ints) -> Ints:
         """Positions in ``theta``, (k, n), of all parameters that readings (n,) of these curves depend on."""
         shared = np.repeat(np.arange(_SHARED)[:, None], len(curve), axis=1)
         kinds = _SHARED + np.arange(2)[:, None] * self.kinds + self.kind_of[curve]
@@ -193,12 +193,12 @@ _TAIL = 4.0  # degrees of freedom of the Student distribution that judges outlie
 class Law:
     """A law ``at(theta)`` for n readings, (n,), without error.
 
-    ``follows`` (k, n): positions in theta of the parameters that each reading depends on. A derivative takes k steps,
-    one per row of these.
+    ``depends_on`` (k, n): positions in theta of the parameters that each reading depends on. A derivative takes k
+    steps, one per row of these.
     """
 
     at: Callable[[Floats], Floats]
-    follows: Ints
+    depends_on: Ints
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Fit:
     theta: Floats
     weight: Floats
 
-    def padded(self, columns: int, count: int) -> Fit:
+    def with_new_rows(self, columns: int, count: int) -> Fit:
         """The fit for ``count`` rows of ``columns`` quantities each, of which later ones are new (weight 1)."""
         own = self.weight.reshape(columns, -1)
         more = ((0, 0), (0, count - own.shape[1]))
@@ -328,7 +328,7 @@ def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
     """The law at theta (n,) and its derivatives (n, p), by central differences of `_STEP`."""
     value = law.at(theta)
     slope, rows = np.zeros((value.size, theta.size)), np.arange(value.size)
-    for moved in law.follows:
+    for moved in law.depends_on:
         step = np.zeros_like(theta)
         step[moved] = _STEP
         slope[rows, moved] = (law.at(theta + step) - law.at(theta - step)) / (2.0 * _STEP)
@@ -398,10 +398,10 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
         limit = np.fmin(rows.limit_w, hierarchy.limit_w(theta))
         return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
 
-    law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
+    law = Law(logarithms, np.tile(hierarchy.depends_on(rows.curve), 2))
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, *_first_guesses(rows, known)))
-    found = found.padded(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
+    found = found.with_new_rows(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
     predicted = predict(law, readings, prior, found)
     # distance of every row's clock from those read, in log x; 0 between them
     z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)

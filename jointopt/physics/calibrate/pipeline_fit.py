@@ -98,18 +98,18 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
     """
     hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2, known.lowest)
     prior = _prior(rows, hierarchy, known)
-    readings, follows = _readings(rows), _follows(rows, hierarchy)
+    readings, depends_on = _readings(rows), _follows(rows, hierarchy)
     n = len(rows.rank)
 
     guess = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s))
     # a limit hides the switching power of work which meets it
-    found = found.padded(3, n) if found else fit(Law(guess, follows), readings, prior, (_SWITCHING_AT, 0.25))
-    predicted = predict(Law(guess.settled(found.theta), follows), readings, prior, found)
+    found = found.with_new_rows(3, n) if found else fit(Law(guess, depends_on), readings, prior, (_SWITCHING_AT, 0.25))
+    predicted = predict(Law(guess.with_own_times(found.theta), depends_on), readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(predicted.mean[: 2 * n].reshape(2, n)))
     full_s = np.exp(hierarchy.work(found.theta).log_time_s)
     iteration = _iterations(rows, times, predicted, full_s, known.scatter)
     law = _RankLaw(rows, hierarchy, times, iteration.value)
-    energies = predict(Law(law, follows), readings, prior, found)
+    energies = predict(Law(law, depends_on), readings, prior, found)
     width = _energy_width(law, law.wait_w(found.theta), energies, predicted, iteration)
     ends = predicted.factor * predicted.sd[: 2 * n].reshape(2, n)
     return RankFit(
@@ -149,7 +149,7 @@ class _RankLaw:
         ahead = ahead + np.maximum(ahead - free[0], 0.0)[::-1]  # what is left goes to the pass that follows
         return lagged_limit(free, held, ahead)
 
-    def settled(self, theta: Floats) -> _RankLaw:
+    def with_own_times(self, theta: Floats) -> _RankLaw:
         """The same law with unknown times filled in by itself."""
         law = self
         for _ in range(_SETTLED):
@@ -182,7 +182,7 @@ def _waits_s(rows: RankRows, time_s: Floats) -> Floats:
 
 def _follows(rows: RankRows, hierarchy: Hierarchy) -> Ints:
     """Positions of parameters, (k, 3n), that times and energies depend on: of both passes, waiting power and lag."""
-    forward, backward = hierarchy.follows(rows.rank), hierarchy.follows(rows.rank + rows.ranks)
+    forward, backward = hierarchy.depends_on(rows.rank), hierarchy.depends_on(rows.rank + rows.ranks)
     others = backward[(forward != backward).any(axis=1)]
     extra = np.arange(hierarchy.size, hierarchy.size + _EXTRA)
     every = np.repeat(extra[:, None], len(rows.rank), axis=1)

@@ -79,6 +79,6 @@ def test_a_reading_changes_with_no_parameter_that_it_does_not_follow() -> None:
     arguments = [(hierarchy.shape(theta), constants_of_rows(hierarchy.work(theta), curve)) for theta in (mean, *at)]
     times, powers = (np.array([law(*one, x, limit_w) for one in arguments]) for law in (log_time_s, log_power_w))
     changed = (times[1:] != times[0]) | (powers[1:] != powers[0])
-    followed = (hierarchy.follows(curve)[:, None, :] == np.arange(hierarchy.size)[:, None]).any(axis=0)
+    followed = (hierarchy.depends_on(curve)[:, None, :] == np.arange(hierarchy.size)[:, None]).any(axis=0)
     assert changed.any(axis=1).sum() > len(hierarchy.kind_of)
     assert not (changed & ~followed).any()

@@ -100,7 +100,7 @@ def test_known_times_of_passes_stay_and_the_others_settle_at_those_of_the_law() 
     rows = hidden(measured(PLANS), 4)
     hierarchy = Hierarchy(np.repeat([0, 1], 2), 2)
     theta = _prior(rows, hierarchy, ResponsePrior(limit_w=400.0)).mean
-    law = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s)).settled(theta)
+    law = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s)).with_own_times(theta)
     out = rows.plan == 4
     assert (law.time_s[:, ~out] == rows.time_s[:, ~out]).all()
     assert law.time_s[:, out] == pytest.approx(law.passes(theta)[0][:, out], rel=1e-3)
