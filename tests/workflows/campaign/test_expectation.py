@@ -105,10 +105,10 @@ def at_eight_gpus() -> Outlook:
 def test_energy_is_time_by_power_by_gpus_and_errs_by_what_both_err() -> None:
     time, power = made(0.7, [0.03, 0.04], 0.12, 0.02, 0.1), made(6.1, [0.06], 0.05, -0.02, 0.1)
     found = at_eight_gpus()._of_parts(made(9.9, [0.1], 0.1, 0.3, 0.1), time, power)
-    assert found.adapted.mean == pytest.approx([0.7 + 6.1 + math.log(8)] * 2)
-    assert found.adapted.deviation == pytest.approx(np.sqrt([0.03**2 + 0.04**2 + 0.12**2 + 0.06**2 + 0.05**2] * 2))
-    assert found.adapted.loadings == pytest.approx(np.array([[0.03, 0.04, 0.06]] * 2))
-    assert found.adapted.noise == pytest.approx(0.13)
+    assert found.estimates.mean == pytest.approx([0.7 + 6.1 + math.log(8)] * 2)
+    assert found.estimates.deviation == pytest.approx(np.sqrt([0.03**2 + 0.04**2 + 0.12**2 + 0.06**2 + 0.05**2] * 2))
+    assert found.estimates.loadings == pytest.approx(np.array([[0.03, 0.04, 0.06]] * 2))
+    assert found.estimates.noise == pytest.approx(0.13)
     assert found.off == pytest.approx(np.zeros(6))
 
 
