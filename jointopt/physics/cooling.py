@@ -124,12 +124,12 @@ class Cooler:
         return self.inlet_c + self.exhaust_rise_k
 
     def temperature_c(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Temperature in °C of GPUs that draw so much."""
+        """Temperature in °C of GPUs by their power at the reference temperature."""
         air_c = np.where(exhaust, self.hottest_inlet_c, self.inlet_c)
         return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
 
     def leakage_w(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Leakage in W of GPUs that draw so much, beyond that of the reference temperature, as limits count it."""
+        """Leakage in W beyond that of the reference temperature, of GPUs by their power there, as limits count it."""
         if not self.leakage_w_per_k:
             return np.zeros(np.shape(reference_power_w))
         return (self.temperature_c(reference_power_w, exhaust) - REFERENCE_C) * self.leakage_w_per_k

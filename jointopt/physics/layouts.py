@@ -363,7 +363,7 @@ def input_bytes(training: Training) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def expected_largest(count: int) -> float:
-    """Expected largest of so many draws of a standard normal, whose distribution is a power of the normal one."""
+    """Expected largest of ``count`` draws of a standard normal, whose distribution is a power of the normal one."""
     x = np.linspace(-9.0, 9.0, 1801)
     below = np.array([NormalDist().cdf(at) for at in x.tolist()]) ** count
     return float(np.sum(0.5 * (x[1:] + x[:-1]) * np.diff(below)))

@@ -33,7 +33,10 @@ class Parameters:
     expert: Floats
 
     def sharded(self, from_stage: int, zero_stage: Ints, shard: Floats, expert_shard: Floats) -> Floats:
-        """Parameters of a rank, (L, pp), where ZeRO shards them from a stage on over so many ranks, each (L, 1)."""
+        """Parameters of a rank, (L, pp), that ZeRO shards over ``shard`` ranks (experts' ``expert_shard``), (L, 1).
+
+        ``from_stage``: the ZeRO stage from which on it does.
+        """
         dense = self.dense / np.where(zero_stage >= from_stage, shard, 1.0)
         expert = self.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
         return dense + expert

@@ -101,7 +101,7 @@ class Traffic:
         return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def over(self, layers: Floats) -> Traffic:
-        """The collectives of so many layers of each stage, (L, pp)."""
+        """The collectives of ``layers`` (L, pp) of these layers on each stage."""
         return Traffic(*(np.asarray(getattr(self, f.name))[..., None] * layers for f in fields(self)))
 
 
@@ -129,7 +129,7 @@ def collective_cost(hw: Hardware, kind: str, moved: Floats, group: Group) -> Flo
 
 
 def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass) -> Traffic:
-    """A layer's traffic that costs ``once`` (2, L), so many times per pass, less what hides under the kernels ``over``.
+    """A layer's traffic of ``once`` (2, L) s and J, ``forward`` and ``backward`` times, less what ``over`` hides.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 CLOCK = "clock"  # the feature that has a run's clock as a share of the top one
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned
 LEAST_TOP = 5  # runs at it, whose errors those below are judged by
-# Times the error at the top clock, and beside it, that the error below may be: beyond, something else than the clock
-# moved these runs. A judgement; sweeps on made-up clusters leave about as much below as at the top.
-MOST_BELOW, BESIDE = 2.0, 0.02
+# The error below the top clock may be MOST_BELOW times that at it plus EXTRA_BELOW: beyond, something else than the
+# clock changed these runs. A judgement; sweeps on made-up clusters leave about as much below as at the top.
+MOST_BELOW, EXTRA_BELOW = 2.0, 0.02
 # What shares from none to all leave over below the top clock, of a logarithm and in standard deviations, beyond which
 # it is no response of kernels: on made-up clusters (studies/learning) 0.02 and 0.7 of sound sweeps, 0.19 and 6 of runs
 # below the top that are a half slower, a fifth faster, or follow the clock by half as much again.
@@ -112,7 +112,7 @@ def learn_response(
     Generalised least squares of both shares beside the process of ``kernel``, which explains what layouts are off by
     at any clock.
     """
-    below = priced.runs.features[CLOCK] < BELOW
+    below = priced.runs.features[CLOCK] < BELOW_TOP
     count, why = int(below.sum()), ""
     if not count:
         return Sweep()
@@ -146,7 +146,7 @@ def learn_response(
         error = gained if gains else error
         median, at_top = float(np.median(error[below])), error[~below]
         # any, where too few at the top show what is usual
-        most = MOST_BELOW * float(np.median(at_top)) + BESIDE if len(at_top) >= LEAST_TOP else np.inf
+        most = MOST_BELOW * float(np.median(at_top)) + EXTRA_BELOW if len(at_top) >= LEAST_TOP else np.inf
         off = median if median > most else 0.0
     if off:
         remark = f"runs below the top clock are {off:.0%} off{how}: no clock response learned, and they are left out"
@@ -161,7 +161,7 @@ def _unexplained_below_top(covariance: Floats, residual: Floats, runs: Runs) -> 
     runs may be wrong, and those that are right are then few, and far off what is learned of all.
     """
     clock = runs.features[CLOCK]
-    below, depth = clock < BELOW, np.log(clock.max() / clock)
+    below, depth = clock < BELOW_TOP, np.log(clock.max() / clock)
     columns = np.stack([below, np.where(below, depth, 0.0)], axis=1)
     weighted = columns.T @ np.linalg.inv(covariance)
     variance = np.linalg.inv(weighted @ columns + np.eye(2))
@@ -215,8 +215,8 @@ def _cross_fitted(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> 
 # At which clocks a cluster's own runs are evidence of its time.
 
 
-BELOW = 0.97  # share of the top clock below which a run is evidence of the response
-ABOVE = 1.05  # times the highest measured clock, beyond which nothing was measured
+BELOW_TOP = 0.97  # share of the top clock below which a run is evidence of the response
+ABOVE_MEASURED = 1.05  # times the highest measured clock, beyond which nothing was measured
 
 
 @dataclass(frozen=True)

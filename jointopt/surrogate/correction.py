@@ -55,7 +55,7 @@ def surrogate_names() -> tuple[str, ...]:
 
 @functools.cache
 def load_surrogate(name: str) -> Surrogate | None:
-    """The shipped surrogate of that name, the one in that folder, or None for ``none``; UsageError names the known."""
+    """The shipped surrogate of that name, else the one in that folder; None for ``none``; UsageError for any other."""
     from jointopt.surrogate.files import load
 
     if name == "none":
@@ -95,7 +95,7 @@ class Correction:
 
     @functools.cached_property
     def _priced(self) -> Evidence:
-        """The evidence by `recipe_class`, runs under power limits by what was measured of power."""
+        """The evidence priced by `recipe_class`, and under power limits by measured power."""
         jobs = [work.job for part in self.evidence.priced for work in part.works]
         evidence = self.evidence
         if any(self.of_class(job) is not job for job in jobs):

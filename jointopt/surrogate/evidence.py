@@ -220,10 +220,7 @@ def source_of_job(job: Job, origin: str = "") -> Source:
 
 
 def is_kin(other: Job, job: Job) -> bool:
-    """Whether runs of another job, on another kind of cluster, may be off by some of what those of a job are.
-
-    By the same framework, or on the same GPU.
-    """
+    """Whether another job ran on another kind of cluster, but by the same framework or on the same GPU as ``job``."""
     its, own = source_of_job(other), source_of_job(job)
     return its != own and (its.gpu == own.gpu or its.framework == own.framework)
 
@@ -238,21 +235,21 @@ def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
 # Constants of the physics that a few runs show to be far from what was assumed, where no straight line reaches.
 
 
-# How far constants may be from what was assumed (logarithms), and the share of clusters that each is expected of: how
-# much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has no
-# such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.sensitivities` moves it). Their effect on time is no straight
-# line, so that runs are compared by how likely they are under each of these: far from zero, sensitivities of the slower
-# network explain every error as one of the network (three runs of nanotron, one of them broken, 23 % instead of 4 %),
-# and a host that no run waits for at first has no sensitivity at all. Floors of profiles are left alone: ten of
-# nanotron's runs, of which some wait for other things, made it twenty times as high.
-STAYS = 0.5
-FAR: Mapping[int, Mapping[float, float]] = {
+# Changes of two constants (logarithms) that runs are tried under, and the share of clusters that each is expected of:
+# how much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has
+# no such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.sensitivities` changes it). Their effect on time is not
+# linear: far from zero, sensitivities to the slower network explain every error as one of the network (three runs of
+# nanotron, one of them broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at
+# all. Floors of profiles are left alone: ten of nanotron's runs, of which some wait for other things, made it twenty
+# times as high.
+PRIOR_UNCHANGED = 0.5
+FAR_PRIORS: Mapping[int, Mapping[float, float]] = {
     NETWORK: {1.0: 0.12, 1.5: 0.1, 2.0: 0.08, 2.5: 0.05, 3.0: 0.02, -1.0: 0.05},
     HOST: {1.0: 0.04, 2.0: 0.03, 3.0: 0.01},
 }
-PRICED = (-1.0, 0.0, 1.5, 3.0)  # of networks: between these runs are interpolated, since pricing takes the time
-NEAR = 0.3  # of a logarithm: runs that are off by less, or move the network so along a straight line, move nothing far
-SURE = 0.8  # probability from which on plans are priced so
+PRICED_NETWORKS = (-1.0, 0.0, 1.5, 3.0)  # changes that runs are priced at; between them times are interpolated
+LEAST_CHANGE = 0.3  # of a logarithm, by residual or linear sensitivity: below it no large change is tried
+SURE_OF_CHANGE = 0.8  # probability of a large change from which on plans are priced with it
 MOST_COMPARED = 40  # runs, since each is priced under each
 
 
@@ -266,10 +263,10 @@ def far_constants(priced: Evidence, constants: Floats, log_evidence: Callable[[E
     frameworks = {work.job.training.framework for part in priced.priced for work in part.works}
     floors = [max(one.host_floor_s, one.host_floor_pp_s) for one in frameworks]
     # some run is slow, and the profile of no run's framework says what the host needs for a layer
-    waits = float(priced.residual.max(initial=0.0)) >= NEAR and not any(floors)
-    tried = {NETWORK: abs(network) >= NEAR, HOST: waits}
-    moves, shares = [np.zeros(len(CONSTANTS))], [STAYS]
-    for constant, steps in FAR.items():
+    waits = float(priced.residual.max(initial=0.0)) >= LEAST_CHANGE and not any(floors)
+    tried = {NETWORK: abs(network) >= LEAST_CHANGE, HOST: waits}
+    moves, shares = [np.zeros(len(CONSTANTS))], [PRIOR_UNCHANGED]
+    for constant, steps in FAR_PRIORS.items():
         for step, expected in steps.items():
             if tried[constant] and (constant != NETWORK or step * network >= 0.0):
                 moves.append(one_constant(constant, step))
@@ -279,7 +276,7 @@ def far_constants(priced: Evidence, constants: Floats, log_evidence: Callable[[E
     few = _ShiftedRuns(priced.sample(MOST_COMPARED))
     likely = np.log(shares) + [few.log_evidence(by, log_evidence) for by in moves]
     share = np.exp(likely - likely.max())
-    if share[1:].sum() < SURE * share.sum():
+    if share[1:].sum() < SURE_OF_CHANGE * share.sum():
         return moves[0]
     found = moves[1 + int(share[1:].argmax())]
     alike = [i for i, by in enumerate(moves) if by[NETWORK] * found[NETWORK] > 0.0]
@@ -299,8 +296,8 @@ class _ShiftedRuns:
         On a network between two priced ones, time grows by what it takes longer to send.
         """
         network = float(by[NETWORK])
-        above = min((one for one in PRICED if one >= network), default=0.0)
-        below = max((one for one in PRICED if one <= network), default=0.0)
+        above = min((one for one in PRICED_NETWORKS if one >= network), default=0.0)
+        below = max((one for one in PRICED_NETWORKS if one <= network), default=0.0)
         ends = [by] if not network else [one_constant(NETWORK, below), one_constant(NETWORK, above)]
         first, second = (self._at(ends[0]), self._at(ends[-1]))
         if first is None or second is None or above == below or first.runs is None or second.runs is None:
@@ -320,7 +317,7 @@ class _ShiftedRuns:
 
 
 def far_constants_words(by: Floats, job: Job) -> str:
-    """A sentence on what `far_constants` moves ``by`` so much in the physics of a job; blank where it moves nothing."""
+    """A sentence on the change ``by`` of `far_constants` to the physics of a job; blank where there is none."""
     moves = "The measured runs show"
     if network := float(by[NETWORK]):
         how = "slower" if network > 0.0 else "faster"
@@ -336,7 +333,7 @@ def far_constants_words(by: Floats, job: Job) -> str:
 # Runs that were ended early, as evidence: each counts as what it is expected to have taken beyond its bound.
 
 
-DOUBTED = 0.05  # probability of lying below its bound from which on a run's bound says something
+LEAST_INFORMATIVE = 0.05  # probability of lying below its bound from which on a run's bound says something
 
 
 def is_lower_bound(table: pd.DataFrame) -> Bools:
@@ -355,7 +352,7 @@ def impossible_bounds(table: pd.DataFrame, priced: Priced, times: float) -> Ints
 
 
 def impossible_bounds_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -> list[str]:
-    """A sentence on `impossible_bounds`, if any, of so many bounds; ``named``: what messages call a row."""
+    """A sentence on `impossible_bounds`, if any, of ``total`` bounds; ``named``: what messages call a row."""
     if not len(far):
         return []
     return [
@@ -381,7 +378,7 @@ def informative(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
     """Mask (n,) of lower bounds that are not far below the expectation, where they would say nothing."""
     from scipy.special import ndtr
 
-    return np.asarray(ndtr((bound - mean) / deviation) > DOUBTED)
+    return np.asarray(ndtr((bound - mean) / deviation) > LEAST_INFORMATIVE)
 
 
 # Use that training makes of the timed runs of a table.

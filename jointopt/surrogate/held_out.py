@@ -14,7 +14,7 @@ from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.new_sources import (
     DRAWS,
     LEAST_GROUPS,
-    SURE,
+    SURE_SHARE,
     NewGroups,
     NewSource,
     bounds_of_clusters,
@@ -174,9 +174,9 @@ def conformal(held: list[HeldOut]) -> float:
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     """(A `NewGroups` of few ``runs``, ``held`` as predicted by it); ``held``: runs left out, by the whole process.
 
-    All of the process where its median error is at most that of the physics in `SURE` of draws of the groups; else as
-    far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of it.
-    Fewer than `LEAST_GROUPS` choose nothing.
+    All of the process where its median error is at most that of the physics in `SURE_SHARE` of draws of the groups;
+    else as far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of
+    it. Fewer than `LEAST_GROUPS` choose nothing.
     """
     some = runs.take(held.rows)
     group = size_groups(some)
@@ -189,7 +189,7 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     rng, off = np.random.default_rng(0), np.abs(np.expm1([one.mean - one.truth for one in (held, of_physics)]))
     drawn = (np.concatenate([each[i] for i in rng.integers(0, count, count)]) for _ in range(DRAWS))
     medians = np.array([np.median(off[:, rows], axis=1) for rows in drawn])
-    no_worse = (medians[:, 0] <= medians[:, 1]).mean() >= SURE
+    no_worse = (medians[:, 0] <= medians[:, 1]).mean() >= SURE_SHARE
     weight, as_sure, left = 1.0, False, held
     if count >= LEAST_GROUPS and not no_worse:
         as_sure = of_part.median_error <= of_physics.median_error

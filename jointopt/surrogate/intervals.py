@@ -20,7 +20,7 @@ from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.surrogate.clock_response import ABOVE, BELOW, TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.clock_response import ABOVE_MEASURED, BELOW_TOP, TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, RISE
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.posterior import SCALES, SHARES, Posterior
@@ -153,8 +153,8 @@ def clock_doubt(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TO
     published = gpu.id in physics_errors()["clock_response_gpus"]
     top_mhz = gpu.clock_max_mhz or 2.0 * lowest
     highest = np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz)
-    contradicted = (measured.off_below > 0.0) & (lowest < BELOW * top_mhz)
-    above = highest > ABOVE * measured.high * top_mhz
+    contradicted = (measured.off_below > 0.0) & (lowest < BELOW_TOP * top_mhz)
+    above = highest > ABOVE_MEASURED * measured.high * top_mhz
     half_width = np.where(contradicted, np.log1p(measured.off_below), 0.0)
     if not published:
         under = np.log(np.maximum(measured.low * top_mhz / lowest, 1.0))
@@ -435,7 +435,7 @@ def plan_differences(job: Job, columns: Columns, first: int, apart: DifferenceDo
 # Deviation of a difference by what plans differ in, at which half of the noise of each counts. What the process takes
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
 # 0.25 do as well; with all of the noise plans alike are as wide as others (docs/appendix/surrogate-experiments.md).
-ALIKE = 0.15
+ALIKE_DEVIATION = 0.15
 # The same deviation of half of recorded pairs: what all of them differ by counts in full from here on.
 UNLIKE_PAIRS = 0.3
 
@@ -463,7 +463,7 @@ def difference_variance(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
 
 def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
     noise = posterior.noise_of_two
-    counted = np.maximum(noise * prior / (prior + ALIKE**2), min(4.0 * posterior.kernel.noise**2, noise))
+    counted = np.maximum(noise * prior / (prior + ALIKE_DEVIATION**2), min(4.0 * posterior.kernel.noise**2, noise))
     return np.asarray(Z_90 * np.sqrt(left + counted))
 
 

@@ -205,7 +205,7 @@ def default_kernel(constants: int) -> Kernel:
 
 
 def of_network(constants: int) -> npt.NDArray[np.bool_]:
-    """Which of so many constants are the network's between nodes, (constants,)."""
+    """A mask, (constants,), true at the constant of the network between nodes."""
     return np.asarray(np.arange(constants) == CONSTANTS.index("inter_node"))
 
 

@@ -47,7 +47,7 @@ from jointopt.surrogate.evidence import (
     source_of_job,
 )
 from jointopt.surrogate.intervals import physics_errors
-from jointopt.surrogate.memory import OUT, layouts_out_of_memory
+from jointopt.surrogate.memory import OOM_STATUS, layouts_out_of_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +174,7 @@ class Measurements:
     def layouts_out_of_memory(self, job: Job) -> Columns:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
         here, training = self.on(job.cluster.gpu.id), job.training
-        works = here._alike(job, bool((here.table["status"] == OUT).any()))
+        works = here._alike(job, bool((here.table["status"] == OOM_STATUS).any()))
         works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
         return layouts_out_of_memory(works, here.table["status"].to_numpy(str), job)
 
@@ -306,7 +306,7 @@ class Measurements:
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:
-    """A sentence on measured runs, the rows of ``works`` of so many, that ran on another ``of`` than is predicted."""
+    """A sentence on the measured runs of ``works``, of ``total``, whose ``of`` (words) is not the predicted one's."""
     kinds = list(dict.fromkeys(_kind_words(work.job) for work in works))
     return (
         f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of another {of} "
@@ -327,7 +327,7 @@ def nothing_learned(error: TableError, name: str = "the measured runs") -> Table
 # Doubts about the precision that measured runs state: times that the next lower one would explain.
 
 
-FEWEST, MOST = 3, 40  # runs of a source
+FEWEST_RUNS, MOST_RUNS = 3, 40  # runs of a source
 FAST = 0.67  # of the predicted time, below which most of a source's runs are before their precision is doubted
 CLEARLY = 0.6  # of it, below which the next precision need not be nearer by far
 NEARER = 1.0 / 3.0  # of a logarithm, which the next precision may leave of what the runs are off by
@@ -356,10 +356,10 @@ def in_precision(job: Job, precision: str) -> Job:
 def precision_words(evidence: Evidence) -> str:
     """A question where the timed runs of one source are too fast for their precision, and right in the next lower one.
 
-    Blank for fewer than `FEWEST` runs, and for runs of several precisions or that cannot be priced anew.
+    Blank for fewer than `FEWEST_RUNS` runs, and for runs of several precisions or that cannot be priced anew.
     """
-    some = evidence.sample(MOST)
-    if some.runs is None or len(some.runs) < FEWEST or np.mean(some.residual < np.log(FAST)) <= 0.5:
+    some = evidence.sample(MOST_RUNS)
+    if some.runs is None or len(some.runs) < FEWEST_RUNS or np.mean(some.residual < np.log(FAST)) <= 0.5:
         return ""
     jobs = [part.works[i].job for part in some.priced for i in np.unique(part.work).tolist()]
     pairs = {(job.training.precision, next_lower(job)) for job in jobs}

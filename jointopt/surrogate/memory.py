@@ -131,7 +131,7 @@ def log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float 
 
 
 FEASIBLE = 0.5  # a plan that fits in memory with at least this probability is feasible, for every verb
-SURE = 0.8  # one that fits at least so probably is not marked as tight
+NOT_TIGHT = 0.8  # one that fits at least so probably is not marked as tight
 CERTAIN = 0.05  # one below this is certain not to fit, and never run
 FAILED_START = 0.2  # of its time and energy: what a plan of even odds is charged where runs decide
 
@@ -218,7 +218,7 @@ def memory_evidence(table: pd.DataFrame, priced: Priced, own: Bools | None = Non
 # Plans that surely run out of memory, since a run did: memory belongs to the layout, whatever clocks and power limits.
 
 
-OUT = "oom"  # the status of such runs
+OOM_STATUS = "oom"  # the status of such runs
 _RECOMPUTE = ("recompute", "recompute_modules", "recompute_num_layers")
 _OTHERS = tuple(name for name in LAYOUT_COLUMNS if name not in (*_RECOMPUTE, "micro_batch_size"))
 _NONE, _FULL = RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"]
@@ -244,8 +244,8 @@ def needs_as_much(layouts: Columns, peak: Floats, of: Columns, of_peak: Floats) 
 
 
 def layouts_out_of_memory(works: Sequence[Workload], status: npt.NDArray[np.str_], job: Job) -> Columns:
-    """The layouts of rows with that ``status`` (of the table) which ran the job's very training out of memory."""
-    out = status == OUT
+    """Layouts by which the job's very training ran out of memory, of rows of ``works``; ``status``: of all rows."""
+    out = status == OOM_STATUS
     found: list[Columns] = []
     for work in works:
         layouts = work.take(np.flatnonzero(out[work.rows]).astype(np.int64)).plans
@@ -256,7 +256,7 @@ def layouts_out_of_memory(works: Sequence[Workload], status: npt.NDArray[np.str_
 
 
 def certain_oom(job: Job, layouts: Columns, ran: Sequence[Columns]) -> Bools:
-    """Which ``layouts`` (n,) of a job surely run out of memory, by parts of those that `layouts_out_of_memory`."""
+    """Which ``layouts`` (n,) of a job surely run out of memory, by parts ``ran`` of `layouts_out_of_memory`."""
     found = np.zeros(len(layouts["pp"]), bool)
     for out in filter(None, ran):
         rows = np.flatnonzero(np.isin(layouts["tp"], out["tp"]) & np.isin(layouts["pp"], out["pp"]))

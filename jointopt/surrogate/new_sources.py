@@ -24,9 +24,13 @@ Bounds = tuple[float, float]  # 90 % half-widths below and above, of the logarit
 # Host work of software that nothing is known of, in 10 ms a micro-batch: sources are off by up to three times where
 # micro-batches are short (nanotron, sailor), and hardly by it under profiles of their own. Widths and coverage are the
 # same from 15 to 40 ms.
-HOST = 2.5
-DOUBT = 0.03  # squared: what a source's median leaves open of a factor, over what factors differ by (0.026 and 0.15)
-MOST = float(np.log(8.0))  # that an upper end is above a prediction: of cores, too, an order of magnitude is known
+HOST_WORK = 2.5
+FACTOR_DOUBT = (
+    0.03  # squared: what a source's median leaves open of a factor, over what factors differ by (0.026 and 0.15)
+)
+MOST_ABOVE = float(
+    np.log(8.0)
+)  # that an upper end is above a prediction: of cores, too, an order of magnitude is known
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class NewSource:
 
 
 def host_share(runs: Runs) -> Floats:
-    """The logarithm of how much longer ``runs`` (n,) take with `HOST` more per micro-batch."""
-    return np.asarray(np.log1p(HOST * np.maximum(runs.sensitivity[:, CONSTANTS.index("micro_batch")], 0.0)))
+    """The logarithm of how much longer ``runs`` (n,) take with `HOST_WORK` more per micro-batch."""
+    return np.asarray(np.log1p(HOST_WORK * np.maximum(runs.sensitivity[:, CONSTANTS.index("micro_batch")], 0.0)))
 
 
 def unfitted_residuals(source: NewSource, others: Sequence[NewSource]) -> Floats:
@@ -93,7 +97,7 @@ def factors_by_others(source: NewSource, others: Sequence[NewSource]) -> dict[st
         same = [found for of, found in every if of == name] or [found for _, found in every]
         slopes, off, factors, efficiencies = np.array(same).T
         products = factors.mean()
-        products += slopes @ (off + slopes * (factors - products)) / (slopes @ slopes + DOUBT)  # least squares
+        products += slopes @ (off + slopes * (factors - products)) / (slopes @ slopes + FACTOR_DOUBT)  # least squares
         out[name] = (float(products), float(efficiencies.mean()))
     return out
 
@@ -136,7 +140,7 @@ WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # that cards may have: earlier versions c
 # physics to count in whole. A part chosen by the median alone was worse than the physics once it was judged on groups
 # that had no say in it (DLPerf 8.3 %, physics 7.4): the whole process and none of it are as good as each other there,
 # and a group more or less turned the choice round.
-DRAWS, SURE = 500, 0.8
+DRAWS, SURE_SHARE = 500, 0.8
 # Groups are left out one by one, of more than so many some together. In fifths the others are fewer than they will be,
 # and the process seems worse than it is (docs/appendix/surrogate-experiments.md).
 MOST_FOLDS = 30

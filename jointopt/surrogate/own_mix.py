@@ -181,7 +181,7 @@ def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
 
 
 def held_half_width(error: Floats, units: int) -> float:
-    """The 90 % half-width that ``error`` (n,) of runs, left out in so many ``units``, needs on further units.
+    """The 90 % half-width on further units, by the ``error`` (n,) of runs that were left out in ``units`` units.
 
     Runs of one model err alike, so that a quantile over a few models' runs is little evidence of others: it is wider by
     Student's t over the normal quantile, of as many degrees of freedom as there are units (errors are about zero, no
@@ -228,7 +228,7 @@ def signal_share(mean: Floats, half_width: Floats) -> Floats:
 
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
-REST = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
+REST_SHARE = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 
 
@@ -273,11 +273,11 @@ class OwnTarget:
 def at_rest_w(source: str) -> float:
     """Power in W that no GPU of a source is predicted to draw less than, 0 where it is not known.
 
-    `REST` of its static power, which is that of a warm one; `jointopt.physics.bounds.idle_power_w` says how much less a
-    cold one draws.
+    `REST_SHARE` of its static power, which is that of a warm one; `jointopt.physics.bounds.idle_power_w` says how much
+    less a cold one draws.
     """
     gpu = known_gpu(Source.parse(source).gpu)
-    return REST * gpu.power.static_w if gpu is not None and gpu.power else 0.0
+    return REST_SHARE * gpu.power.static_w if gpu is not None and gpu.power else 0.0
 
 
 def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | None:

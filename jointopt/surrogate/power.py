@@ -48,7 +48,7 @@ class PowerScale:
         return np.asarray(self.factor + self.offset_w / power_w)
 
     def split(self, lengths: Sequence[int]) -> list[PowerScale]:
-        """The scale of each of consecutive lots of plans, which have so many each."""
+        """The scale of each of consecutive pieces of the plans, which have ``lengths`` plans."""
         ends, count = np.cumsum(lengths)[:-1], sum(lengths)
         each = (np.split(np.broadcast_to(value, count), ends) for value in (self.factor, self.offset_w))
         return [replace(self, factor=factor, offset_w=offset_w) for factor, offset_w in zip(*each, strict=True)]

@@ -14,9 +14,9 @@ from jointopt.core.schema import DOUBLINGS, RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.evidence import expected_above, informative
-from jointopt.surrogate.intervals import ALIKE, difference_half_width, difference_variance, posterior_of_new
+from jointopt.surrogate.intervals import ALIKE_DEVIATION, difference_half_width, difference_variance, posterior_of_new
 from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, kinship
-from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
+from jointopt.surrogate.new_sources import MOST_ABOVE, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.trees import Trees
@@ -63,7 +63,7 @@ class Widths:
         return self.difference_after if known else self.difference_new if fitted else self.difference_unknown
 
     def of_measured(self, count: int) -> float:
-        """The factor where so many runs of the same source are known."""
+        """The factor where ``count`` runs of the same source are known."""
         few, many = np.log(FEW_AND_MANY)
         share = np.clip((np.log(max(count, 1)) - few) / (many - few), 0.0, 1.0)
         return float(self.few ** (1.0 - share) * self.measured**share)
@@ -250,7 +250,7 @@ class Conditioned:
             return None
         low, high = bounds
         of_all, of_known = (
-            np.minimum(np.full(len(each), high) + (0.0 if self.fitted else host_share(each)), MOST)
+            np.minimum(np.full(len(each), high) + (0.0 if self.fitted else host_share(each)), MOST_ABOVE)
             for each in (runs, self.known)
         )
         beyond = np.maximum(-self.residual / low, self.residual / of_known).max(initial=1.0)
@@ -286,7 +286,7 @@ class Conditioned:
         kernel = self.posterior.kernel
         most = of_new * np.sqrt(difference_half_width(posterior_of_new(kernel), runs, against))
         # that some runs scatter is no evidence that plans which are alike differ more
-        return np.minimum(found, most * (1.0 + difference_variance(kernel, runs, against) / ALIKE**2))
+        return np.minimum(found, most * (1.0 + difference_variance(kernel, runs, against) / ALIKE_DEVIATION**2))
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

@@ -20,7 +20,7 @@ from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.row_names import row_names
-from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
+from jointopt.surrogate.clock_response import BELOW_TOP, CLOCK, learn_response
 from jointopt.surrogate.data_doubts import heat_log_ratios, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
 from jointopt.surrogate.evidence import (
@@ -426,7 +426,7 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = source_runs(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
-    kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW).astype(np.int64)
+    kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW_TOP).astype(np.int64)
     if sweep.off_below and count_distinct(some.runs.take(kept)) >= LEAST_LEFT_OUT:
         rows, some, priced = rows[kept], some.take(kept), priced.take(kept)
     response, again, moved = sweep.response, priced, 0.0 * some.residual

@@ -190,7 +190,7 @@ def _noise(kernel: Floats, residual: Floats, usual: float) -> tuple[Floats, floa
 # A model of a cluster from its runs of other jobs, for the first runs of a new one, and beside these.
 
 
-MOST = 2_000  # runs that are learned from: more take longer than they are worth before a run
+MOST_RUNS = 2_000  # runs that are learned from: more take longer than they are worth before a run
 BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
 
 
@@ -211,8 +211,8 @@ class OtherJobs:
         return self.error < (1.0 - LEAST_GAIN) * self.without
 
 
-def sound_runs(known: SourceRuns, source: str, most: int = MOST, seed: int = 0) -> SourceRuns:
-    """At most so many of the ``known`` runs of a source, drawn at random, without those that went wrong."""
+def sound_runs(known: SourceRuns, source: str, most: int = MOST_RUNS, seed: int = 0) -> SourceRuns:
+    """At most ``most`` of the ``known`` runs of a source, drawn at random, without those that went wrong."""
     of_source = (np.abs(known.residual) < np.log(BROKEN)) & (known.runs.source == source)
     rows = np.flatnonzero(of_source).astype(np.int64)
     return known.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))

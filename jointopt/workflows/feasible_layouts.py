@@ -36,7 +36,7 @@ from jointopt.search.exact import fastest, rank
 from jointopt.search.pareto import concat, non_dominated, take
 from jointopt.search.problem import LowerBound, Problem, leanest
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
+from jointopt.surrogate.memory import CERTAIN, FEASIBLE, NOT_TIGHT, cost_of_failing
 from jointopt.workflows.remedy import remedy
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -180,7 +180,7 @@ def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Boo
     (`cost_of_failing`), is below that of every layout that surely fits. All where none surely does, or none may fit.
     """
     fits = fitting[: problem.num_distinct]
-    sure, tight = np.flatnonzero(fits >= SURE), np.flatnonzero((fits < SURE) & (fits >= FEASIBLE))
+    sure, tight = np.flatnonzero(fits >= NOT_TIGHT), np.flatnonzero((fits < NOT_TIGHT) & (fits >= FEASIBLE))
     if not len(sure) or not len(tight):
         return np.ones(len(fits), np.bool_)
     time_of, cost = top_times(problem, physics), cost_of_failing(fits)
@@ -189,7 +189,7 @@ def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Boo
         if bound is not None and len(tight):
             tight = tight[bound(tight)[0] * cost[tight] < least_s]
     tight = tight[time_of(tight) * cost[tight] < least_s] if len(tight) else tight
-    worth = fits >= SURE
+    worth = fits >= NOT_TIGHT
     worth[tight] = True
     return worth
 

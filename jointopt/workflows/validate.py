@@ -26,7 +26,7 @@ from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.memory import FEASIBLE, OUT, cost_of_failing, needs_as_much
+from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, cost_of_failing, needs_as_much
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely, why_none
 from jointopt.workflows.campaign.candidates import (
@@ -183,7 +183,7 @@ class _Bench(Campaign):
             reference=index == self.plans.reference, earlier=earlier, **self._supported(index),
         )  # fmt: skip
 
-        if row["status"] == OUT:
+        if row["status"] == OOM_STATUS:
             columns, one = self.plans.columns, slice(index, index + 1)
             peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
             self._out |= needs_as_much(columns, peak, of, peak[one])

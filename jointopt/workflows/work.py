@@ -30,7 +30,7 @@ from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import OUT, certain_oom
+from jointopt.surrogate.memory import OOM_STATUS, certain_oom
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
 from jointopt.workflows.functions import Answer, load_function
@@ -193,12 +193,12 @@ class _Runs:
 
         for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
             self.know(keys[begun[run.place]], run.row)
-            if run.row["status"] == OUT:
+            if run.row["status"] == OOM_STATUS:
                 self._out.append(take(plans, np.array([begun[run.place]])))
-        rows = [self._rows.get(key, {"status": OUT, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
+        rows = [self._rows.get(key, {"status": OOM_STATUS, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
         for row in rows:
             if row["status"] != STATUSES[0]:
-                failure = OutOfMemoryError if row["status"] == OUT else RunFailedError
+                failure = OutOfMemoryError if row["status"] == OOM_STATUS else RunFailedError
                 raise failure(f"{row['status']}: {row['notes']}")
         blank = {name for name in self._goals for row in rows if is_blank(row.get(name))}
         if lacking := sorted(blank - {MEAN_POWER}):

@@ -10,9 +10,9 @@ import pytest
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.new_sources import (
-    DOUBT,
-    HOST,
-    MOST,
+    FACTOR_DOUBT,
+    HOST_WORK,
+    MOST_ABOVE,
     NewSource,
     bounds_of_clusters,
     bounds_of_software,
@@ -44,7 +44,7 @@ def surrogate(widths: Widths = WIDTHS) -> Surrogate:
 
 def test_a_stand_in_is_off_by_what_other_sources_of_its_framework_would_have_fitted() -> None:
     mine, kin = source([0.0, 0.1]), source([0.2, 0.2])
-    nearly = 0.2 / (1.0 + DOUBT)
+    nearly = 0.2 / (1.0 + FACTOR_DOUBT)
     assert unfitted_residuals(mine, [kin]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
     unrelated = source([0.0], "nanotron", factor=3.0)
     assert unfitted_residuals(mine, [kin, unrelated]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
@@ -103,7 +103,7 @@ def test_what_short_micro_batches_explain_does_not_widen_the_bounds_of_long_ones
     )
 
 
-@pytest.mark.parametrize(("fitted", "upper"), [(True, 0.3), (False, 0.5 + np.log1p(HOST * 0.2))])
+@pytest.mark.parametrize(("fitted", "upper"), [(True, 0.3), (False, 0.5 + np.log1p(HOST_WORK * 0.2))])
 def test_short_micro_batches_widen_the_upper_end_under_unknown_software_alone(fitted: bool, upper: float) -> None:
     found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", fitted).bounds_of_new(short(0.2))
     assert found is not None
@@ -115,7 +115,7 @@ def test_short_micro_batches_widen_the_upper_end_under_unknown_software_alone(fi
 def test_an_upper_end_is_an_order_of_magnitude_above_at_most() -> None:
     found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", False).bounds_of_new(short(1e6))
     assert found is not None
-    assert found[1].tolist() == [MOST, MOST]
+    assert found[1].tolist() == [MOST_ABOVE, MOST_ABOVE]
     assert host_share(short(-1.0)).tolist() == [0.0, 0.0]
 
 

@@ -26,7 +26,7 @@ from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
 from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
-from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, certain_oom_rows
+from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, MemoryEvidence, MemoryPosterior, certain_oom_rows
 from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns
 from jointopt.surrogate.tune_model import (
     INFORMED,
@@ -337,7 +337,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     return Earlier(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
         memory=here.memory, evidence=evidence, plans=plans, known=known,
-        out=certain_oom_rows(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
+        out=certain_oom_rows(priced, new, old[(table["status"] == OOM_STATUS).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
 
 
