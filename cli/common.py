@@ -333,14 +333,14 @@ def save(job: Job, path: Path) -> None:
 @contextmanager
 def writing(option: str) -> Iterator[None]:
     """Names the option in the error where its file cannot be written."""
-    from jointopt.core.atomic_write import unwritten
+    from jointopt.core.atomic_write import write_failure
     from jointopt.core.errors import UsageError
 
     try:
         yield
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        raise UsageError(f"{option}: {place}{unwritten(error)}.") from error
+        raise UsageError(f"{option}: {place}{write_failure(error)}.") from error
 
 
 def check_out(folder: Path | None, names: Sequence[str]) -> None:

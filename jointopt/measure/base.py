@@ -13,10 +13,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.jobs.reading import is_number, is_whole, shown
+from jointopt.jobs.reading import is_number, is_whole, quoted_value
 
 GROUP = "jointopt.launchers"  # entry points: shipped ones are in pyproject.toml, other packages add theirs
 _KINDS: dict[Any, tuple[str, Callable[[object], bool]]] = {
@@ -159,7 +159,7 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
     found = list(entry_points(group=GROUP, name=name))
     if not found:
         known = launcher_names()
-        raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
+        raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest_hint(name, known)}.")
     make: Callable[..., Launcher] = found[0].load()
     given = {key: value for key, value in options.items() if value is not None}
     parameters = inspect.signature(make).parameters
@@ -167,7 +167,7 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
         parameters = inspect.signature(make, eval_str=True).parameters
     for key in given.keys() - parameters.keys():
         elsewhere = ": logs lie in the folder that is given as --folder"
-        hint = elsewhere if key == "logs" and "folder" in parameters else nearest(key, parameters)
+        hint = elsewhere if key == "logs" and "folder" in parameters else nearest_hint(key, parameters)
         raise UsageError(f"The launcher {name!r} has no option {key!r}{hint}.")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in given:
@@ -183,7 +183,7 @@ def _option_value(launcher: str, key: str, annotation: Any, value: Any) -> Any:
     if not any(_fits(kind, value) for kind in kinds) or (in_seconds and is_number(value) and value <= 0):
         words = [_KINDS[kind][0] for kind in kinds if kind in _KINDS]
         expected = "a number of seconds above 0" if in_seconds else " or ".join(filter(None, words))
-        raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {shown(value)}.")
+        raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {quoted_value(value)}.")
     return Path(value) if Path in kinds and str not in kinds and isinstance(value, str) else value
 
 

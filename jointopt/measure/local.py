@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest
+from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest_hint
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
@@ -31,7 +31,7 @@ from jointopt.measure.hardware.meter import Meter
 from jointopt.measure.process import Program, files_of_a_run, run_program, whole_log
 from jointopt.measure.trainer.spec import JUDGED_ON
 from jointopt.runs.readings import LEAST_WINDOW_S
-from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, label, new_log, outcome, result_row, with_log
+from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, log_prefix, new_log, outcome, result_row, with_log
 from jointopt.runs.table import check_measurements
 
 SPANS = 3  # of the time that a run was metered for, whose powers are compared
@@ -98,7 +98,7 @@ class LocalLauncher:
         """A folder for the files of one run of ``plan``, and its log."""
         if self.log_name and self.logs is not None:
             Path(self.logs).mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
+            folder = Path(tempfile.mkdtemp(prefix=log_prefix(plan), dir=self.logs)).resolve()
             yield folder, folder / self.log_name
         else:
             with scratch_folder() as scratch:
@@ -251,8 +251,8 @@ class Template:
         self.fields = frozenset(filter(None, named))
         for name in sorted(self.fields - set(fields)):
             raise UsageError(
-                f"--command has no value for {{{name}}}{nearest(name, fields)}; expected fields of {', '.join(fields)}"
-                "; a brace that is meant is written twice."
+                f"--command has no value for {{{name}}}{nearest_hint(name, fields)}; expected fields of "
+                f"{', '.join(fields)}; a brace that is meant is written twice."
             )
         if needed not in self.fields:
             raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
@@ -320,7 +320,7 @@ class CommandProgram(Program):
         cells, reason = _cells(given, job.cluster.num_gpus)
         if reason:
             return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
-        unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
+        unknown = [f"{key}{nearest_hint(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
         notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
         status = str(cells.pop("status", STATUSES[0])).strip().lower()
         if status == STATUSES[0]:
@@ -347,7 +347,7 @@ def _cells(given: Any, num_gpus: int) -> tuple[dict[str, Any], str]:
         if "iteration_time_s" in given:
             got = json.dumps(given["iteration_time_s"])
             return {}, f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
-        near = any(nearest(key, ["iteration_time_s"]) for key in given)
+        near = any(nearest_hint(key, ["iteration_time_s"]) for key in given)
         got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
         return {}, f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
     _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jointopt.core.errors import JointOptError, LauncherError
-from jointopt.core.schema import COLUMNS, NEUTRAL, inside
+from jointopt.core.schema import COLUMNS, NEUTRAL, encode_cells
 from jointopt.frameworks.failures import is_full
 from jointopt.jobs.job import Job
 from jointopt.measure.hardware.guard.guarded import Guarded, catch_signals, settled
@@ -194,21 +194,21 @@ def without(job: Job, program: str, names: Iterable[str]) -> Job:
     kept: dict[str, Any] = {}
     for name in names:
         column, listed, unused = COLUMNS[name], getattr(job.search, name), NEUTRAL.get(name, 1)
-        if listed is not None and unused not in inside(name, listed):
+        if listed is not None and unused not in encode_cells(name, listed):
             raise LauncherError(_lacks(program, name, listed[0]))
-        kept[name] = (column.outside(unused),)
+        kept[name] = (column.decode(unused),)
     return replace(job, search=replace(job.search, **kept))
 
 
 def refuse(program: str, plan: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raises LauncherError for a plan that uses one of these layout columns."""
     for name in names:
-        if not is_blank(cell := plan.get(name)) and inside(name, [cell])[0] != NEUTRAL[name]:
+        if not is_blank(cell := plan.get(name)) and encode_cells(name, [cell])[0] != NEUTRAL[name]:
             raise LauncherError(_lacks(program, name, cell))
 
 
 def _lacks(program: str, name: str, value: Any) -> str:
-    usual = COLUMNS[name].outside(NEUTRAL.get(name, 1))
+    usual = COLUMNS[name].decode(NEUTRAL.get(name, 1))
     expected = "blank" if usual == "" else usual
     return f"{program} does not run plans with {name} {value}; expected {expected}, or another launcher."
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.errors import ExportError, LauncherError, UsageError, nearest
+from jointopt.core.errors import ExportError, LauncherError, UsageError, nearest_hint
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.schema import COLUMNS, Columns
 from jointopt.frameworks.failures import failure_of, is_full
@@ -71,7 +71,9 @@ class SlurmLauncher:
         if not isinstance(name, str):
             self.program = name
         elif name not in PROGRAMS:
-            raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+            raise UsageError(
+                f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest_hint(name, PROGRAMS)}."
+            )
         elif name in FRAMEWORKS:
             self.program = FrameworkProgram(name, checkout, script, arguments, version, iterations, warmup_iterations)
         elif name == "torchrun":

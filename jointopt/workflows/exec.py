@@ -13,7 +13,7 @@ from typing import Any
 from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
-from jointopt.jobs.reading import shown
+from jointopt.jobs.reading import quoted_value
 from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings, ranks_of_node
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import occupants
@@ -105,7 +105,8 @@ def _used_gpus(plan: Mapping[str, Any]) -> int:
         value = plan[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COLUMNS[name].high:
             raise PlanError(
-                f"The {name} of a plan must be a whole number from 1 to {COLUMNS[name].high:,}; got {shown(value)}."
+                f"The {name} of a plan must be a whole number from 1 to {COLUMNS[name].high:,}; "
+                f"got {quoted_value(value)}."
             )
     if (used := math.prod(plan[name] for name in DEGREES)) > _MOST_GPUS:
         raise PlanError(f"The plan uses {used:,} GPUs; expected at most {_MOST_GPUS:,}.")

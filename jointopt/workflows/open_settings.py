@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import JointOptError
-from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.defaults import default_attention
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import ATTENTIONS, RECIPE_CLASSES, Job
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
 from jointopt.jobs.calibration import Calibration
@@ -87,12 +87,7 @@ def propose(
     today = _today(model, baseline) if baseline else {}
     found = prepared(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
-    kept = None
-    if storage is not None and job.cluster.gpu.power is not None:
-        from jointopt.search.studies.storage import prepare_storage
-
-        with watch.phase("open", "opening the study storage"):
-            kept = prepare_storage(storage)  # before the search: it refuses what cannot be written
+    kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
     exact = _exact(model, found, watch)
     top = fastest(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
@@ -124,6 +119,14 @@ def propose(
     described = _described(problem, front, answer, searched, fitting)
     proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _writable(url: str, watch: Stopwatch) -> Storage | None:
+    """The storage of studies, None where none stays in it; UsageError before the search where it cannot be written."""
+    from jointopt.search.studies.storage import prepare_storage
+
+    with watch.phase("open", "opening the study storage"):
+        return prepare_storage(url)
 
 
 def _trials(job: Job, wide: Problem) -> int:
@@ -321,7 +324,6 @@ def _priced_plan(
 SHOWN = 8  # splits that a proposal keeps, and those of its front
 RANKED = 96  # layouts whose splits are distinguished
 CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
-SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that state how the GPUs are split
 
 
 def best_layouts(
@@ -336,7 +338,7 @@ def best_layouts(
     problem, physics = found.problem, found.physics
     order, time_s = ranked(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])
-    cells = np.stack([physics.layouts[name][order] for name in SPLIT], axis=1)
+    cells = np.stack([physics.layouts[name][order] for name in SPLIT_COLUMNS], axis=1)
     _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
     sorter = np.argsort(order)

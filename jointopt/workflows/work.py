@@ -18,7 +18,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
-from jointopt.jobs.objectives import PAID
+from jointopt.jobs.objectives import RATE_OF_OBJECTIVE
 from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.physics.cost_model import CostModel
@@ -85,7 +85,7 @@ def work(
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
     with _answering(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
         # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
-        paid = () if runner is not None else tuple(name for name in PAID if name in job.objectives)
+        paid = () if runner is not None else tuple(name for name in RATE_OF_OBJECTIVE if name in job.objectives)
         goals = (*job.goals, *paid)
         problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
         worked = share(
@@ -143,13 +143,13 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 @contextmanager
 def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
     """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
-    from jointopt.runs.store import Spill, waiting
+    from jointopt.runs.spill import Spill, waiting_spills
 
     kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
     kept = Spill(storage, study, kind)
     runs = _Runs(launcher, goals, kept.keep)
     try:
-        for _, rows in waiting(storage, kind):
+        for _, rows in waiting_spills(storage, kind):
             for _, row in rows:
                 runs.know(str(row.pop("plan", "")), row)
         yield runs

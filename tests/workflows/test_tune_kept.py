@@ -18,7 +18,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.base import Ended, Report
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.runs.store import Spill, Store
+from jointopt.runs.spill import Spill
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune
@@ -134,7 +135,7 @@ def test_a_run_that_was_stored_and_not_recorded_when_the_tool_was_killed_counts_
     with pytest.raises(SystemExit):
         tune(timed, "replay", 3, table=make_runs(), storage=url)
     monkeypatch.setattr(Record, "progress", original)
-    monkeypatch.setattr("jointopt.search.studies.measured._lives", lambda process: False)
+    monkeypatch.setattr("jointopt.search.studies.measured.may_be_alive", lambda process: False)
     again = tune(timed, "replay", 3, table=make_runs(), storage=url)
     assert (len(again.runs), again.spent.runs) == (3, 3)
 

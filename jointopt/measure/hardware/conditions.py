@@ -23,7 +23,7 @@ from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_set
 from jointopt.measure.hardware.host import occupants
 from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, metered
 from jointopt.measure.hardware.rank_check import UNSET
-from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, not_measured, together
+from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, join_readings, not_measured
 from jointopt.runs.rows import failed_row, is_blank, plan_cells
 
 _log = logging.getLogger(__name__)
@@ -178,5 +178,5 @@ def with_readings(
             readings.append(not_measured("its meter wrote nothing"))
     settings = plan_settings(plan, default_clocks=default_clocks)
     conditions = Conditions(plan, settings=settings, default_clocks=default_clocks)
-    found = conditions.with_reading(rest, together(readings), window, row.get("iterations", 1))
+    found = conditions.with_reading(rest, join_readings(readings), window, row.get("iterations", 1))
     return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}

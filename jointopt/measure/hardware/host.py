@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from jointopt.core.errors import CatalogError, DeviceError, LauncherError
-from jointopt.core.secrets import redacted
+from jointopt.core.secrets import masked_words
 from jointopt.core.units import GIB
 from jointopt.frameworks.failures import failure_of
 from jointopt.jobs.catalog.gpus import fitting_gpus, load_gpu
@@ -302,6 +302,6 @@ def _occupant(gpu: int, pid: int, size: int) -> str:
             process = psutil.Process(pid)
             known = process.username()
             with suppress(psutil.Error, OSError):
-                known += ": " + " ".join(redacted(process.cmdline()) or [process.name()])[:80]
+                known += ": " + " ".join(masked_words(process.cmdline()) or [process.name()])[:80]
     much = f"{size / GIB:.1f} GiB of " if size else ""
     return f"{much}GPU {gpu} taken by {who}" + (f" ({known})" if known else "")

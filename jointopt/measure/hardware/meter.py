@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest
+from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest_hint
 from jointopt.core.schema import Floats
 from jointopt.measure.hardware.guard.guarded import delay_signals, end_with_parent
 from jointopt.runs.readings import QUANTITIES, Reading, Series, no_series
@@ -168,7 +168,9 @@ class Gpus:
         has = f"it has {', '.join(offered)}" if offered else _NO_PROFILES
         for name in names:
             if name not in offered:
-                raise PlanError(f"{self.name(index)} has no power profile {name!r}{nearest(name, offered)}; {has}.")
+                raise PlanError(
+                    f"{self.name(index)} has no power profile {name!r}{nearest_hint(name, offered)}; {has}."
+                )
 
     def request_profiles(self, index: int, names: Iterable[str]) -> None:
         """Request these profiles and no others; PlanError where one is not offered."""

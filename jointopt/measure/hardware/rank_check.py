@@ -80,7 +80,7 @@ def stated_by(words: Sequence[str], folder: Path) -> list[Statement]:
     commands = [list(words)]  # itself, those inside of its words (``sh -c "..."``) and those of its scripts
     for text in [*(word for word in words if re.search(r"\s", word.strip())), *_texts(words, folder, _SCRIPTS)]:
         with suppress(ValueError, RecursionError):  # text that no shell would take
-            commands += read_script(text).commands
+            commands += map(list, read_script(text).commands)
     found = [one for command in commands if (one := _megatron(command))]
     if found:
         return found

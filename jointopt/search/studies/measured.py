@@ -19,8 +19,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.quote import our_command
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
-from jointopt.core.system import may_live, this_process
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns
+from jointopt.core.system import may_be_alive, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.search.studies.display import PLOT, note_attributes, pieces
@@ -31,10 +31,7 @@ MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
     "notes",
 )  # fmt: skip
-_UNITS = {
-    "iteration_time_s": "s", "energy_j": "J", "avg_power_w": "W per GPU", "peak_power_w": "W",
-    "peak_memory_gib": "GiB", "temperature_c": "°C",
-}  # fmt: skip
+_UNITS = {name: COLUMNS[name].unit for name in MEASURED if COLUMNS[name].unit} | {"avg_power_w": "W per GPU"}
 KIND = "measured runs"  # attribute `kind` of such a study
 _GOING, _PROCESS, _LEFT = "going", "process", "left"
 _EXPLANATION = (
@@ -72,7 +69,7 @@ class MeasuredStudy:
         self._study = self._opened()
         for trial in self._trials():  # those whose process was killed do not run any more
             process = trial.user_attrs.get(_PROCESS, "")
-            if trial.state == TrialState.RUNNING and not (process and may_live(process)):
+            if trial.state == TrialState.RUNNING and not (process and may_be_alive(process)):
                 self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
 
     @property
@@ -89,7 +86,7 @@ class MeasuredStudy:
     def going(self) -> dict[str, Any] | None:
         """The message of `go` of a process that has ended without taking it back."""
         message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-        return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
+        return None if message is None or (message[_PROCESS] and may_be_alive(message[_PROCESS])) else message
 
     @on_studies
     def go(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:

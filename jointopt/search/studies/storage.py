@@ -23,10 +23,10 @@ from jointopt.runs.database import (
     database_errors,
     file_of,
     in_turn,
+    make_private_file,
     now_s,
     on_database,
     open_database,
-    private_file,
 )
 
 _MADE_WITHIN_S = 30  # the tables of a database, by another program
@@ -169,7 +169,7 @@ def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBSt
     its version is there and makes it, which is not one step; on a loaded machine its maker may be seconds between two.
     """
     is_new = (file := file_of(url)) is not None and not file.exists()
-    private_file(url)
+    make_private_file(url)
     dialect = _parsed(url).get_backend_name()
     if file is not None and not is_new:
         with suppress(SQLAlchemyError), open_database(url).connect():

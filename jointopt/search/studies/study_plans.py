@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel, TrialSystemAttributeModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.secrets import masked
 from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import has_table, open_database
@@ -64,7 +64,7 @@ def _known_study(url: str, name: str) -> optuna.Study:
         names = optuna.get_all_study_names(storage)  # which reads all attributes of all studies
         known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise UsageError(
-            f"{masked(url)!r} holds no study {name!r}{nearest(name, names)}; expected one of {known}."
+            f"{masked(url)!r} holds no study {name!r}{nearest_hint(name, names)}; expected one of {known}."
         ) from None
 
 

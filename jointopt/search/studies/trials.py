@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, decode_cells
 from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
@@ -71,7 +71,7 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
         elif column.dtype == "bool":
             made[name] = CategoricalDistribution((False, True))
         else:
-            low, high = outside(name, (plans[name].min(), plans[name].max()))
+            low, high = decode_cells(name, (plans[name].min(), plans[name].max()))
             made[name] = IntDistribution(low, high, log=column.log)
     made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
     limits = plans.get(POWER_LIMIT, np.zeros(0))
@@ -98,7 +98,7 @@ def trials_of(
     columns: dict[str, list[Any]] = {}
     for name in distributions:
         cells = np.nan_to_num(plans[name]) if name == "slack" else plans[name]
-        columns[name] = outside(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
+        columns[name] = decode_cells(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
     trials = []
     for row, plan in enumerate(plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))):
         params = {name: values[row] for name, values in columns.items()}
@@ -203,7 +203,7 @@ def _mapping(plans: Columns) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for name in (*(n for n in LAYOUT_COLUMNS if n in plans), *(n for n in plans if n not in _LEFT_OUT)):
         columns[name] = [None if value != value else value for value in plans[name].tolist()]
-    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
+    columns |= {name: decode_cells(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = list(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return columns
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.runs.reservations import Reservation, Reservations
-    from jointopt.runs.store import Spill, Store
+    from jointopt.runs.spill import Spill
+    from jointopt.runs.store import Store
     from jointopt.search.studies.measured import MeasuredStudy
 
 
@@ -95,13 +96,14 @@ class Record:
         self._hash = hashlib.sha256(self._text.encode()).hexdigest()
         if storage is not None:
             from jointopt.runs.reservations import Reservations
-            from jointopt.runs.store import Spill, Store
+            from jointopt.runs.spill import Spill
+            from jointopt.runs.store import Store
 
             self._spill = Spill(storage, origin)
             self._reservations = Reservations(storage, self._hash)  # before the store is read
-            self._before = {plan: one.runs for plan, one in self._reservations.look().items()}
+            self._before = {plan: one.runs for plan, one in self._reservations.read().items()}
             self.store = Store(storage)
-            if taken := self.store.take_in():
+            if taken := self.store.add_spilled():
                 note(f"{taken} runs that earlier commands had kept in files are in the store now.")
 
     @property
@@ -159,18 +161,18 @@ class Record:
 
         Runs that have ended by now count as known: their results are to be read from the store after this.
         """
-        found: Collection[Reservation] | None = self._shared(lambda shared: shared.look().values(), None, _WAIT_S)
+        found: Collection[Reservation] | None = self._shared(lambda shared: shared.read().values(), None, _WAIT_S)
         if found is not None:
             self._others = Others(
-                running=frozenset(one.plan for one in found if one.elsewhere),
+                running=frozenset(one.plan for one in found if one.runs_elsewhere),
                 ended=frozenset(one.plan for one in found if one.runs > self._before.get(one.plan, 0)) - self._mine,
                 fatal=frozenset(one.plan for one in found if one.abandoned and one.lost > 0),
             )
         return self._others
 
-    def freed(self) -> bool:
+    def wait_for_freed(self) -> bool:
         """Wait for runners of other machines that may be dead; whether a plan of theirs is free now."""
-        return bool(self._shared(lambda shared: shared.freed(), False))
+        return bool(self._shared(lambda shared: shared.wait_for_freed(), False))
 
     def _shared(self, act: Callable[[Reservations], Any], alone: Any, wait_s: float = 0.0) -> Any:
         """``act`` on the reservations; ``alone`` without them, while they are away, or where they cannot be used."""

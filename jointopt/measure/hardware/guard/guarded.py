@@ -27,8 +27,8 @@ from typing import Any, TextIO
 import psutil
 
 from jointopt.core.errors import LauncherError
-from jointopt.core.secrets import redacted
-from jointopt.core.system import born, lives, state_home
+from jointopt.core.secrets import masked_words
+from jointopt.core.system import birth_s, is_alive, state_home
 from jointopt.measure.hardware.guard.guardian import DEAF_TO
 
 _log = logging.getLogger(__name__)
@@ -243,13 +243,13 @@ def processes_of(mark: str) -> Iterable[psutil.Process]:
 
 def tool_words() -> str:
     """The command line of this process, as records repeat it."""
-    return " ".join(redacted([Path(sys.argv[0]).name, *sys.argv[1:]]))[:200]
+    return " ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]]))[:200]
 
 
 def _new_record(mark: str) -> TextIO | None:
     """The record of a run that is about to start, open and locked; None where no file can be written."""
     content = {
-        "mark": mark, "command": tool_words(), "tool": os.getpid(), "born_s": born(os.getpid()), "boot": boot_id(),
+        "mark": mark, "command": tool_words(), "tool": os.getpid(), "born_s": birth_s(os.getpid()), "boot": boot_id(),
     }  # fmt: skip
     try:
         file = state_folder("runs") / f"{socket.gethostname()}-{mark}.json"
@@ -276,7 +276,7 @@ def settled() -> list[str]:
     sentences = []
     for file in files:
         record, until = _read(file), time.monotonic() + _BEING_ENDED_S
-        if record is None or (record["boot"] == boot_id() and lives(record["tool"], record["born_s"])):
+        if record is None or (record["boot"] == boot_id() and is_alive(record["tool"], record["born_s"])):
             continue  # known by its birth, since a file system may know no locks
         while is_locked(file) and time.monotonic() <= until:
             time.sleep(0.05)
