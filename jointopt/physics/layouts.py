@@ -252,7 +252,7 @@ def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
 
 
 def chunk_layers(job: Job, layouts: Columns) -> Split:
-    """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
+    """The layers of every chunk as stated, else as the framework splits them (`stages.framework_split`).
 
     Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
     layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
