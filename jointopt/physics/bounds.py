@@ -1,6 +1,7 @@
-"""Time and energy that layouts do not go below, from the sums over their stages: a tenth of the work of pricing them.
+"""Lower bounds of time and energy of layouts, and the clocks that their stages may have.
 
-No array has a column per stage, so that layouts of all depths are bounded at once.
+`quick_bound` takes sums over stages, a tenth of the work of pricing: no array of it has a column per stage, so that
+layouts of all depths are bounded at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jointopt.physics.clock_law import (
     scaled_time_s,
     squared_voltage,
 )
-from jointopt.physics.cooling import Cooler, Rests
+from jointopt.physics.cooling import Cooler, DutyCycle
 from jointopt.physics.costs import LayerCosts, layer_costs, layer_traffic, waiting_sm_s, with_recompute
 from jointopt.physics.layers import Pass
 from jointopt.physics.layouts import LayoutArrays, skipping_window, split_of
@@ -32,14 +33,14 @@ from jointopt.physics.makespan import StageTimes
 from jointopt.physics.stage_costs import StageCosts
 from jointopt.physics.traffic import Hardware, Traffic
 
-_AT_ONCE = 16_384  # layouts: each array then takes 128 KiB of the cache
+_BLOCK = 16_384  # layouts: each array then takes 128 KiB of the cache
 _Kind = tuple[int, Pass, Traffic]  # how many layers of it the model has; kernels and collectives of one, (L,)
 
 
 def quick_bound(
     job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, cooler: Cooler
 ) -> tuple[Floats, Floats]:
-    """(seconds, joules of all GPUs), (L,) each, that the physics of layouts of any depths goes below at no clocks.
+    """Lower bounds over all clocks of (seconds, joules of all GPUs), (L,) each, of layouts of any depths.
 
     Derived here. The time is that of `_pipeline_s` for kernels and exposed collectives alone: sends, gradients,
     ZeRO-3's gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same
@@ -47,7 +48,7 @@ def quick_bound(
     """
     layouts, of = without_limits(layouts)
     bound, profile = np.empty((2, len(layouts["pp"]))), job.training.framework
-    for block in (slice(start, start + _AT_ONCE) for start in range(0, len(layouts["pp"]), _AT_ONCE)):
+    for block in (slice(start, start + _BLOCK) for start in range(0, len(layouts["pp"]), _BLOCK)):
         lay = LayoutArrays(job, {name: values[block] for name, values in layouts.items()})
         layer = layer_costs(job, hw, lay)
         kinds = _kinds(job, hw, lay, layer)
@@ -86,7 +87,7 @@ def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list
 
 
 def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kind]) -> Floats:
-    """Seconds (L,) that no pipeline goes below, by two paths of `makespan.path_bound_s`.
+    """Lower bound of the makespan in seconds, (L,), by two paths of `makespan.path_bound_s`.
 
     The path through rank j takes the first chunks of the ranks before it and all work of its own. In the mean over j
     that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the
@@ -118,7 +119,7 @@ def _fewest_layers(job: Job, lay: LayoutArrays) -> Floats:
     return np.array([min(split_of(job, *shape)) for shape in shapes], float)[which]
 
 
-# Clocks that spend the slack of pipeline stages, and bounds that no clock goes below.
+# Clocks of pipeline stages: those that spend slack, those that power limits leave; and bounds over all clocks.
 
 
 _CELLS = 16_384  # plans times stages per block: what is in between stays in the cache, half the time of all at once
@@ -128,9 +129,9 @@ def stage_clocks_mhz(
     costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
     top_mhz: float, gather_overlap: Floats | float,
 ) -> Floats:  # fmt: skip
-    """One clock per stage (n, pp): the slowest at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
+    """One clock in MHz per stage, (n, pp): ``bottleneck_mhz`` (n,) of the slowest, others slower by ``slack`` (n,).
 
-    Of ``costs`` of ranks that differ, theirs (n, K).
+    (n, K) where ``costs`` are of the K ranks that differ.
     At slack 1 a stage runs at the lowest grid clock at which it keeps up with the slowest, at 0 at the same clock (the
     intrinsic energy bloat of Perseus, Chung et al., SOSP'24). Snapped up, so that no stage is a new bottleneck.
     """
@@ -160,10 +161,12 @@ def stage_clocks_mhz(
     return out
 
 
-def ceilings(
+def clock_ceilings(
     costs: StageCosts, constants: PowerConstants, limit_w: Floats, top_mhz: float, lowest_mhz: float
 ) -> tuple[Floats, Floats]:
-    """Clock at which each stage meets its power limit, (L, pp) MHz, and the pauses left at the lowest, over the work.
+    """(Clock at which each stage meets its power limit in MHz, time with pauses over time without), (L, pp) each.
+
+    Pauses are left where even the lowest clock draws more than the limit.
 
     The board averages over milliseconds (25-50 ms on A100-PCIe and A40, `clock_law.lead_s`), longer than a collective
     takes: kernels may draw more than the limit by as much as the collectives between them draw less. Of a collective
@@ -178,8 +181,8 @@ def ceilings(
     return clock, duty_cycled_time_s(1.0, burst_w, limit_w * (1.0 + 1e-6), constants.static_w)
 
 
-def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
-    """How GPUs of layouts run and rest at the highest clocks that they reach; lower ones leave no less power to each.
+def duty_cycle(costs: StageCosts, t: StageTimes, wait_w: float) -> DutyCycle:
+    """The `DutyCycle` of layouts at the highest clocks that they reach; lower clocks leave no less power to kernels.
 
     Kernels alone count as running, those of collectives as in `StageCosts.collective_sm_s`.
     """
@@ -191,7 +194,7 @@ def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
 def pipeline_floor_j(
     clocked_j: Floats, fixed_j: Floats, rank_s: Floats, constants: PowerConstants, cooler: Cooler
 ) -> Floats:
-    """Energy (L,) in J of one GPU per stage that no clocks go below, given the seconds of all stages at the top clock.
+    """Lower bound over all clocks of the energy in J of one GPU per stage, (L,); ``rank_s``: stages' summed seconds.
 
     Derived here from `clock_law.energy_parts_j`: static power and leakage over the fastest time, dynamic work, which
     follows V², at the lowest voltage, all bytes and links.
@@ -201,7 +204,7 @@ def pipeline_floor_j(
 
 
 def idle_power_w(constants: PowerConstants, cooler: Cooler) -> float:
-    """Power in W that no GPU goes below: static power and leakage."""
+    """The least power of a GPU in W: static power and leakage."""
     return max(constants.static_w + cooler.mean_leakage_w, 0.0)
 
 

@@ -181,8 +181,8 @@ def energy_parts_j(
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Parameters of the law that all work on one GPU shares, as `calibrate` finds them."""
+class GpuConstants:
+    """Parameters of the clock law that all work on one GPU shares, as `calibrate` finds them; x = f / f_max."""
 
     knee: float  # x below which the voltage no longer falls
     rise: float  # voltage ratio - 1
@@ -193,8 +193,8 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Constants of one piece of work per row, arrays that broadcast against the rows."""
+class CurveConstants:
+    """Constants of the clock law for the work (say, one stage's forward pass) of each row; arrays broadcast."""
 
     log_time_s: Floats  # at the maximum clock, without a limit
     share: Floats  # of that time which follows the clock
@@ -213,7 +213,7 @@ def soft_min(a: Floats, b: Floats, width: float) -> Floats:
     return np.asarray(-width * np.logaddexp(-np.asarray(a) / width, -np.asarray(b) / width))
 
 
-def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
+def reached_clock(shape: GpuConstants, work: CurveConstants, x: Floats, limit_w: Floats) -> Floats:
     """Clock that every row reaches, as a fraction of the maximum, when ``x`` is set under the limit.
 
     The sharp clock of `capped_clock_mhz` with a soft corner, as a limited GPU dithers between clocks, and with a floor
@@ -228,7 +228,7 @@ def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Float
     return np.minimum(-soft_min(-reached, -np.minimum(shape.floor, x), _FLOOR_CORNER), x)
 
 
-def log_time_s(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
+def log_time_s(shape: GpuConstants, work: CurveConstants, x: Floats, limit_w: Floats) -> Floats:
     """Logarithm of the seconds that the work takes when ``x`` is set under the limit; pauses (as above) included.
 
     Under the deepest limits of A40 pipelines all ranks take as long as at the lowest clock, and draw more than allowed.
@@ -242,7 +242,7 @@ def log_time_s(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
     return np.asarray(work.log_time_s + soft_min(slowed, longest, _LOWEST_CORNER))
 
 
-def log_power_w(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
+def log_power_w(shape: GpuConstants, work: CurveConstants, x: Floats, limit_w: Floats) -> Floats:
     """Logarithm of the watts drawn while the work runs with ``x`` set under the limit.
 
     Above the limit only where it is less than `log_time_s`'s longest pauses leave.
@@ -256,11 +256,11 @@ def log_power_w(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
     return np.asarray(np.minimum(-soft_min(-held, -least, _LOWEST_POWER_CORNER), free))
 
 
-def _power_w(shape: Shape, work: Work, x: Floats) -> Floats:
+def _power_w(shape: GpuConstants, work: CurveConstants, x: Floats) -> Floats:
     return np.asarray(work.static_w + work.switching_w * switching_shape(x, shape.knee, shape.rise))
 
 
-def _relative_time(work: Work, x: Floats | float) -> Floats:
+def _relative_time(work: CurveConstants, x: Floats | float) -> Floats:
     return scaled_time_s(work.share, 1.0 - work.share, x, 1.0)
 
 
@@ -274,7 +274,10 @@ def lead_s(lag_s: Array, gap_s: Floats) -> Floats:
 
 
 def lagged_limit(free: Floats, held: Floats, ahead_s: Floats) -> Floats:
-    """(seconds, watts) (2, n) of work that is ``free`` of its limit for up to ``ahead_s`` and then ``held`` by it."""
+    """(seconds, watts) (2, n) of work that runs as if unlimited for ``ahead_s`` (n,), then under its limit.
+
+    ``free``, ``held`` (2, n): (seconds, watts) of the whole work without the limit, and under it.
+    """
     burst_s = np.minimum(ahead_s, free[0])
     rest_s = (1.0 - burst_s / free[0]) * held[0]
     return np.stack([burst_s + rest_s, (free[1] * burst_s + held[1] * rest_s) / (burst_s + rest_s)])

@@ -139,7 +139,7 @@ def _sent_s(_: str, message: Floats, _size: Floats, _local: Floats, c: Collectiv
 def _both_links_s(
     inside: Floats, outside: Floats, peers: Floats, local: Floats, c: CollectiveConstants, links: Links
 ) -> Floats:
-    """Seconds to send so many bytes inside the domain and, at the same time, to remote peers."""
+    """Seconds to send ``inside`` bytes within the domain and, at the same time, ``outside`` bytes to remote peers."""
     inside_s = inside / _bus_bytes_per_s(c.protocols["all_to_all"][-1], np.maximum(local, 2.0), c, links)
     nic = links.inter_bytes_per_s * c.inter_fraction
     outside_s = [p.start_s + p.inter_hop_s + outside / (nic * p.bandwidth_fraction) for p in c.ring]

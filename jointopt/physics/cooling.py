@@ -17,7 +17,8 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.cluster import Cluster, Gpu, PowerConstants
 
 Array = npt.NDArray[np.float64] | float
-Rests = tuple[Floats, Floats, float]  # share of an iteration in which kernels run, its seconds, watts while waiting
+# (share of an iteration in which kernels run, (L, pp); its seconds, (L, 1); watts of a GPU that waits)
+DutyCycle = tuple[Floats, Floats, float]
 
 DESIGN_INLET_C = 35.0  # air at which the cooler still holds the TDP (upper end of ASHRAE's class A2)
 DESIGN_MARGIN_K = 10.0  # what is left to the throttle temperature then
@@ -123,12 +124,12 @@ class Cooler:
         return self.inlet_c + self.exhaust_rise_k
 
     def temperature_c(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Temperature in °C of GPUs that draw so much."""
+        """Temperature in °C of GPUs by their power at the reference temperature."""
         air_c = np.where(exhaust, self.hottest_inlet_c, self.inlet_c)
         return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
 
     def leakage_w(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Leakage in W of GPUs that draw so much, beyond that of the reference temperature, as limits count it."""
+        """Leakage in W beyond that of the reference temperature, of GPUs by their power there, as limits count it."""
         if not self.leakage_w_per_k:
             return np.zeros(np.shape(reference_power_w))
         return (self.temperature_c(reference_power_w, exhaust) - REFERENCE_C) * self.leakage_w_per_k
@@ -147,7 +148,7 @@ class Cooler:
         return float(self.air_leakage_w(self.exhaust_share))
 
     def reached_w(self, kernel_limit_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Power in W that GPUs draw which run at a limit of `kernel_limit_w`.
+        """Power in W of GPUs whose kernels draw as much as `kernel_limit_w` allows.
 
         A cool one leaks less than limits count on, which is not given to its kernels.
         """
@@ -216,15 +217,15 @@ def position_temperatures_c(
 
 def kernel_limits_w(
     limit_w: Floats, cluster: Cluster, constants: PowerConstants, gpus_per_stage: Ints, depth: int,
-    rests: Rests | None = None,
+    duty: DutyCycle | None = None,
 ) -> Floats:  # fmt: skip
     """`kernel_limit_w` of the stages by the air that their hottest rank breathes, as wide as limits differ."""
     exhaust = stages_in_exhaust(cluster, gpus_per_stage, depth)
-    hottest = kernel_limit_w(limit_w, cooler(cluster, constants), cluster, constants.static_w, rests)
+    hottest = kernel_limit_w(limit_w, cooler(cluster, constants), cluster, constants.static_w, duty)
     if exhaust.all():
         return hottest
     inlet = cooler(replace(cluster, exhaust_rise_k=0.0), constants)
-    return np.where(exhaust, hottest, kernel_limit_w(limit_w, inlet, cluster, constants.static_w, rests))
+    return np.where(exhaust, hottest, kernel_limit_w(limit_w, inlet, cluster, constants.static_w, duty))
 
 
 def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) -> Floats:
@@ -242,7 +243,7 @@ def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) ->
 
 
 def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
-    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference, never more.
+    """Power in W that kernels may draw at the reference temperature: the limit less leakage of the hottest GPU.
 
     Leakage, a line a + b·P of the power P, solved for it (derived here), or what the hottest GPU's air adds.
     """
@@ -252,20 +253,20 @@ def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
     return np.asarray(np.fmin(limit_w, left_w))
 
 
-def leave_power(limits_w: Floats, cluster: Cluster, constants: PowerConstants) -> Bools:
-    """Whether limits (n,) in W leave kernels anything beside what a GPU in the hottest air draws whatever runs."""
+def above_idle_power(limits_w: Floats, cluster: Cluster, constants: PowerConstants) -> Bools:
+    """Whether limits (n,) in W exceed what a GPU in the hottest air draws whatever runs."""
     return np.asarray(electrical_limit_w(limits_w, cooler(cluster, constants)) > constants.static_w)
 
 
 def kernel_limit_w(
-    limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float, rests: Rests | None = None
+    limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float, duty: DutyCycle | None = None
 ) -> Floats:
     """Power in W that kernels may draw, at the reference temperature, within a limit and before a GPU throttles.
 
-    ``rests``: what `burst_limit_w` takes; without them as if kernels ran for ever. Raises InfeasibleError where that
+    ``duty``: of the kernels; None: as if they ran for ever. Raises InfeasibleError where that
     does not exceed the static power.
     """
-    throttle_w = cooler.throttle_power_w if rests is None else burst_limit_w(cooler, *rests)
+    throttle_w = cooler.throttle_power_w if duty is None else burst_limit_w(cooler, *duty)
     cold = np.fmin(electrical_limit_w(limit_w, cooler), throttle_w)
     watts, idle = float(cold.min()), f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
     if watts <= static_w and watts < cooler.throttle_power_w:

@@ -1,6 +1,8 @@
 """Predictions for plans, each a layout and one clock per stage: the one file of the physics that knows columns.
 
-Layouts are priced once, without clocks, and grouped by pipeline depth, so that no array is padded.
+Layouts are priced once, without clocks, and grouped by pipeline depth, so that no array is padded. Shapes: L layouts, n
+plans of them (``index`` (n,) says which layout each plan has), pp stages. ``g`` is the number of a group and ``rows``
+are positions in it.
 """
 
 from __future__ import annotations
@@ -32,49 +34,45 @@ from jointopt.physics.cooling import (
     power_limit_w,
     stages_in_exhaust,
 )
-from jointopt.physics.layouts import LayoutArrays, lots
+from jointopt.physics.layouts import LayoutArrays, layout_pieces
 from jointopt.physics.makespan import StageTimes, least_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.stage_costs import of_rows, summed
 from jointopt.physics.traffic import hardware
 
-# Power that GPUs were measured to draw where the physics has it otherwise, and what a limit leaves them then.
+# Power limits of GPUs that were measured to draw another power than the physics predicts.
 
 
 LEAST_ROOM = 0.01  # of what the highest limit leaves above idling, which every limit leaves: no clock would be slower
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Watts of a GPU as they were measured under ``limit_w``, of all layouts.
-
-    ``line`` (2, L): while kernels run it draws line[0] times that of the physics and line[1] W. ``mean_w`` (c, L):
-    what it draws in the mean at ascending clocks, ``burst_w`` (c, L) what its kernels draw there by the physics.
-    """
+class BoardPower:
+    """Power that a GPU draws by its measured runs under the limit ``limit_w``, of L layouts, at c ascending clocks."""
 
     limit_w: float
-    line: Floats
-    mean_w: Floats
-    burst_w: Floats
+    line: Floats  # (2, L): factor and offset in W that turn the physics' power of running kernels into the measured one
+    mean_w: Floats  # (c, L): mean power over an iteration, as measured
+    burst_w: Floats  # (c, L): power of running kernels, by the physics
 
     @property
     def cells(self) -> Floats:
-        """All numbers, (2 + 2c, L), of which `of_cells` makes the same."""
+        """All numbers in one array, (2 + 2c, L)."""
         return np.concatenate([self.line, self.mean_w, self.burst_w])
 
     @classmethod
-    def of_cells(cls, limit_w: float, cells: Floats) -> Drawn:
-        """The object of those `cells`."""
+    def of_cells(cls, limit_w: float, cells: Floats) -> BoardPower:
+        """The inverse of `cells`."""
         mean_w, burst_w = np.split(cells[2:], 2)
         return cls(limit_w, cells[:2], mean_w, burst_w)
 
-    def left_w(self, limit_w: Floats, rows: Ints, idle_w: float) -> Floats:
-        """Limits in W, (1, 1), (n, 1) or (n, pp), in watts of the physics: of layouts ``rows`` (n,), as wide as given.
+    def limit_in_physics_w(self, limit_w: Floats, rows: Ints, idle_w: float) -> Floats:
+        """The power at which the physics has to cap layouts ``rows`` (n,) so that boards keep ``limit_w``, in W.
 
-        A GPU under a limit runs at the clock at which what it was measured to draw meets the limit, while kernels run
-        and in the mean. Limits of ``limit_w`` are met as in the physics, since times too were measured under these. Of
-        limits below it never more than it leaves, of those above never less, so that no higher limit leaves less than a
-        lower one. Above ``idle_w``, which a GPU draws in the physics whatever runs. Derived here.
+        ``limit_w`` and the result: (1, 1), (n, 1) or (n, pp). A limited GPU runs at the clock at which its measured
+        power meets the limit, while kernels run and in the mean. Limits equal to ``self.limit_w`` stay, since times
+        were measured under them; the result never falls as the limit rises, and lies above ``idle_w``, what a GPU draws
+        in the physics whatever runs. Derived here.
         """
         if (limit_w == self.limit_w).all():
             return limit_w
@@ -99,10 +97,12 @@ def hottest_idle_w(constants: PowerConstants, cooler: Cooler) -> float:
     return constants.static_w + max(float(cooler.leakage_w(np.array(constants.static_w))), 0.0)
 
 
-def limit_left_w(physics: CostModel, rows: Ints, depth: int) -> Floats:
-    """`power_limit_w` of layouts ``rows`` in watts of the physics, which measured ones may differ from."""
-    limit_w, drawn = power_limit_w(physics.job.cluster, physics.layouts, rows, depth), physics.drawn
-    return limit_w if drawn is None else drawn.left_w(limit_w, rows, hottest_idle_w(physics.power, physics.cooler))
+def limit_in_physics_w(physics: CostModel, rows: Ints, depth: int) -> Floats:
+    """`power_limit_w` of layouts ``rows``, as `BoardPower.limit_in_physics_w` where power was measured."""
+    limit_w, board = power_limit_w(physics.job.cluster, physics.layouts, rows, depth), physics.board_power
+    if board is None:
+        return limit_w
+    return board.limit_in_physics_w(limit_w, rows, hottest_idle_w(physics.power, physics.cooler))
 
 
 # Peak power and temperature of plans, by the physics or as they were measured.
@@ -113,24 +113,20 @@ HEAT = ("peak_power_w", "temperature_c")
 
 @dataclass(frozen=True)
 class HeatScale:
-    """Factor on what the physics predicts of layouts, and what is beside it, (2, n): as measured, None: not measured.
+    """Lines, (2, n) factor and offset, from the physics' peaks and temperatures of n layouts to measured ones."""
 
-    ``peak``: of peak power, in W; ``rise``: of the temperature over the inlet air, in K. ``overshoot``: the share of
-    the limit in effect that measured peaks reach, where boards hold them; unlimited by default.
-    """
-
-    peak: Floats | None = None
-    rise: Floats | None = None
-    overshoot: float = np.inf
+    peak: Floats | None = None  # of peak power, offset in W; None: not measured
+    rise: Floats | None = None  # of the temperature over the inlet air, offset in K; None: not measured
+    overshoot: float = np.inf  # peak power over the power limit that boards allow at most
 
 
-def by_mean_power(index: Ints) -> HeatScale:
-    """Nothing was measured of peaks and temperature of layouts ``index``: what they are follows mean power."""
+def unmeasured_heat(index: Ints) -> HeatScale:
+    """The default of `CostModel.heat_scale`: peaks and temperature were not measured, and follow mean power."""
     return HeatScale()
 
 
-def by_physics_alone(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
-    """`CostModel.heat` of plans without what was measured of power, peaks or temperature."""
+def unscaled_heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    """`CostModel.heat` of plans, (n,) each, by the physics alone, whatever was measured."""
     alone = copy.copy(physics)
     same = np.array([[1.0], [0.0]])
     alone.heat_scale = lambda some: HeatScale(np.repeat(same, len(some), 1), np.repeat(same, len(some), 1))
@@ -138,38 +134,38 @@ def by_physics_alone(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -
 
 
 def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
-    """Peak power (n, pp) of layouts ``index`` of one group: `CostModel.burst_w`, or as it was measured.
+    """Peak power (n, pp) in W of layouts ``index`` of one group: `CostModel.burst_w`, scaled as measured.
 
-    No more than the limit allows where mean power alone was measured, by which it then is; than `HeatScale.overshoot`
-    of it where peaks were, and then no less than the mean.
+    Never above the power limit; where peaks were measured, never above `HeatScale.overshoot` times it, nor below the
+    mean power.
     """
     g, scale = int(physics.group_of[index[0]]), physics.heat_scale(index)
     burst_w = physics.burst_w(g, physics.row_of[index], t)
-    found_w = as_peaks(physics, index, burst_w)
+    found_w = scaled_burst_w(physics, index, burst_w)
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, index, physics.groups[g].depth)
     if scale.peak is None:
         return np.minimum(found_w, np.maximum(limit_w, burst_w))
     if scale.overshoot == np.inf:
         return found_w
     parts_j = physics.energy_parts(g, physics.row_of[index], t).values()
-    mean_w = _as_mean(physics, index, summed(parts_j) / t.total_s[:, None])
+    mean_w = _scaled_mean_w(physics, index, summed(parts_j) / t.total_s[:, None])
     return np.maximum(np.minimum(found_w, scale.overshoot * limit_w), np.minimum(mean_w, limit_w))
 
 
-def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
-    """Power (n, pp) of layouts ``index`` while kernels run, of that of the physics, whatever the limit."""
+def scaled_burst_w(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
+    """The physics' power of running kernels, ``burst_w`` (n, pp), scaled as measured, whatever the limit."""
     line = physics.heat_scale(index).peak
     if line is None:
-        if physics.drawn is None:
-            return _as_mean(physics, index, burst_w)
-        line = physics.drawn.line[:, index]
+        if physics.board_power is None:
+            return _scaled_mean_w(physics, index, burst_w)
+        line = physics.board_power.line[:, index]
     return np.asarray(line[0][:, None] * burst_w + line[1][:, None])
 
 
 def layout_burst_w(physics: CostModel, share: float) -> Floats:
     """Power (L,) in W of the hottest GPU of layouts while kernels run at a share of the top clock, by the physics."""
     index, out = np.arange(len(physics.layouts["pp"])), np.empty(len(physics.layouts["pp"]))
-    for g, at, rows, depth in physics.parts(index):
+    for g, at, rows, depth in physics.blocks(index):
         t = physics.times(g, rows, np.full((len(at), depth), share * physics.top_mhz), least_makespan_s)
         out[at] = physics.burst_w(g, rows, t).max(axis=1)
     return out
@@ -189,23 +185,23 @@ def stage_positions_c(physics: CostModel, index: Ints, t: StageTimes) -> dict[st
     return {name: _measured_c(physics, index, celsius[None])[0] for name, celsius in found.items()}
 
 
-def _as_mean(physics: CostModel, index: Ints, watts: Floats) -> Floats:
-    """Watts (n, pp) moved as mean power is."""
+def _scaled_mean_w(physics: CostModel, index: Ints, watts: Floats) -> Floats:
+    """Watts (n, pp), scaled as mean power is."""
     return np.asarray(physics.power_factor[index, None] * watts + physics.power_offset_w[index, None])
 
 
 def _heating_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
-    """Mean power (n, pp) that heats GPUs: as measured, but that of the physics where its temperature is corrected.
+    """Mean power (n, pp) in W that heats GPUs, at the reference temperature.
 
-    At the reference temperature.
+    As measured, but the physics' own where `HeatScale.rise` corrects the temperature.
     """
     parts_j = physics.cold_parts(int(physics.group_of[index[0]]), physics.row_of[index], t).values()
     mean_w = np.asarray(summed(parts_j) / t.total_s[:, None])
-    return mean_w if physics.heat_scale(index).rise is not None else _as_mean(physics, index, mean_w)
+    return mean_w if physics.heat_scale(index).rise is not None else _scaled_mean_w(physics, index, mean_w)
 
 
 def _measured_c(physics: CostModel, index: Ints, celsius: Floats) -> Floats:
-    """Temperatures (n, pp) with their rise over the air as it was measured."""
+    """Temperatures (n, pp) in °C, their rise over the air scaled as measured."""
     rise, air_c = physics.heat_scale(index).rise, physics.job.cluster.inlet_temperature_c
     return celsius if rise is None else air_c + rise[0][:, None] * (celsius - air_c) + rise[1][:, None]
 
@@ -219,25 +215,24 @@ _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 2
 class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
-    ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
-    the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
-    which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with models of
-    other jobs, its own by default where layouts are priced at once. ``drawn``: measured power, by which power limits
-    then hold."""
+    ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): known
+    `peak_memory_bytes` of the layouts. ``lazily``: a layout is priced when something reads its price, which a search
+    that rules most of them out by `quick_bound` never does. ``common``: what models of other jobs share with this one.
+    ``board_power``: measured power, by which power limits then hold."""
 
     def __init__(
         self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None,
-        *, lazily: bool = False, common: pc.Common | None = None, drawn: Drawn | None = None,
+        *, lazily: bool = False, common: pc.SharedCosts | None = None, board_power: BoardPower | None = None,
     ) -> None:  # fmt: skip
-        self.job, self._peak_bytes, self.drawn = job, peak_bytes, drawn
-        self.heat_scale: Callable[[Ints], HeatScale] = by_mean_power
+        self.job, self._peak_bytes, self.board_power = job, peak_bytes, board_power
+        self.heat_scale: Callable[[Ints], HeatScale] = unmeasured_heat
         self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
-        self.distinct: list[sc.Priced] = []  # by group
+        self.distinct: list[sc.PricedGroup] = []  # by group
         self._energy_terms: dict[int, dict[str, Floats]] = {}  # by group, of those whose energy was queried
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
@@ -247,53 +242,56 @@ class CostModel:
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
         self._floors: dict[int, tuple[Floats, Floats]] = {}  # by group, see `lower_bound`
         if common is None and not lazily and len(self.group_of) * int(layouts["pp"].max(initial=1)) <= _PRICED_CELLS:
-            common = pc.Common(self.hardware, self.shapes)
+            common = pc.SharedCosts(self.hardware, self.shapes)
         self.common = common
         if common is not None:
-            self.hardware = replace(self.hardware, answered=common.collectives)
+            self.hardware = replace(self.hardware, cache=common.collectives)
             if common.hardware.kernels == self.hardware.kernels:
                 self.shapes = common.shapes
         if not lazily:
             self._price(np.arange(len(layouts["pp"])))
 
     def _price(self, index: Ints) -> None:
-        """Price those of the layouts ``index`` that are not priced yet; smaller lots before it are priced anew with it.
+        """Price the layouts ``index`` that have no price yet.
 
-        Every group costs the same whenever plans are evaluated, however few layouts it has.
+        Fewer layouts priced before are priced again together with these, since each group costs the same whenever
+        plans are evaluated, however few layouts it has.
         """
         priced, wanted = self.group_of >= 0, np.zeros(len(self.group_of), np.bool_)
         wanted[index] = True
         if not (count := np.count_nonzero(wanted & ~priced)):
             return
         wanted = wanted | priced if np.count_nonzero(priced) < count else wanted & ~priced
-        for rows, costs in self.lots(np.flatnonzero(wanted)):
-            self.add(rows, costs)
+        for rows, costs in self.priced_pieces(np.flatnonzero(wanted)):
+            self.add_groups(rows, costs)
 
-    def lots(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
-        """Costs of lots of the layouts ``index`` under no power limit, and which of the layouts these are."""
-        for at, part in lots({name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS):
+    def priced_pieces(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
+        """Costs without power limits of the layouts ``index``, in pieces: (the layouts of the piece, their costs)."""
+        for at, part in layout_pieces(
+            {name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS
+        ):
             rows, laid = index[at], None
             if self.common:
                 known = self.common.laid  # worked out for the first job
                 laid = known[rows.tobytes()] = known.get(rows.tobytes()) or pc.LayoutParts.of(self.job, part)
             yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
 
-    def add(self, rows: Ints, costs: sc.StageCosts) -> None:
-        """Sets the costs of layouts ``rows``, at the clocks that their limits leave, as further groups."""
+    def add_groups(self, rows: Ints, costs: sc.StageCosts) -> None:
+        """Append ``costs`` of the layouts ``rows`` as groups, with the clocks that their power limits leave."""
         cluster, lowest_mhz = self.job.cluster, self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
         for at, group in costs.by_depth():
             g, of = len(self.distinct), rows[at]
             self.group_of[of], self.row_of[of] = g, np.arange(len(of))
-            limit_w, rests = limit_left_w(self, of, group.depth), None
+            limit_w, cycle = limit_in_physics_w(self, of, group.depth), None
             hot = self.cooler.throttle_power_w < limit_w.max()
             for turn in range(1 + _WARMINGS * hot):
                 if turn:
                     t = self.times(g, np.arange(len(of)), np.full((1, 1), self.top_mhz))
-                    rests = bounds.rests(self.groups[g], t, self.power.wait_w)
-                kernel_w = kernel_limits_w(limit_w, cluster, self.power, group.replicas, group.depth, rests)
+                    cycle = bounds.duty_cycle(self.groups[g], t, self.power.wait_w)
+                kernel_w = kernel_limits_w(limit_w, cluster, self.power, group.replicas, group.depth, cycle)
                 held = group if kernel_w.shape[1] == 1 else group.of_all_ranks()
-                ceiling, duty = bounds.ceilings(held, self.power, kernel_w, self.top_mhz, lowest_mhz)
-                self.limits_w[g:], self.distinct[g:] = [kernel_w], [sc.Priced(sc.with_pauses(held, duty), ceiling)]
+                ceiling, duty = bounds.clock_ceilings(held, self.power, kernel_w, self.top_mhz, lowest_mhz)
+                self.limits_w[g:], self.distinct[g:] = [kernel_w], [sc.PricedGroup(sc.with_pauses(held, duty), ceiling)]
 
     @property
     def groups(self) -> list[sc.StageCosts]:
@@ -312,7 +310,7 @@ class CostModel:
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: Floats | float = 1.0,
-        power_offset_w: Floats | float = 0.0, heat_scale: Callable[[Ints], HeatScale] = by_mean_power,
+        power_offset_w: Floats | float = 0.0, heat_scale: Callable[[Ints], HeatScale] = unmeasured_heat,
     ) -> CostModel:  # fmt: skip
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
@@ -342,7 +340,7 @@ class CostModel:
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
-        for g, at, rows, depth in self.parts(index):
+        for g, at, rows, depth in self.blocks(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
             time_s = self.times(g, rows, clock, makespan).total_s
             gpu_s = time_s * self.groups[g].replicas[rows] * depth
@@ -359,7 +357,7 @@ class CostModel:
     def least_time_s(self, index: Ints, stage_clock_mhz: Floats, makespan: ms.Makespan = ms.least_makespan_s) -> Floats:
         """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
         out = np.empty(len(index))
-        for g, at, rows, depth in self.parts(index):
+        for g, at, rows, depth in self.blocks(index):
             costs, clock_mhz = self.distinct[g].costs, stage_clock_mhz[at, :depth]
             if clock_mhz.shape[1] > 1 or costs.kind is None:
                 out[at] = self.times(g, rows, clock_mhz, makespan).total_s
@@ -367,27 +365,27 @@ class CostModel:
             # at one clock from the ranks that differ alone
             clock = np.minimum(clock_mhz, of_rows(self.distinct[g].ceiling_mhz, rows))
             passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
-            out[at] = ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
+            out[at] = ms.iteration_totals_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
         return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
-        """Energy (n,) of `evaluate` less `energy_slope_w` times its time, for which no time need be known."""
+        """Energy (n,) in J of `evaluate` less `energy_slope_w` times its time: known without the time."""
         out = np.empty(len(index))
-        for g, at, rows, depth in self.parts(index):
+        for g, at, rows, depth in self.blocks(index):
             out[at] = self._work_j(g, rows, self.reached_mhz(g, rows, stage_clock_mhz[at, :depth]))
         return out * self.time_factor[index] * self.power_factor[index]
 
     def least_power_w(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
-        """Average power (n,) in W that plans do not go below that have all clocks at least as high as these."""
+        """Lower bound (n,) in W of the average power of plans whose clocks are all at least these."""
         out = np.empty(len(index))
-        for g, at, rows, depth in self.parts(index):
+        for g, at, rows, depth in self.blocks(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
             work = self._work_j(g, rows, clock) / (self.groups[g].replicas[rows] * depth)
             most_s, least_s = self.times(g, rows, clock, ms.most_makespan_s).total_s, self._floor(g)[0][rows]
             out[at] = bounds.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
         return out * self.power_factor[index] + self.power_offset_w[index]
 
-    def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
+    def blocks(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
         for g, members in self._by_group(index):
             depth = self.distinct[g].costs.depth
@@ -397,7 +395,7 @@ class CostModel:
                 yield g, at, self.row_of[index[at]], depth
 
     def _by_group(self, index: Ints) -> Iterator[tuple[int, Ints]]:
-        """Groups of the layouts ``index``, and the positions there of each one's."""
+        """(group, positions in ``index`` of its layouts)."""
         self._price(index)
         group_of = self.group_of[index]
         for g in np.flatnonzero(np.bincount(group_of)).tolist():
@@ -412,19 +410,19 @@ class CostModel:
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """The time in s of `evaluate` alone, (n,), without energy and memory."""
         out = np.empty(len(index))
-        for g, at, rows, depth in self.parts(index):
+        for g, at, rows, depth in self.blocks(index):
             out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
         return out * self.time_factor[index]
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
-        """Time in s and energy in J, (n,) each, that layout rows go below at no clocks."""
+        """Lower bounds over all clocks of time in s and energy in J, (n,) each, of layouts ``index``."""
         time, energy = np.empty(len(index)), np.empty(len(index))
         for g, at in self._by_group(index):
             time[at], energy[at] = (values[self.row_of[index[at]]] for values in self._floor(g))
-        return self._moved(index, time, energy)
+        return self._with_corrections(index, time, energy)
 
-    def _moved(self, index: Ints, time_s: Floats, energy_j: Floats) -> tuple[Floats, Floats]:
-        """Time and energy of layout rows ``index`` as corrected, (n,) each; bounds stay bounds."""
+    def _with_corrections(self, index: Ints, time_s: Floats, energy_j: Floats) -> tuple[Floats, Floats]:
+        """Time and energy of layouts ``index``, corrected as `corrected` says, (n,) each; bounds stay bounds."""
         factor = self.time_factor[index]
         ranks = num_gpus({name: self.layouts[name][index] for name in DEGREES})
         offset_j = self.power_offset_w[index] * ranks * time_s
@@ -449,11 +447,11 @@ class CostModel:
         return self._floors[g]
 
     def quick_bound(self, index: Ints) -> tuple[Floats, Floats]:
-        """Time and energy, (n,) each, that `lower_bound` is not below but by rounding; it where all are priced."""
+        """A looser and faster `lower_bound`, (n,) each; the same where all layouts are priced."""
         if (self.group_of >= 0).all():
             return self.lower_bound(index)
         time, energy = self._quick
-        return self._moved(index, time[index], energy[index])
+        return self._with_corrections(index, time[index], energy[index])
 
     @functools.cached_property
     def _quick(self) -> tuple[Floats, Floats]:
@@ -466,7 +464,11 @@ class CostModel:
         return self.power_factor * bounds.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
-        """Clocks (n, deepest pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
+        """Clocks (n, deepest pp) in MHz of the stages of plans.
+
+        ``clock_index`` (n,): the slowest stage's clock on the job's grid; ``share`` (n,): how much of their slack the
+        other stages spend, 0 to 1.
+        """
         out = np.full((len(index), int(self.layouts["pp"][index].max(initial=1))), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
         for g, at in self._by_group(index):
@@ -479,11 +481,13 @@ class CostModel:
         return out
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
-        """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
+        """All times of plans of group ``g`` at clocks (n, pp); ``makespan``: the exact one, or a faster bound."""
         costs, clock = self.groups[g], self.reached_mhz(g, rows, clock_mhz)
         stages = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
         seconds = makespan(costs.pipelines, rows, *stages[:2])
-        return ms.StageTimes(clock, *stages, seconds, *ms.ends_s(costs, self.job, rows, stages[:2], seconds))
+        return ms.StageTimes(
+            clock, *stages, seconds, *ms.iteration_totals_s(costs, self.job, rows, stages[:2], seconds)
+        )
 
     def reached_mhz(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
         """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""
@@ -513,7 +517,7 @@ class CostModel:
         )
 
     def _work_j(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
-        """Energy of all GPUs (n,) but for `bounds.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
+        """`work_j` (n,) of rows of group ``g`` at clocks (n, pp), uncorrected."""
         terms, k = self.energy_terms(g), self.power
         x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
@@ -526,7 +530,7 @@ class CostModel:
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
         out = {name: np.empty(len(index)) for name in HEAT}
-        for g, at, rows, depth in self.parts(index):
+        for g, at, rows, depth in self.blocks(index):
             t = self.times(g, rows, stage_clock_mhz[at, :depth])
             out["temperature_c"][at] = temperature_c(self, index[at], t).max(axis=1)
             out["peak_power_w"][at] = peak_w(self, index[at], t).max(axis=1)
@@ -546,7 +550,7 @@ class CostModel:
         return stages_in_exhaust(self.job.cluster, self.groups[g].replicas[rows], self.groups[g].depth)
 
     def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
-        """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
+        """Lower bound (n,) of the violation of plans of layouts ``index``, from lower bounds of their predictions."""
         out = {"iteration_time_s": time_s, "energy_j": energy_j, "peak_memory_gib": self.memory_bytes[index] / GIB}
         idle_w = self.power_factor[index] * bounds.idle_power_w(self.power, self.cooler) + self.power_offset_w[index]
         return self.violation(out | {"avg_power_w": np.maximum(power_w, idle_w)})
@@ -561,11 +565,11 @@ class CostModel:
         Memory may exceed its limit by the factor ``memory_reach``.
         """
         memory = out["peak_memory_gib"], self.memory_reach * memory_limit_gib(self.job)
-        return {"memory (GiB)": memory, **stated(self.job, out)}
+        return {"memory (GiB)": memory, **stated_limits(self.job, out)}
 
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
         """One sentence for each stated constraint that the first plan of ``out`` breaks; memory is not here."""
-        found = ((name, values[0], bound) for name, (values, bound) in stated(self.job, out).items())
+        found = ((name, values[0], bound) for name, (values, bound) in stated_limits(self.job, out).items())
         broken = [(name, *(with_unit(name, f"{x:.4g}") for x in both)) for name, *both in found if both[0] > both[1]]
         return tuple(f"{name} is {value}, over the limit of {most}." for name, value, most in broken)
 
@@ -603,10 +607,10 @@ def memory_limit_gib(job: Job) -> float:
     return fraction * job.cluster.gpu.memory_gib
 
 
-def stated(job: Job, out: Columns) -> dict[str, tuple[Floats, float]]:
-    """Values of ``out`` (n,) and the bound of every constraint that the job states, by name; memory is not here.
+def stated_limits(job: Job, out: Columns) -> dict[str, tuple[Floats, float]]:
+    """(values (n,), bound) of every constraint that the job states, by name, memory aside.
 
-    ``out`` has the results `judged_by`, in which each value grows.
+    ``out`` needs the `constrained_results`; each value grows with them.
     """
     found = {}
     for name, (columns, formula) in _VALUES.items():
@@ -616,7 +620,7 @@ def stated(job: Job, out: Columns) -> dict[str, tuple[Floats, float]]:
     return found
 
 
-def judged_by(job: Job) -> tuple[str, ...]:
-    """The results that the job's constraints, but for memory's, are worked out from."""
+def constrained_results(job: Job) -> tuple[str, ...]:
+    """Names of the predictions that the job's constraints need, memory aside."""
     named = (columns for name, (columns, _) in _VALUES.items() if getattr(job.constraints, name) is not None)
     return tuple(dict.fromkeys(column for columns in named for column in columns))

@@ -1,4 +1,4 @@
-"""Costs of layouts before any clock is chosen, the SM-bound share kept apart: of a layer of each kind, then of stages.
+"""Costs of layouts before any clock is chosen, split into SM-bound and other time: of a layer, then of stages.
 
 Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
 maximum clock. Kernels of a layer are priced once per distinct shape, (L,).
@@ -47,20 +47,16 @@ PerLayer = tuple[Traffic | None, ...]  # by kind of layer, as `Split.kinds`
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,).
-
-    ``mlp`` and ``experts``: what a layer of each kind has beside its attention. ``waiting``: of an MoE layer's seconds
-    those in which a mean rank waits for the one with the most tokens.
-    """
+    """Kernels of one layer of each kind, its parts, embedding and head, of one micro-batch, (L,)."""
 
     dense: Pass
     moe: Pass
-    core: Pass
-    mlp: Pass
-    experts: Pass
+    core: Pass  # attention scores and their product with values, of either layer
+    mlp: Pass  # of a dense layer
+    experts: Pass  # of an MoE layer
     embedding: Pass
     head: Pass
-    waiting: Pass
+    waiting: Pass  # of an MoE layer, in which a mean rank waits for the one with the most tokens
     windowed: LayerCosts | None = None  # the same of layers that look back a window, where their kernels take less
 
     @property
@@ -77,10 +73,10 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class ShapeCosts:
-    """Kernels of the distinct shapes that layouts of any depths have, and which of them each layout has, (L,)."""
+    """`LayerCosts` of L layouts, each distinct kernel shape priced once."""
 
-    distinct: LayerCosts
-    which: Ints
+    distinct: LayerCosts  # (shapes,)
+    which: Ints  # (L,), the shape of each layout
 
     @classmethod
     def of(cls, job: Job, hw: Hardware, lay: LayoutArrays) -> ShapeCosts:
@@ -234,17 +230,14 @@ def layer_traffic(
 
 @dataclass(frozen=True)
 class LayoutParts:
-    """Layouts as the formulas read them: all that no speed and no overhead of the job changes.
-
-    Of their ranks only those that differ; ``kind`` (L, pp): which of them each rank is as.
-    """
+    """What formulas read of layouts and no speed or overhead of the job changes, of the ranks that differ alone."""
 
     lay: LayoutArrays
-    kind: Ints
+    kind: Ints  # (L, pp), which of the ranks that differ each rank is
     groups: dict[str, Group]
     parameters: Parameters
     trained: Parameters  # of them, those that get gradients
-    answers: dict[str, tuple[object, Any]] = field(default_factory=dict, init=False)
+    cache: dict[str, tuple[object, Any]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, job: Job, layouts: Columns) -> LayoutParts:
@@ -257,21 +250,21 @@ class LayoutParts:
         held = stage_parameters(job, lay)
         return cls(lay, kind, groups, held, adapter_parameters(job, lay) if job.training.frozen else held)
 
-    def once(self, name: str, rates: object, price: Callable[[], Any]) -> Any:
-        """What ``price`` returns, worked out once for all jobs whose ``rates`` are those of the first."""
-        if name not in self.answers:
-            self.answers[name] = rates, price()
-        known, found = self.answers[name]
+    def computed_once(self, name: str, rates: object, price: Callable[[], Any]) -> Any:
+        """What ``price`` returns; kept under ``name`` for all calls with the ``rates`` of the first."""
+        if name not in self.cache:
+            self.cache[name] = rates, price()
+        known, found = self.cache[name]
         return found if known == rates else price()
 
 
 @dataclass(frozen=True)
-class Common:
-    """Parts that the costs of layouts have in common for jobs that differ from one in speeds and overheads alone."""
+class SharedCosts:
+    """Parts of the costs that jobs share if they differ in speeds and overheads alone, as those of `sensitivities`."""
 
-    hardware: Hardware  # of that one, whose shapes they are
+    hardware: Hardware  # of the first of these jobs, as ``shapes``
     shapes: ShapeCosts
-    laid: dict[bytes, LayoutParts] = field(default_factory=dict)  # by the rows of a lot of layouts
+    laid: dict[bytes, LayoutParts] = field(default_factory=dict)  # by the bytes of a piece's row numbers
     collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
 
@@ -283,9 +276,9 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
 def differing_costs(
     job: Job, hw: Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: LayoutParts | None = None
 ) -> StageCosts:
-    """Costs of layouts, in the order of their pipeline depth, by the formulas of `layers`, `traffic` and `memory`.
+    """Costs of layouts, sorted by pipeline depth, by the formulas of `layers`, `traffic` and `memory`.
 
-    Of ranks that differ alone (`StageCosts.of_all_ranks`). ``layer``, ``laid``: their kernels, how they lie, if known.
+    Of the ranks that differ alone (`StageCosts.of_all_ranks`). ``layer``, ``laid``: where known already.
 
     A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
     products per product forward): derived here, as is what follows from the profile's host floors.
@@ -293,8 +286,8 @@ def differing_costs(
     laid, profile = laid or LayoutParts.of(job, layouts), job.training.framework
     lay, groups, trained, layers_of = laid.lay, laid.groups, laid.trained, laid.lay.layers
     layer = layer or layer_costs(job, hw, lay)
-    kinds = laid.once("kernels", hw.kernels, lambda: with_recompute(job, hw, lay, layer))
-    work = laid.once("work", hw.kernels, lambda: work_per_stage(job, lay, layer, kinds))
+    kinds = laid.computed_once("kernels", hw.kernels, lambda: with_recompute(job, hw, lay, layer))
+    work = laid.computed_once("work", hw.kernels, lambda: work_per_stage(job, lay, layer, kinds))
     per_layer = layer_traffic(job, hw, lay, groups, layer)
     # collectives of all layers of each stage
     exposed = {
@@ -307,7 +300,7 @@ def differing_costs(
     overlap = np.maximum(profile.pp_overlap, np.where(lay.vpp > 1, profile.interleaved_pp_overlap, 0.0))
     of_gradients = job, hw, lay, groups, laid.parameters, trained
     rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
-    reduce_s, reduce_j, gather_s, gather_j = laid.once(
+    reduce_s, reduce_j, gather_s, gather_j = laid.computed_once(
         "gradients", rates, lambda: traffic.gradient_traffic(*of_gradients)
     )
     step_s, step_bytes = _optimizer_step(job, hw, lay, trained)
@@ -329,7 +322,7 @@ def differing_costs(
         host_s=floor, p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
-        forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.sm_s(exposed),
+        forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.collective_sm_s(exposed),
         hbm_bytes=work.forward.hbm_bytes + backward.hbm_bytes, link_j=summed(link_parts_j.values()),
         iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes, link_parts_j=link_parts_j, kind=laid.kind,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()}, ranks=lay.ranks,
@@ -351,10 +344,10 @@ def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Seq
 
 
 def _units_s(job: Job, layer: LayerCosts, repeated: Sequence[Pass], per_layer: dict[str, PerLayer]) -> Floats:
-    """The measure by which chunks share the time of their rank, (L, 3, kinds + 2), as in `StageCosts`.
+    """`StageCosts.units_s`, (L, 3, kinds + 2): seconds of a layer of each kind with its collectives, embedding, head.
 
-    With the collectives of layers. Gradients of weights are a product for each product forward; the attention core has
-    none, and adapters' gradients are small, and wait for nothing.
+    Chunks share the time of their rank in proportion to these. Gradients of weights are a product for each product
+    forward; the attention core has none, and adapters' gradients are small, and wait for nothing.
     """
     kinds = layer.of_kinds
     units = np.zeros((len(layer.head.forward.sm_s), 3, len(kinds) + 2))
@@ -385,7 +378,7 @@ def _activation_traffic(job: Job, hw: Hardware, lay: LayoutArrays, work: Pass) -
 
 
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
-    """Costs of the job ``before`` as they are for ``job``, which differs in what its host takes per micro-batch."""
+    """Costs ``costs`` of the job ``before``, changed to those of ``job``, which differs in host time alone."""
     more_s = job.training.framework.micro_batch_overhead_s - before.training.framework.micro_batch_overhead_s
     found = replace(
         costs,

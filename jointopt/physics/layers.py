@@ -41,7 +41,7 @@ class Work:
         return Work(of(self.sm_s), of(self.memory_s), of(self.flops), of(self.hbm_bytes))
 
     def times(self, factor: Floats | float) -> Work:
-        """The work so many times."""
+        """The work, ``factor`` times."""
         return self.map(lambda x: x * factor)
 
     def clocked(self, profile: Framework) -> Work:
@@ -79,7 +79,7 @@ class Pass:
         return Pass(self.forward.map(of), self.backward.map(of))
 
     def times(self, factor: float) -> Pass:
-        """Both passes so many times."""
+        """Both passes, ``factor`` times."""
         return self.map(lambda x: x * factor)
 
     def clocked(self, profile: Framework) -> Pass:

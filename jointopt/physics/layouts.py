@@ -69,12 +69,12 @@ class LayoutArrays:
         self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
-        # what `memory.Parameters.sharded` and `adapters.adapters` need to know of a layout
+        # what `memory.Parameters.sharded` and `layers.adapters` need to know of a layout
         self.zero_shards = self.zero[:, None], self.shards[:, None], self.expert_shards[:, None]
         self.adapter_cuts = self.tokens, self.tp, self.token_share, self.expert_tp
 
     def of_ranks(self, ranks: Ints | None) -> LayoutArrays:
-        """The same layouts, of whose ranks only those of (L, K) are looked at; None: all."""
+        """The same layouts, whose arrays (L, K) are of these ``ranks`` alone; None: of all ranks, (L, pp)."""
         part = copy.copy(self)
         part.ranks = ranks
         return part
@@ -122,7 +122,7 @@ class LayoutArrays:
 
     @property
     def borders(self) -> Floats:
-        """Number of the pipeline's ends that a rank is, (L, pp): the first and the last one have a neighbour less."""
+        """How many ends of the pipeline a rank is, 0 to 2, (L, pp): it has as many neighbours less."""
         return np.asarray(self.starts + (self._ranks == self.pp[:, None] - 1))
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class LayoutArrays:
 
     @functools.cached_property
     def layers_of_kinds(self) -> list[Floats]:
-        """The same by what layers cost, (L, pp) for each of `Split.kinds`."""
+        """Layers per rank of each of `Split.kinds`, (L, pp) each."""
         if len(self.split.kinds) == 2:
             return [self.dense_layers, self.layers - self.dense_layers]
         return [self.split.of_rank(chunks, self.ranks) for chunks in self.split.kinds]
@@ -151,8 +151,10 @@ def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
 class Split:
     """Layers of every chunk of L layouts, by the few distinct splits among them.
 
-    ``which`` (L,): the split of each layout; per split, ``dense`` and ``moe``, arrays (pp, vpp), and its schedule.
-    ``windowed``, where kernels of some layers spare work by a window: those of them, of each kind.
+    ``which`` (L,): the split of each layout. Per split: its schedule, and layers of each chunk, (pp, vpp), dense ones
+    and those with experts. ``windowed``: of both kinds those whose window spares kernel work; None: no layer's does.
+    ``zero_bubble`` (splits,): pipelines with a zero-bubble schedule. ``irregular`` (splits,): pipelines without a
+    closed form of the makespan, since chunks differ or the schedule is a zero-bubble one.
     """
 
     def __init__(
@@ -170,10 +172,9 @@ class Split:
             any((of_kind != of_kind[:, :1]).any() for of_kind in kinds) for kinds in zip(*self.kinds, strict=True)
         ]
         own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
-        # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
         piped = np.array([len(chunks) > 1 for chunks in dense])
-        self.own_passes = own & piped
-        self.walked = (np.array(uneven) | own) & piped
+        self.zero_bubble = own & piped
+        self.irregular = (np.array(uneven) | own) & piped
 
     def of(self, rows: Ints | slice) -> Split:
         """The split of some of the layouts."""
@@ -181,8 +182,8 @@ class Split:
         part.which = self.which[rows]
         return part
 
-    def alone(self, rows: slice) -> Split:
-        """The split of some of the layouts, without the splits of others."""
+    def trimmed(self, rows: slice) -> Split:
+        """As `of`, less the distinct splits that none of these layouts has."""
         numbers, which = np.unique(self.which[rows], return_inverse=True)
         if len(numbers) == len(self.schedule):
             return self.of(rows)
@@ -193,7 +194,7 @@ class Split:
         part.schedule = [self.schedule[number] for number in at]
         part.kinds = [[chunks[number] for number in at] for chunks in self.kinds]
         part.dense, part.moe = ([chunks[number] for number in at] for chunks in (self.dense, self.moe))
-        part.own_passes, part.walked = self.own_passes[numbers], self.walked[numbers]
+        part.zero_bubble, part.irregular = self.zero_bubble[numbers], self.irregular[numbers]
         return part
 
     def of_rank(self, chunks: list[Floats], ranks: Ints | None = None) -> Floats:
@@ -203,9 +204,10 @@ class Split:
 
     @functools.cached_property
     def differing_ranks(self) -> tuple[Ints, Ints]:
-        """Ranks (splits, K) no two of which cost the same chunk by chunk, and which each is as, (splits, pp).
+        """(ranks (splits, K) of which no two cost the same chunk by chunk, the place there of each rank (splits, pp)).
 
-        The first at `FIRST`, the last of several at `LAST`, then one for each row of chunks; filled up with rank 0.
+        Rank 0 at `FIRST`, the last of several at `LAST`, then one for each distinct row of chunks; filled up with rank
+        0.
         """
         firsts, kinds = [], []
         for number, chunks in enumerate(self.dense):
@@ -218,7 +220,7 @@ class Split:
 
     @functools.cached_property
     def ranks_before(self) -> Floats:
-        """How many ranks as each come before the first and before the last rank as each, (2, splits, K, K)."""
+        """Counts (2, splits, K, K): [0, s, k, j] of ranks alike to j before the first rank alike to k; [1] the last."""
         ranks, kind = self.differing_ranks
         out = np.zeros((2, *ranks.shape, ranks.shape[1]))
         for number, chunks in enumerate(self.dense):
@@ -231,7 +233,7 @@ class Split:
 
 
 def layers_of_ranks(chunks: list[Floats]) -> Floats:
-    """Layers of ranks, (splits, deepest pp), from those of their chunks."""
+    """Layers of each rank, (splits, deepest pp), from ``chunks`` (pp, vpp) of each split."""
     return _filled([of_rank.sum(axis=1) for of_rank in chunks])
 
 
@@ -250,7 +252,7 @@ def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
 
 
 def chunk_layers(job: Job, layouts: Columns) -> Split:
-    """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
+    """The layers of every chunk as stated, else as the framework splits them (`stages.framework_split`).
 
     Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
     layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
@@ -284,10 +286,11 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     return Split(which.reshape(-1), schedules, dense, moe, both)
 
 
-def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
-    """Rows in the order of their depth and their columns: all of them where these take no more cells than ``together``.
+def layout_pieces(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
+    """(rows, their columns): all layouts in one piece, sorted by depth, of at most ``together`` cells.
 
-    Else as `by_depth`: formulas on few layouts cost as much as on many, and ranks that fill up others cost as well.
+    Else as `by_depth`. Cells are layouts x deepest pp: formulas on few layouts cost as much as on many, but so do the
+    cells that fill up shallow pipelines.
     """
     depth = layouts["pp"]
     if len(depth) * int(depth.max(initial=1)) > together:
@@ -298,7 +301,10 @@ def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Co
 
 
 def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:
-    """Rows of one depth and their columns, of about so many layouts x stages, by default all of the depth."""
+    """(rows, their columns) of layouts of one depth at a time, about ``cells`` layouts x stages a piece.
+
+    ``stages``: counted per layout, by default its depth.
+    """
     for depth in np.unique(layouts["pp"]).tolist():
         rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // (stages or depth), 1)
         for start in range(0, len(rows), size):
@@ -357,14 +363,14 @@ def input_bytes(training: Training) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def expected_largest(count: int) -> float:
-    """Expected largest of so many draws of a standard normal, whose distribution is a power of the normal one."""
+    """Expected largest of ``count`` draws of a standard normal, whose distribution is a power of the normal one."""
     x = np.linspace(-9.0, 9.0, 1801)
     below = np.array([NormalDist().cdf(at) for at in x.tolist()]) ** count
     return float(np.sum(0.5 * (x[1:] + x[:-1]) * np.diff(below)))
 
 
 def expert_spread(model: Model, training: Training, tokens: Floats) -> Floats:
-    """Standard deviation of an expert's ``tokens`` over their mean, which they are, (L,).
+    """Standard deviation of an expert's tokens over their mean, (L,); ``tokens`` (L,): that mean.
 
     By what is stated of the most loaded expert (1 + MaxVio, arXiv:2408.15664), or, where balance is forced, what random
     logits leave: a token meets an expert with probability k/E, so that the count is binomial.

@@ -1,6 +1,7 @@
 """Makespan of the pipelines of priced layouts: closed forms where chunks are alike, else chunk by chunk.
 
-And the gradient traffic that sticks out of it.
+And the gradient traffic that it does not hide. First what others call, then the closed forms of 1F1B, then the exact
+walk through interleaved schedules whose chunks differ. Seconds of ranks are (n, pp), as `Pipelines` says.
 """
 
 from __future__ import annotations
@@ -39,86 +40,86 @@ Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `Sta
 
 
 def makespan_s(
-    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, walked_s: _Walked | None = None
+    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, irregular_s: _IrregularMakespan | None = None
 ) -> Floats:
     """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch (`Pipelines`).
 
     The last group of pp micro-batches of interleaved runs may be partly empty: each of those in it takes an equal share
-    of what the whole group adds; the first group adds to the way through the first chunks. ``walked_s``: how pipelines
-    without a closed form are priced, by default chunk by chunk.
+    of what the whole group adds; the first group adds to the way through the first chunks. ``irregular_s``: how
+    pipelines without a closed form are priced, by default exactly.
     """
-    walked_s, depth, batches = walked_s or _each_walked_s, pipes.depth, pipes.num_micro_batches[rows]
-    own = pipes.split.own_passes[pipes.split.which[rows]]
+    irregular_s, depth, batches = irregular_s or _exact_irregular_s, pipes.depth, pipes.num_micro_batches[rows]
+    own = pipes.split.zero_bubble[pipes.split.which[rows]]
     last = np.where((pipes.vpp[rows] > 1) & ~own, batches % depth, 0)  # micro-batches of a group that is not full
     part = last > 0
     whole = np.where(part, batches + depth - last, batches)
-    after = _full_groups_s(pipes, rows, forward, backward, whole, walked_s)
+    after = _full_groups_s(pipes, rows, forward, backward, whole, irregular_s)
     if not part.any():
         return after
     first, back = _ways_s(pipes, rows, forward, backward)
     before = across_ranks(np.maximum, pipes.before(first + back, rows, LAST))
     some = part & (batches > depth)
     seconds = rows[some], forward[some], backward[some]
-    before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], walked_s)
+    before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], irregular_s)
     return np.where(part, before + last / depth * (after - before), after)
 
 
 def least_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Seconds (n,) that `makespan_s` is not below, fast: the same but where chunks of a rank differ."""
-    return makespan_s(pipes, rows, forward, backward, _least_s)
+    """A fast lower bound (n,) in s of `makespan_s`; equal to it but for `Split.irregular` pipelines."""
+    return makespan_s(pipes, rows, forward, backward, _least_irregular_s)
 
 
 def most_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Seconds (n,) that `makespan_s` is not above, fast: the same but where chunks of a rank differ."""
-    return makespan_s(pipes, rows, forward, backward, _most_s)
+    """A fast upper bound (n,) in s of `makespan_s`; equal to it but for `Split.irregular` pipelines."""
+    return makespan_s(pipes, rows, forward, backward, _most_irregular_s)
 
 
 def _full_groups_s(
-    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints, walked_s: _Walked
+    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints, irregular_s: _IrregularMakespan
 ) -> Floats:
     """Seconds (n,) of ``batches`` micro-batches, of interleaved runs full groups of them."""
-    walked = pipes.split.walked[pipes.split.which[rows]]
+    walked = pipes.split.irregular[pipes.split.which[rows]]
     alike = slice(None) if not walked.any() else ~walked
     makespan, some = np.empty(len(rows)), rows[alike]
     passes = pipes.of_all_ranks(forward[alike], some), pipes.of_all_ranks(backward[alike], some)
-    makespan[alike] = iteration_time_s(*passes, np.full(len(some), pipes.depth), pipes.vpp[some], batches[alike])
+    makespan[alike] = regular_makespan_s(*passes, np.full(len(some), pipes.depth), pipes.vpp[some], batches[alike])
     if walked.any():
-        makespan[walked] = walked_s(pipes, rows[walked], forward[walked], backward[walked], batches[walked])
+        makespan[walked] = irregular_s(pipes, rows[walked], forward[walked], backward[walked], batches[walked])
     return makespan
 
 
-_Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
+_IrregularMakespan = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
 
 
-def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
-    """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
+def _least_irregular_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+    """A lower bound (n,) of `_exact_irregular_s`, by a path through the last rank."""
     first, back = _ways_s(pipes, rows, forward, backward)
     return path_bound_s(pipes.before(first + back, rows, LAST), forward + backward, batches)
 
 
-def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
-    """Seconds (n,) that `_each_walked_s` is not above: all chunks as long as the rank's longest, or one rank at a time.
+def _most_irregular_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+    """An upper bound (n,) of `_exact_irregular_s`: with all chunks as long as the rank's longest.
 
-    A schedule takes no longer where a pass does not; some rank is always at work.
+    Of zero-bubble schedules the sum over the ranks, of which one is always at work.
     """
     forward, backward = (pipes.of_all_ranks(seconds, rows) for seconds in (forward, backward))
-    sends, vpp, own = pipes.p2p_s[rows, None], pipes.vpp[rows], pipes.split.own_passes[pipes.split.which[rows]]
+    sends, vpp, own = pipes.p2p_s[rows, None], pipes.vpp[rows], pipes.split.zero_bubble[pipes.split.which[rows]]
     shares = vpp[:, None] * pipes.largest_shares[:, rows]
     most_f, most_b = (share * (s - sends) + sends for share, s in zip(shares, (forward, backward), strict=True))
     out, depth = batches * (forward + backward).sum(axis=1), np.full(len(rows), pipes.depth)
-    out[~own] = iteration_time_s(most_f[~own], most_b[~own], depth[~own], vpp[~own], batches[~own])
+    out[~own] = regular_makespan_s(most_f[~own], most_b[~own], depth[~own], vpp[~own], batches[~own])
     return np.asarray(out)
 
 
-def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+def _exact_irregular_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
     """Seconds (n,) of pipelines without a closed form, chunk by chunk."""
     forward, backward = (pipes.of_all_ranks(seconds, rows) for seconds in (forward, backward))
-    out, own = np.empty(len(rows)), pipes.split.own_passes[pipes.split.which[rows]]
+    out, own = np.empty(len(rows)), pipes.split.zero_bubble[pipes.split.which[rows]]
     key = np.where(own, batches, 1) << 32 | pipes.schedule[rows].astype(np.int64) << 16 | pipes.vpp[rows]
     for shape in np.unique(key).tolist():
         at = np.flatnonzero(key == shape)
         schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
-        if schedule in CHUNKS_OF_SCHEDULE:  # with own passes, of one number of batches
+        if schedule in CHUNKS_OF_SCHEDULE:  # zero-bubble, of one number of micro-batches
             forward_s, backward_s, weight_s = chunk_times_s(pipes, rows[at], forward[at], backward[at], weights=True)
             out[at] = zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, shape >> 32)
         else:
@@ -130,10 +131,10 @@ def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floa
 def chunk_times_s(
     pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, *, weights: bool = False
 ) -> list[Floats]:
-    """Seconds of every chunk, (vpp, pp, n), forward, backward and of it gradients of ``weights``; ranks' are (n, pp).
+    """[forward, backward], seconds of every chunk, (vpp, pp, n) each, from those of ranks, (n, pp).
 
-    Of layouts with one vpp and schedule. Chunks share what their rank takes as `Pipelines.chunk_shares`, and sends
-    evenly.
+    Of layouts with one vpp and schedule. Chunks share the kernels of their rank by `Pipelines.chunk_shares`, its sends
+    evenly. ``weights``: a third array, the gradients of weights within the backward pass.
     """
     sends, shares = pipes.p2p_s[rows, None], pipes.chunk_shares(rows, 3 if weights else 2)
     even = sends[:, :, None] / shares.shape[3]
@@ -144,12 +145,12 @@ def chunk_times_s(
     return [*found, np.ascontiguousarray(shares[2].transpose(2, 1, 0)) * found[1]] if weights else found
 
 
-def ends_s(
+def iteration_totals_s(
     costs: StageCosts, job: Job, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Seconds (n,) of gradient traffic that nothing hides, of the optimizer step, and of the whole iteration.
+    """(gradient traffic that nothing hides, optimizer step, whole iteration), seconds (n,) each.
 
-    ``passes``: as of `makespan_s`, and its seconds, ``makespan`` (n,).
+    ``passes``: forward and backward seconds (n, pp) of a micro-batch; ``makespan`` (n,): of `makespan_s`.
     """
     profile = job.training.framework
     exposed = dp_exposed_s(costs, rows, passes, makespan, costs.dp_overlap(job, rows), profile.ddp_window)
@@ -163,9 +164,9 @@ def dp_exposed_s(
 ) -> Floats:  # fmt: skip
     """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
 
-    ``passes``: as of `makespan_s`, and its seconds or a bound of them, ``makespan`` (n,). At most the
-    share ``overlap``, one or (n, 1), of the traffic hides (Megatron's ``overlap_grad_reduce``,
-    ``overlap_param_gather``); without ZeRO and pipelines all that has time in ``ddp_window`` of a backward pass.
+    ``passes``: as in `iteration_totals_s`; ``makespan`` (n,): exact or a bound. At most the share ``overlap``, one or
+    (n, 1), of the traffic hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``); without ZeRO and
+    pipelines all that has time in ``ddp_window`` of a backward pass.
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
@@ -187,14 +188,15 @@ def _exposed_of_pipelines_s(
     costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats,
     traffic: tuple[Floats, Floats, Floats],
 ) -> Floats:  # fmt: skip
-    """Seconds (n,) of `dp_exposed_s` where rank i ends its last backward pass before rank 0, which ends the pipeline.
+    """`dp_exposed_s` (n,) of layouts with pipelines, where ranks end their last backward pass before rank 0 does.
 
-    As much before as the way home is long, or more; where even so much leaves no rank with more than rank 0 has, rank 0
-    decides. ``traffic``: all of a rank, what may hide of it, and the time for that in 1F1B, of ranks as ``passes``.
+    Each ends at least the way back to rank 0 earlier; where no rank has more traffic left than that allows, rank 0
+    decides. ``traffic``: seconds (n, pp) of all traffic of a rank, of the part that may hide, and of what it may hide
+    under in 1F1B.
     """
     (reduce, may_hide, window), (forward, backward) = traffic, passes
     zero, vpp = (costs.layouts[name][rows, None] for name in ("zero_stage", "vpp"))
-    own = costs.split.own_passes[costs.split.which[rows], None]
+    own = costs.split.zero_bubble[costs.split.which[rows], None]
     paced, stays = (vpp > 1) | own, reduce - may_hide
     plain = (~paced & (zero < 2))[:, 0]
     # interleaved, chunks keep the pace of one rank; ZeRO-2/3 scatter after every micro-batch and hide under all of them
@@ -248,12 +250,13 @@ def _traffic_ends_s(costs: StageCosts, rows: Ints, of_ranks: Sequence[Floats], t
 
 
 def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds of the first micro-batch on each rank on its way down, and of the last one on its way back to rank 0.
+    """(forward, backward) seconds of each rank's first chunk, shaped as the passes given.
 
-    Those of each rank's first chunk, of ranks as those given. Ranks of schedules with own passes end as they like: 0.
+    What the first micro-batch takes on its way down the ranks, and the last one on its way back to rank 0; back 0 for
+    zero-bubble schedules, whose ranks wait for nothing at the end.
     """
     vpp, sends = pipes.vpp[rows, None], pipes.p2p_s[rows, None]
-    if not pipes.split.walked.any():
+    if not pipes.split.irregular.any():
         return forward / vpp, backward / vpp
     first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
     first *= forward - sends
@@ -261,20 +264,20 @@ def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> 
     even = sends / vpp
     first += even
     back += even
-    own = pipes.split.own_passes[pipes.split.which[rows], None]
+    own = pipes.split.zero_bubble[pipes.split.which[rows], None]
     return first, np.where(own, 0.0, back) if own.any() else back
 
 
 def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Seconds (n, pp) of both ways of `_ways_s` to each rank, by that chunk of it for which it waits most.
+    """Seconds (n, pp) that each rank waits at both ends of the schedule, by the chunk for which it waits most.
 
-    Where chunks differ, else 0.
-
-    On its way to it the first micro-batch goes through the chunks before it, under which the rank has those of a whole
-    group of micro-batches to do; so it is on the way back.
+    0 where chunks are alike. The first micro-batch reaches a chunk through all chunks before it, while the rank does a
+    whole group of micro-batches on its earlier chunks; the way back is the same in reverse.
     """
     at_most, which = np.zeros(forward.shape), pipes.split.which[rows]
-    differ = pipes.split.walked[which] & ~pipes.split.own_passes[which] & (pipes.num_micro_batches[rows] >= pipes.depth)
+    differ = (
+        pipes.split.irregular[which] & ~pipes.split.zero_bubble[which] & (pipes.num_micro_batches[rows] >= pipes.depth)
+    )
     for vpp in np.unique(pipes.vpp[rows][differ]).tolist():
         at = np.flatnonzero(differ & (pipes.vpp[rows] == vpp))
         for chunks in chunk_times_s(pipes, rows[at], forward[at], backward[at]):
@@ -290,7 +293,7 @@ def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: F
 BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
 
 
-def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
+def regular_makespan_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
     """Makespan of one iteration's pipeline schedule, seconds, (n,): 1F1B where vpp = 1, else interleaved.
 
     ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking
@@ -521,7 +524,7 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Int
 
 
 def path_bound_s(ahead_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Floats:
-    """Seconds (n,) that no schedule of a pipeline goes below: one rank's work and the way to it.
+    """Lower bound (n,) in s of the makespan of any schedule of a pipeline: one rank's work and the way to it.
 
     A path through the schedule: forwards of the first micro-batch down to a rank, all of its work (``rank_s`` (n, pp)
     of each of the micro-batches (n,)), and backwards from it where ranks end with a backward pass that the rank before
@@ -569,7 +572,7 @@ def _block_time_s(f: Floats, b: Floats, groups: Ints) -> Floats:
 
 
 class _State:
-    """Times that the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
+    """A walk through n schedules: when each rank is free and when its inputs are there, (pp or pp + 1, n) s."""
 
     def __init__(self, f: Floats, b: Floats, groups: int) -> None:
         self.f, self.b, self.groups = f, b, groups

@@ -19,7 +19,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.physics.layers import adapters
 from jointopt.physics.layouts import LayoutArrays, Split, by_depth, input_bytes, kv_heads_of_rank, layers_of_ranks
-from jointopt.physics.schedule import MOST_GROUPS, MOST_ROUNDS, alive_chunks, held_chunks
+from jointopt.physics.schedule import MOST_GROUPS, MOST_ROUNDS, live_chunks_of_1f1b, live_chunks_of_zero_bubble
 
 _CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
 _HEAVIEST = 4  # ranks of a layout that may need most; mostly fewer
@@ -33,7 +33,10 @@ class Parameters:
     expert: Floats
 
     def sharded(self, from_stage: int, zero_stage: Ints, shard: Floats, expert_shard: Floats) -> Floats:
-        """Parameters of a rank, (L, pp), where ZeRO shards them from a stage on over so many ranks, each (L, 1)."""
+        """Parameters of a rank, (L, pp), that ZeRO shards over ``shard`` ranks (experts' ``expert_shard``), (L, 1).
+
+        ``from_stage``: the ZeRO stage from which on it does.
+        """
         dense = self.dense / np.where(zero_stage >= from_stage, shard, 1.0)
         expert = self.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
         return dense + expert
@@ -80,12 +83,13 @@ def state_bytes(
     params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, training: Training,
     trained: Parameters | None = None,
 ) -> dict[str, Floats]:  # fmt: skip
-    """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = ranks of an expert.
+    """Bytes of weights, gradients and optimizer after ZeRO, (L, pp) each.
 
-    Of parameters that are not ``trained`` (None: all are) weights alone, in `Training.frozen_bytes`. Mixed
-    precision: 2 bytes of weights, the gradient's, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1 shards the
-    optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5). Part
-    ``main_gradients``: the optimizer's wider copy of its shard, alive in its step alone.
+    ``shard`` = dp·cp, ``expert_shard`` = ranks of an expert, (L, 1). Of parameters that are not ``trained`` (None: all
+    are) weights alone, in `Training.frozen_bytes`. Mixed precision: 2 bytes of weights, the gradient's, 12 of fp32
+    master and moments; fp32: 4 + 4 + 8. Stage 1 shards the optimizer, 2 gradients too, 3 weights too (Rajbhandari et
+    al. 2020, arXiv:1910.02054, section 5). Part ``main_gradients``: the optimizer's wider copy of its shard, alive in
+    its step alone.
     """
     cut, own = (zero_stage, shard, expert_shard), trained or params
     frozen = training.frozen_bytes * params.sharded(3, *cut) - training.frozen_bytes * own.sharded(3, *cut)
@@ -254,7 +258,7 @@ class LiveLayers:
         return LiveLayers(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
 
     def most_bytes(self, dense: Floats, moe: Floats) -> Floats:
-        """Most bytes alive at once on every rank, (L, ranks), of so many bytes per layer of each kind there."""
+        """Most bytes alive at once on every rank, (L, ranks); ``dense``, ``moe`` (L, ranks): bytes per layer."""
         most = np.zeros((len(self.group), self.layers.shape[3]))
         for count in self.layers.swapaxes(0, 1):
             at = count[self.group]
@@ -262,10 +266,10 @@ class LiveLayers:
         return most
 
     def heaviest_ranks(self, split: Split) -> Ints:
-        """Ranks, (groups, K), of which one needs most memory; those of groups with fewer are filled up with rank 0.
+        """Ranks, (groups, K), among which is the one that needs most memory; filled up with rank 0.
 
-        All but those that have the layers of the rank before them, neither embedding nor head, and hold no more at any
-        time: what a rank needs grows with what it holds.
+        Left out are ranks with the same layers as the rank before them, no embedding, no head and at no time more
+        activations than it.
         """
         which = split.which[np.unique(self.group, return_index=True)[1]]
         own = np.stack([layers_of_ranks(chunks)[which] for chunks in (split.dense, split.moe)])
@@ -282,9 +286,9 @@ def _layers_held(split: Split, pp: int, which: int, num_micro_batches: int) -> F
     kinds, schedule = (split.dense[which], split.moe[which]), split.schedule[which]
     vpp = kinds[0].shape[1]
     if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
-        alive = held_chunks(schedule, pp, num_micro_batches)
+        alive = live_chunks_of_zero_bubble(schedule, pp, num_micro_batches)
     else:
-        alive = alive_chunks(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
+        alive = live_chunks_of_1f1b(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
     layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds], axis=1)
     if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
         layers = layers.max(axis=0, keepdims=True)
@@ -322,7 +326,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     layers, profile, training = lay.layers, job.training.framework, job.training
     params = stage_parameters(job, lay)
     trained = adapter_parameters(job, lay) if training.frozen else params
-    state = on_device(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
+    state = device_state_bytes(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
     per_layer, at_work = layer_bytes(job, lay)
     in_flight = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
     # offloaded activations leave those of two layers: the one at work and the one that is copied
@@ -484,10 +488,10 @@ def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
 _BUCKET = 5e8  # gradients on their way to the host together, DeepSpeed's reduce_bucket_size
 
 
-def on_device(state: dict[str, Floats], lay: LayoutArrays, training: Training) -> dict[str, Floats]:
-    """The bytes of ``state``, (L, pp) each, less an offloaded optimizer, and of ZeRO-2 and 3 its gradients.
+def device_state_bytes(state: dict[str, Floats], lay: LayoutArrays, training: Training) -> dict[str, Floats]:
+    """``state``, bytes (L, pp) each, less an offloaded optimizer and, under ZeRO-2 and 3, the offloaded gradients.
 
-    Those of frameworks that send gradients to the host as they come (DeepSpeed's ZeRO-Offload: Ren et al. 2021,
+    The latter in frameworks that send gradients to the host as they come (DeepSpeed's ZeRO-Offload: Ren et al. 2021,
     arXiv:2101.06840, section 4.1), but for a bucket of them in 16 bit. One rank may have any stage: it shards nothing.
     """
     offloads = lay.offloads_optimizer[:, None]

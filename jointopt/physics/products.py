@@ -65,7 +65,7 @@ def gemm_bytes(m: Floats, n: Floats, k: Floats, operand_bytes: float, batch: Flo
 
 
 def expected_tiles(m: Floats, m_spread: Floats, rows: int) -> Floats:
-    """Mean number of tiles of so many rows that m rows need, where m has that standard deviation.
+    """Mean number of tiles of ``rows`` rows that m rows need, where m has the standard deviation ``m_spread``.
 
     m as uniform: the integral of its ceiling over its range; half a tile is wasted where the range is several of them.
     """

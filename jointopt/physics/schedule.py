@@ -67,7 +67,7 @@ def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list
 
 
 def rank_order(schedule: str, pp: int, num_micro_batches: int, rank: int, vpp: int = 1) -> list[Pass]:
-    """The passes of one rank in order; ``dualpipev`` starts with 2 pp micro-batches at least, below them it is zbv.
+    """The passes of one rank in order; ``dualpipev`` with fewer than 2 pp micro-batches runs as zbv.
 
     ZB-H1 (Qi et al. 2024, arXiv:2401.10241, section 2.1) is 1F1B, and weights ``rank`` micro-batches behind, so that
     each rank holds pp of them.
@@ -250,10 +250,10 @@ def replay(
 
 @functools.lru_cache(maxsize=256)
 def _waves(schedule: str, pp: int, m: int) -> tuple[list[int], Ints, Ints, Ints]:
-    """Passes numbered from 1 by when they may run, those of one wave at once; pass 0 stands for no pass, at 0 s.
+    """Passes of a schedule in waves that may run at once, numbered from 1; pass 0 stands for none, at 0 s.
 
-    Where waves begin; per pass (N,) the rank's pass before, the one that delivers the input, and the row of the
-    durations (kind, chunk, rank).
+    (First pass of each wave; and per pass, (N,): the rank's pass before, the pass that delivers its input, its row in
+    the durations by kind, chunk and rank.)
     """
     vpp = CHUNKS_OF_SCHEDULE[schedule]
     graph = schedule_graph(pp, vpp, m, schedule)
@@ -289,12 +289,13 @@ def zero_bubble_time_s(schedule: str, forward_s: Floats, input_s: Floats, weight
 
 
 @functools.lru_cache(maxsize=4096)
-def alive_chunks(pp: int, vpp: int, num_micro_batches: int) -> Ints:
-    """Micro-batches whose activations each chunk of each rank holds, (pp, times, vpp), at the times it may hold most.
+def live_chunks_of_1f1b(pp: int, vpp: int, num_micro_batches: int) -> Ints:
+    """Micro-batches whose activations each chunk of each rank holds in 1F1B, plain or interleaved, (pp, times, vpp).
 
-    Just after forward w + r of round r, w the warm-up: min(m, p - i) for 1F1B; interleaved, on rank 0, of its layers
-    p (1 + (p - 1)/(p v)) where chunks are equal (Korthikanti et al. 2022, arXiv:2205.05198). Exact for the schedule:
-    counts are linear between the rounds listed, where a chunk's turn ends, and repeat after `MOST_GROUPS` of pp.
+    ``times``: the few at which a rank may hold most, just after forward w + r of round r, w the warm-up: min(m, p - i)
+    for 1F1B; interleaved, on rank 0, of its layers p (1 + (p - 1)/(p v)) where chunks are equal (Korthikanti et al.
+    2022, arXiv:2205.05198). Exact for the schedule: counts are linear between the rounds listed, where a chunk's turn
+    ends, and repeat after `MOST_GROUPS` of pp.
     """
     if vpp == 1:
         return np.asarray(np.minimum(num_micro_batches, pp - np.arange(pp))[:, None, None])
@@ -327,8 +328,8 @@ def check_micro_batches(pp: Ints, vpp: Ints, m: Ints) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def held_chunks(schedule: str, pp: int, num_micro_batches: int) -> Ints:
-    """Micro-batches whose activations each chunk of each rank holds, (pp, times, vpp), at the times it may hold most.
+def live_chunks_of_zero_bubble(schedule: str, pp: int, num_micro_batches: int) -> Ints:
+    """`live_chunks_of_1f1b` of a zero-bubble ``schedule``, (pp, times, vpp).
 
     From a forward to the gradients of the weights, which still need the inputs. From `MOST_ROUNDS` pp on they repeat.
     """

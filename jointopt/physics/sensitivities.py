@@ -15,7 +15,7 @@ import numpy as np
 from jointopt.core.schema import ATTENTIONS, DTYPES, LOG_COLUMNS, SWITCHES, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import Common, with_host_of
+from jointopt.physics.costs import SharedCosts, with_host_of
 from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.layers import by_clock_shares
 from jointopt.physics.makespan import Makespan, least_makespan_s
@@ -76,7 +76,7 @@ def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> C
     out = {name: np.zeros(len(index)) for name in (*(f"share_{part}" for part in SHARES), *OCCUPANCY)}
     tflops = physics.job.cluster.gpu.peak_tflops
     peak = 1e12 * tflops.get("bf16", tflops.get("fp16", 1.0))
-    for g, at, rows, depth in physics.parts(index):
+    for g, at, rows, depth in physics.blocks(index):
         t = physics.times(g, rows, stage_clock_mhz[at, :depth], least_makespan_s)
         for name, seconds in time_parts(physics.groups[g], rows, t).items():
             if name in SHARES:
@@ -109,7 +109,7 @@ _AFTER_PRICING = frozenset(("host", "micro_batch", "dp_overlap"))  # leave kerne
 
 
 def _with_constant(job: Job, name: str, by: float) -> Job:
-    """The job that differs by so much of one of the `CONSTANTS`."""
+    """The job with one of the `CONSTANTS`, ``name``, changed by ``by``."""
     f, factor = job.training.framework, float(np.exp(by))
     if name in _SPEEDS:
         slower: dict[str, Any] = {_SPEEDS[name]: getattr(job.cluster, _SPEEDS[name]) * float(np.exp(-by))}
@@ -129,15 +129,15 @@ def _with_constant(job: Job, name: str, by: float) -> Job:
     return _profile(job, tp_overlap=min(f.tp_overlap + by, 1.0))
 
 
-def moved(job: Job, by: Floats) -> Job:
-    """The job with the physics' own constants moved ``by`` so much each, (`CONSTANTS`,), in the units of their list."""
+def with_constants(job: Job, by: Floats) -> Job:
+    """The job with the physics' own constants changed by ``by`` (`CONSTANTS`,), in the units of their list."""
     for name, amount in zip(CONSTANTS, by.tolist(), strict=True):
         job = _with_constant(job, name, amount) if amount else job
     return job
 
 
-def only(constant: int, by: float) -> Floats:
-    """The argument of `moved`, (`CONSTANTS`,), that moves one of these alone, at that position, ``by`` so much."""
+def one_constant(constant: int, by: float) -> Floats:
+    """An argument of `with_constants`, (`CONSTANTS`,): ``by`` at the position ``constant``, 0 elsewhere."""
     return np.where(np.arange(len(CONSTANTS)) == constant, by, 0.0)
 
 
@@ -164,11 +164,11 @@ def time_with_clock_shares_s(
     return model.least_time_s(index, stage_clock_mhz)
 
 
-def _known_again(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makespan:
-    """`least_makespan_s` of the ``pieces`` that a model prices in turn, whose times another of the same pipelines had.
+def _reusing_makespans(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makespan:
+    """`least_makespan_s` that reuses the makespans of another model of the same pipelines, called in the same order.
 
-    Each forward and backward (n, pp) and the makespan (n,): worked out for those rows only whose stages take another
-    time than they took.
+    ``pieces``: of each call there its forward and backward seconds (n, pp) and the makespan (n,). Only rows whose
+    seconds differ are worked out again.
     """
     known = iter(pieces)
 
@@ -186,10 +186,13 @@ def _known_again(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makespan:
 def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, names: Sequence[str] = CONSTANTS) -> Floats:
     """Derivative of the logarithm of time with respect to the physics' own constants, (n, ``names``): all of them.
 
-    By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
-    `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
+    By finite differences of `STEP` (units as in the list of `CONSTANTS`) of `CostModel.least_time_s`: exact times of
+    twelve schedules of each layout would take a search seconds.
     """
-    common, pieces = physics.common or Common(physics.hardware, physics.shapes), list[tuple[Floats, Floats, Floats]]()
+    common, pieces = (
+        physics.common or SharedCosts(physics.hardware, physics.shapes),
+        list[tuple[Floats, Floats, Floats]](),
+    )
 
     def noted(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
         pieces.append((forward, backward, least_makespan_s(pipes, rows, forward, backward)))
@@ -207,7 +210,7 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
         model, job = copy.copy(physics), jobs[name]
         model.job = job
         model.distinct = [replace(one, costs=with_host_of(job, one.costs, physics.job)) for one in physics.distinct]
-        times[name] = model.least_time_s(index, stage_clock_mhz, _known_again(pieces))
+        times[name] = model.least_time_s(index, stage_clock_mhz, _reusing_makespans(pieces))
     return np.log(np.array([times[name] for name in names]) / time_s).T / STEP
 
 
@@ -218,7 +221,7 @@ _CELLS = 32_768  # plans x stages of all jobs in one model: each array then take
 
 
 def least_times_s(
-    jobs: Sequence[Job], physics: CostModel, index: Ints, stage_clock_mhz: Floats, common: Common
+    jobs: Sequence[Job], physics: CostModel, index: Ints, stage_clock_mhz: Floats, common: SharedCosts
 ) -> Iterator[Floats]:
     """`CostModel.least_time_s` (n,) of the layouts of ``physics`` for each of ``jobs``.
 
@@ -230,20 +233,20 @@ def least_times_s(
     for start in range(0, len(jobs), most):
         some = jobs[start : start + most]
         at = (index + count * np.arange(len(some))[:, None]).reshape(-1)
-        times = side_by_side(some, physics, common).least_time_s(at, np.tile(stage_clock_mhz, (len(some), 1)))
+        times = model_of_jobs(some, physics, common).least_time_s(at, np.tile(stage_clock_mhz, (len(some), 1)))
         yield from times.reshape(len(some), len(index))
 
 
-def side_by_side(jobs: Sequence[Job], physics: CostModel, common: Common) -> CostModel:
-    """A model of the layouts of ``physics`` for each of such ``jobs`` in turn: row l + j L is layout l of job j."""
+def model_of_jobs(jobs: Sequence[Job], physics: CostModel, common: SharedCosts) -> CostModel:
+    """One model of the L layouts of ``physics`` for all ``jobs``: its row l + j L is layout l of job j."""
     constants = physics.hardware.constants
     if len(jobs) == 1:
         return CostModel(jobs[0], physics.layouts, constants, common=common)
     each = [CostModel(job, physics.layouts, constants, lazily=True, common=common) for job in jobs]
     repeated = {name: np.concatenate([values] * len(jobs)) for name, values in physics.layouts.items()}
     model, every = CostModel(jobs[0], repeated, constants, lazily=True), np.arange(len(physics.layouts["pp"]))
-    for lot in zip(*(one.lots(every) for one in each), strict=True):
+    for lot in zip(*(one.priced_pieces(every) for one in each), strict=True):
         rows = np.stack([at for at, _ in lot]) + len(every) * np.arange(len(jobs))[:, None]
         costs, order = StageCosts.stacked([costs for _, costs in lot])
-        model.add(rows.reshape(-1)[order], costs)
+        model.add_groups(rows.reshape(-1)[order], costs)
     return model

@@ -1,7 +1,7 @@
-"""Costs of layouts before any clock is chosen: as the formulas of `costs` leave them, by depth, and of several jobs.
+"""Costs of layouts before any clock is chosen: the data that `costs` fills, and what makespan and energy read of it.
 
-Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
-maximum clock.
+Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ: of ranks that cost the same one is
+kept, and ``kind`` says which. Times are in seconds of one micro-batch at the maximum clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jointopt.physics.layouts import FIRST, LAST, Split
 
 @dataclass(frozen=True)
 class Pipelines:
-    """All that the makespan of L layouts of one depth depends on beside the seconds of their ranks.
+    """What the makespan of L layouts of one depth depends on, the seconds of their ranks aside.
 
     Seconds of ranks are (n, pp), or (n, K) of the ranks that differ (`Split.differing_ranks`) where ``kind`` (L, pp)
     states which of these each rank is as.
@@ -42,21 +42,24 @@ class Pipelines:
     kind: Ints | None = None
 
     def of_all_ranks(self, seconds: Floats, rows: Ints) -> Floats:
-        """Seconds of ranks of the layouts ``rows`` (n,) as those of all ranks, (n, pp)."""
+        """Seconds (n, K) of the ranks that differ, of layouts ``rows`` (n,), copied to all ranks, (n, pp)."""
         return seconds if self.kind is None else over_ranks(seconds, self.kind.take(rows, 0))
 
     def before(self, seconds: Floats, rows: Ints, of_alike: int) -> Floats:
-        """Sums of the seconds of all ranks before each rank; of ranks alike, before the `FIRST` or `LAST` of them."""
+        """Sums of ``seconds`` over the ranks before each rank, (n, pp) or (n, K).
+
+        ``of_alike``: whether a rank that stands for several is the `FIRST` or the `LAST` of them.
+        """
         if self.kind is None:
             return np.asarray(np.cumsum(seconds, axis=1) - seconds)
         counts = self.split.ranks_before[of_alike].take(self.split.which[rows], 0)
         return np.asarray(np.matmul(counts, seconds[:, :, None])[:, :, 0])
 
     def chunk_shares(self, rows: Ints, passes: int = 3) -> Floats:
-        """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
+        """Shares of a rank's seconds that its chunks take, (passes, n, pp, vpp): of forward, and of backward.
 
-        Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
-        share of each chunk's backward pass. ``passes``: the first so many of them.
+        Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third of three
+        ``passes`` is the share of each chunk's backward pass that is gradients of weights.
         """
         shares, kind = self._shares_of_kinds(rows, passes)
         return np.asarray(shares[:, np.arange(len(kind))[:, None], kind])
@@ -94,7 +97,7 @@ class Pipelines:
         width = self.split.differing_ranks[0].shape[1] if of_kinds else self.depth
         shares = np.empty((2, width, len(self.p2p_s))).transpose(0, 2, 1)  # a column in one piece, as of `of_rows`
         shares[:] = 1.0 / self.vpp[:, None]
-        for number in np.flatnonzero(self.split.walked).tolist():
+        for number in np.flatnonzero(self.split.irregular).tolist():
             rows = np.flatnonzero(self.split.which == number)
             found, kind = self._shares_of_kinds(rows, 2)
             of_each = of_chunks(found)
@@ -103,9 +106,9 @@ class Pipelines:
 
 
 def of_rows(values: Floats, rows: Ints | slice) -> Floats:
-    """Values (L, ...) of some of the layouts, (n, ...), of which a column lies in one piece if it did.
+    """``values`` (L, ...) at ``rows``, (n, ...), column-major where they were.
 
-    Formulas on few columns, most of them with a value per layout beside, take a third of the time so.
+    On few columns, formulas take a third of the time so.
     """
     if not values.flags.f_contiguous:
         return values[rows] if isinstance(rows, slice) else values.take(rows, 0)
@@ -113,15 +116,15 @@ def of_rows(values: Floats, rows: Ints | slice) -> Floats:
 
 
 def across_ranks(extreme: np.ufunc, seconds: Floats) -> Floats:
-    """The largest or least of the seconds (n, pp) of each plan's ranks, (n,); ``extreme``: numpy.maximum or minimum.
+    """Largest or least over the ranks of ``seconds`` (n, pp), (n,); ``extreme``: numpy.maximum or minimum.
 
-    Transposed first: rank by rank over all plans it takes a quarter of the time of plan by plan over few ranks.
+    Transposed first, which takes a quarter of the time.
     """
     return np.asarray(extreme.reduce(np.ascontiguousarray(seconds.T)))
 
 
 def over_ranks(values: Floats, kind: Ints) -> Floats:
-    """Values (L, K) of the ranks that differ as those of every rank, (L, pp), which is as ``kind`` (L, pp) states."""
+    """Values (L, K) of the ranks that differ, copied to every rank, (L, pp); ``kind`` (L, pp): the K that each is."""
     return np.asarray(values.take(np.arange(len(values))[:, None] * values.shape[1] + kind))
 
 
@@ -172,9 +175,9 @@ class StageCosts:
 
     @classmethod
     def stacked(cls, jobs: Sequence[StageCosts]) -> tuple[StageCosts, Ints]:
-        """Costs of the same layouts for several jobs as those of other layouts, in the order of their depth.
+        """(Costs of the same L layouts for several jobs, sorted by depth; which is which, (jobs x L,)).
 
-        And which they are, (jobs x L,): position l + j L is layout l of job j.
+        Position l + j L of the latter is layout l of job j.
         """
         pp = jobs[0].layouts["pp"]
         order = np.argsort(np.tile(pp, len(jobs)), kind="stable")
@@ -190,7 +193,7 @@ class StageCosts:
         return cls(**found), order
 
     def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:
-        """Costs of the layouts of each depth, which follow each other, and where these are."""
+        """(rows, costs) of the layouts of each depth; layouts are sorted by depth."""
         pp = self.layouts["pp"]
         ends = [0, *(np.flatnonzero(np.diff(pp)) + 1).tolist(), len(pp)]
         if len(ends) == 2:
@@ -202,7 +205,7 @@ class StageCosts:
                 if isinstance(held, dict):
                     found[name] = {part: values[rows] for part, values in held.items()}
                 else:
-                    found[name] = held.alone(rows) if name == "split" else of_rows(held, rows)
+                    found[name] = held.trimmed(rows) if name == "split" else of_rows(held, rows)
             depth = int(pp[rows.start])
             found["kind"] = found["kind"][:, :depth]
             yield rows, StageCosts(**found)
@@ -249,7 +252,7 @@ OF_RANKS = (
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedGroup:
     """Layouts of one depth: costs of the ranks that differ, and the clocks in MHz that these reach, (L, K)."""
 
     costs: StageCosts
@@ -267,7 +270,7 @@ class Priced:
 
 
 def with_pauses(costs: StageCosts, duty: Floats) -> StageCosts:
-    """The same work with pauses: kernels take ``duty`` >= 1 times as long, (L, pp)."""
+    """Costs with kernels that take ``duty`` (L, pp) times as long, 1 or more, as a power limit pauses them."""
     if not np.any(duty > 1.0):
         return costs
     names = ("forward_sm_s", "forward_memory_s", "backward_sm_s", "backward_memory_s")

@@ -66,8 +66,8 @@ class Hardware:
     links: Links
     intra_j_per_byte: float
     inter_j_per_byte: float
-    # answers of `collective`, where several jobs on the same constants and layouts keep them for each other
-    answered: dict[tuple[object, ...], Floats] | None = field(default=None, compare=False, repr=False)
+    # results of `collective_cost`, where several jobs on the same constants and layouts keep them for each other
+    cache: dict[tuple[object, ...], Floats] | None = field(default=None, compare=False, repr=False)
 
 
 def hardware(job: Job, constants: KernelConstants) -> Hardware:
@@ -101,35 +101,35 @@ class Traffic:
         return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def over(self, layers: Floats) -> Traffic:
-        """The collectives of so many layers of each stage, (L, pp)."""
+        """The collectives of ``layers`` (L, pp) of these layers on each stage."""
         return Traffic(*(np.asarray(getattr(self, f.name))[..., None] * layers for f in fields(self)))
 
 
-def sm_s(exposed: Mapping[str, Traffic]) -> Floats:
+def collective_sm_s(exposed: Mapping[str, Traffic]) -> Floats:
     """Seconds of kernels that fill the GPU in both passes, of several kinds of collectives; copies to the host none."""
     collectives = [one for name, one in exposed.items() if name != "offload"]
     shares = (COLLECTIVE_SMS * (t.forward_s + t.backward_s) + (1.0 - COLLECTIVE_SMS) * t.slowed_s for t in collectives)
     return np.asarray(sum(shares))
 
 
-def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
+def collective_cost(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of one collective of ``moved`` bytes, (2, ...)."""
     key: tuple[object, ...] = ()
-    if hw.answered is not None:
+    if hw.cache is not None:
         rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
         key = *rates, kind, moved.shape, moved.tobytes(), group.size.tobytes(), group.local.tobytes()
-        if key in hw.answered:
-            return hw.answered[key]
+        if key in hw.cache:
+            return hw.cache[key]
     time = collective_time_s(kind, moved, group.size, group.local, hw.constants.collectives, hw.links)
     intra, inter = link_bytes(kind, moved, group.size, group.local)
     found = np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
-    if hw.answered is not None:
-        hw.answered[key] = found
+    if hw.cache is not None:
+        hw.cache[key] = found
     return found
 
 
 def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass) -> Traffic:
-    """A layer's traffic that costs ``once`` (2, L), so many times per pass, less what hides under the kernels ``over``.
+    """A layer's traffic of ``once`` (2, L) s and J, ``forward`` and ``backward`` times, less what ``over`` hides.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
     """
@@ -155,7 +155,7 @@ def tp_traffic(
         between = job.cluster.inter_node_gbytes_per_s * GB * efficiency
         hw = replace(hw, links=replace(hw.links, inter_bytes_per_s=between))
     reduced, gathered, scattered = (
-        collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
+        collective_cost(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
     pair = np.where(lay.sp, gathered + scattered, reduced)
     if job.training.framework.tp_hop_s:
@@ -174,7 +174,8 @@ def tp_traffic(
     heads = (job.model.num_attention_heads + 2 * job.model.num_query_groups) * job.model.head_dim
     moved = hw.kernels.element_bytes * lay.tokens * heads
     gathered, scattered = (
-        np.where(shared, collective(hw, kind, moved, groups["tp"]), 0.0) for kind in ("all_gather", "reduce_scatter")
+        np.where(shared, collective_cost(hw, kind, moved, groups["tp"]), 0.0)
+        for kind in ("all_gather", "reduce_scatter")
     )
     return (
         streams
@@ -207,9 +208,9 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
             lay.recompute.full_share, lay.recompute.has("moe" if kind == "moe" else "mlp") if one.mlp else 0.0
         )
         whole, cut, gathered = (
-            collective(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
+            collective_cost(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
         )
-        reduced, low_gathered = (collective(hw, name, low, group) for name in ("all_reduce", "all_gather"))
+        reduced, low_gathered = (collective_cost(hw, name, low, group) for name in ("all_reduce", "all_gather"))
         forward = reduced + gathered if one.row else low_gathered
         backward = reduced + np.where(sp, gathered, 0.0) if one.row else np.where(sp, cut, whole)
         total = total + Traffic(forward[0], backward[0] + again * forward[0], (1.0 + again) * forward[1] + backward[1])
@@ -225,7 +226,7 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     if not job.model.has_attention:
         return Traffic(*np.zeros((3, len(lay.tp))))
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
-    once = collective(hw, "all_gather", moved, groups["cp"])
+    once = collective_cost(hw, "all_gather", moved, groups["cp"])
     return _exposed(once, 1.0, 2.0 + lay.recompute.full_share, job.training.framework.cp_overlap, core)
 
 
@@ -244,7 +245,7 @@ def gradient_traffic(
     reduced = gathered = np.zeros((2, *params.dense.shape))
     for _, kind, size_bytes, group, sent in gradient_messages(job, lay, groups, params, trained):
         if np.any(sent & (group.size > 1)):
-            cost = np.where(sent, collective(hw, kind, size_bytes, group), 0.0)
+            cost = np.where(sent, collective_cost(hw, kind, size_bytes, group), 0.0)
             reduced, gathered = (reduced, gathered + cost) if kind == "all_gather" else (reduced + cost, gathered)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch
     repeats = np.where(zero >= 2, lay.micro_batches[:, None], 1.0)
@@ -291,9 +292,9 @@ def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str
         return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
     gathered = ~lay.sp & job.training.framework.splits_sends
     moved = pipeline_bytes(job.model, lay.tokens, lay.tp, np.where(gathered, 1.0, lay.sp), hw.kernels.element_bytes)
-    sent = collective(hw, "p2p", moved, groups["pp"])
+    sent = collective_cost(hw, "p2p", moved, groups["pp"])
     whole = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
-    sent = sent + np.where(gathered, collective(hw, "all_gather", whole, groups["tp"]), 0.0)
+    sent = sent + np.where(gathered, collective_cost(hw, "all_gather", whole, groups["tp"]), 0.0)
     seconds, joules = np.where(lay.pp > 1, sent, 0.0)
     return seconds, joules
 
@@ -374,7 +375,7 @@ def _per_token(model: Model, places: Floats) -> Floats:
 
 def _most_loaded(hw: Hardware, lay: LayoutArrays, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of a collective that ends when the most loaded rank has its share; joules are a mean rank's."""
-    seconds, joules = collective(hw, kind, moved * lay.expert_load, group)
+    seconds, joules = collective_cost(hw, kind, moved * lay.expert_load, group)
     return np.stack([seconds, joules / lay.expert_load])
 
 

@@ -36,7 +36,7 @@ class Compared(Result):
 
     rows = "plans"
     plans: tuple[Explanation, ...]
-    # of the later plans: `surrogate.differences.against` the first, where it is known
+    # of the later plans: `surrogate.intervals.plan_differences` the first, where it is known
     against_first: tuple[Mapping[str, float], ...] = ()
 
     @property
@@ -80,7 +80,7 @@ class Compared(Result):
 def differences(first: Explanation, other: Explanation, against: Mapping[str, float] | None = None) -> list[str]:
     """A sentence for time, energy and memory of a plan against another: by how much, and which parts make it.
 
-    ``against``: how surely, as `surrogate.differences.against` has it.
+    ``against``: how surely, as `surrogate.intervals.plan_differences` has it.
     """
     found = []
     for head, name, total, units in _BREAKDOWNS:

@@ -19,7 +19,7 @@ from jointopt.report.doubts import OpenSetting, beyond, first_doubts, first_line
 from jointopt.report.layout_table import Rank
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
 from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
-from jointopt.surrogate.memory import SURE
+from jointopt.surrogate.memory import NOT_TIGHT
 
 _TIMES = ("compute", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "bubble", "optimizer")  # in every document
 _PHASES = {
@@ -241,7 +241,7 @@ def _totals(found: Explanation) -> Iterator[str]:
         if ends_of_heat := found.intervals.get(name):
             highest = max(getattr(stage, name) or 0.0 for stage in found.stages)
             words += f", {highest:.0f} {unit} ({ends_of_heat[0]:.0f} to {ends_of_heat[1]:.0f})"
-    tight = f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < SURE else ""
+    tight = f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < NOT_TIGHT else ""
     why = "; ".join(found.doubts) or beyond(found.surrogate, job)
     wider = f" Its interval is wider: {why}." * (not found.in_domain)
     yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{wider}"

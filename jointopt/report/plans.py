@@ -31,7 +31,7 @@ from jointopt.report import tables
 from jointopt.report.doubts import own_reasons, reasons_of
 from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
-from jointopt.surrogate.memory import FEASIBLE, SURE
+from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +146,7 @@ def predicted_table(
     plans with reasons for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
     """
     doubted = map(bool, own_reasons(reasons_of(plans)))
-    tight = (probability_of_fitting(plan) < SURE for plan in plans)
+    tight = (probability_of_fitting(plan) < NOT_TIGHT for plan in plans)
     marks = [f"{mark}{'?' * why}{'~' * near}" for mark, why, near in zip(marks, doubted, tight, strict=True)]
     first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
@@ -211,7 +211,7 @@ def tight_lines(plans: Sequence[Row]) -> list[str]:
     """The sentence on plans marked ~, where there are any."""
     fitting = sorted(map(probability_of_fitting, plans))
     least, most = odds(fitting[0]), odds(fitting[-1])
-    if fitting[0] >= SURE:
+    if fitting[0] >= NOT_TIGHT:
         return []
     if fitting[-1] < FEASIBLE:
         none = "none of these is" if len(plans) > 1 else "this plan is not"

@@ -51,7 +51,7 @@ class Polished(Result):
     seconds: float  # that it took
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
     informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that corrected it, by place
-    # of the points, (points,) each: `surrogate.differences.against` the plan with its stage clocks, where it is known
+    # of the points, (points,) each: `surrogate.intervals.plan_differences` to the plan, where its clocks are known
     against_plan: Columns = field(default_factory=dict)
 
     def saving(self, point: PolishedPoint) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from jointopt.jobs.job import Job
 from jointopt.report.plans import odds, rank_words
 from jointopt.report.tables import paragraphs, result
-from jointopt.surrogate.memory import SURE
+from jointopt.surrogate.memory import NOT_TIGHT
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named
 
@@ -47,7 +47,9 @@ class Beside:
         word = "slower" if self.behind >= 0.0 else "faster"
         behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
-        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds_of_it}" * (self.fit_probability < SURE)
+        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds_of_it}" * (
+            self.fit_probability < NOT_TIGHT
+        )
         broken = ", ".join(text.rstrip(".") for text in self.violations)
         if self.source:
             time_s = self.published_time_s

@@ -18,7 +18,7 @@ from jointopt.report import tables
 from jointopt.report.doubts import above_best, wider_lines
 from jointopt.report.plans import change, half_width, odds, plan_words, probability_of_fitting, tight_lines
 from jointopt.report.tables import Block, Result, TextColumn, flat_frame, plain
-from jointopt.surrogate.memory import SURE
+from jointopt.surrogate.memory import NOT_TIGHT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,7 +220,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         {"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]}
         for run in (run_costs(size.job, size.plans[0]) for size in sizes)
     ]
-    tight = [probability_of_fitting(plan) < SURE for plan in first]
+    tight = [probability_of_fitting(plan) < NOT_TIGHT for plan in first]
     names = [name for name in LOG_COLUMNS if name != "micro_batch_size"]
     layouts = [" ".join(f"{name}{plan[name]}" for name in names if plan[name] > 1) or "1" for plan in first]
     columns = [

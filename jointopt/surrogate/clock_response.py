@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
-from jointopt.surrogate.kernel import Kernel, Runs, terms
+from jointopt.surrogate.kernel import Kernel, Runs, covariance_terms
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced, PricedPlans
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 CLOCK = "clock"  # the feature that has a run's clock as a share of the top one
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned
 LEAST_TOP = 5  # runs at it, whose errors those below are judged by
-# Times the error at the top clock, and beside it, that the error below may be: beyond, something else than the clock
-# moved these runs. A judgement; sweeps on made-up clusters leave about as much below as at the top.
-MOST_BELOW, BESIDE = 2.0, 0.02
+# The error below the top clock may be MOST_BELOW times that at it plus EXTRA_BELOW: beyond, something else than the
+# clock changed these runs. A judgement; sweeps on made-up clusters leave about as much below as at the top.
+MOST_BELOW, EXTRA_BELOW = 2.0, 0.02
 # What shares from none to all leave over below the top clock, of a logarithm and in standard deviations, beyond which
 # it is no response of kernels: on made-up clusters (studies/learning) 0.02 and 0.7 of sound sweeps, 0.19 and 6 of runs
 # below the top that are a half slower, a fifth faster, or follow the clock by half as much again.
@@ -112,7 +112,7 @@ def learn_response(
     Generalised least squares of both shares beside the process of ``kernel``, which explains what layouts are off by
     at any clock.
     """
-    below = priced.runs.features[CLOCK] < BELOW
+    below = priced.runs.features[CLOCK] < BELOW_TOP
     count, why = int(below.sum()), ""
     if not count:
         return Sweep()
@@ -131,22 +131,22 @@ def learn_response(
         rows = np.union1d(rows, np.flatnonzero(below)[:MOST_RUNS]).astype(np.int64)
     some, y, fold, below = priced.take(rows), residual[rows], fold[rows], below[rows]
     y = np.clip(y, *(np.median(y) + np.array([-LARGEST, LARGEST])))
-    covariance = np.tensordot(np.square(MULTIPLES), terms(kernel, some.runs, some.runs), 1)
+    covariance = np.tensordot(np.square(MULTIPLES), covariance_terms(kernel, some.runs, some.runs), 1)
     covariance += kernel.noise**2 * np.eye(len(y))
     swept, still = _Swept(some.plans_under(lambda job: job), some.in_order), ClockResponse()
     slopes = swept.slopes(still)
-    error, gained = (np.abs(np.expm1(_left_out(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes))
+    error, gained = (np.abs(np.expm1(_cross_fitted(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes))
     before, after = (float(np.median(each[below])) for each in (error, gained))
     gains = after < (1.0 - LEAST_GAIN) * before
     found = _shares(swept, y, np.linalg.inv(covariance))
-    off, how = _left_below(covariance, y - swept.log_time(found) + swept.log_time(still), some.runs), ""
+    off, how = _unexplained_below_top(covariance, y - swept.log_time(found) + swept.log_time(still), some.runs), ""
     if off:
         how = " in common as no kernel's time follows the clock"
     else:
         error = gained if gains else error
         median, at_top = float(np.median(error[below])), error[~below]
         # any, where too few at the top show what is usual
-        most = MOST_BELOW * float(np.median(at_top)) + BESIDE if len(at_top) >= LEAST_TOP else np.inf
+        most = MOST_BELOW * float(np.median(at_top)) + EXTRA_BELOW if len(at_top) >= LEAST_TOP else np.inf
         off = median if median > most else 0.0
     if off:
         remark = f"runs below the top clock are {off:.0%} off{how}: no clock response learned, and they are left out"
@@ -154,14 +154,14 @@ def learn_response(
     return Sweep(LearnedResponse(found, before, after) if gains else None)
 
 
-def _left_below(covariance: Floats, residual: Floats, runs: Runs) -> float:
-    """How far runs below the top clock are off in common beyond any response, a share; 0 where that may be chance.
+def _unexplained_below_top(covariance: Floats, residual: Floats, runs: Runs) -> float:
+    """Common error of the runs below the top clock that no response explains, a share; 0 where it may be chance.
 
     ``residual`` (n,) is what the likeliest shares leave. By a step below the top clock, and a slope over clocks: most
     runs may be wrong, and those that are right are then few, and far off what is learned of all.
     """
     clock = runs.features[CLOCK]
-    below, depth = clock < BELOW, np.log(clock.max() / clock)
+    below, depth = clock < BELOW_TOP, np.log(clock.max() / clock)
     columns = np.stack([below, np.where(below, depth, 0.0)], axis=1)
     weighted = columns.T @ np.linalg.inv(covariance)
     variance = np.linalg.inv(weighted @ columns + np.eye(2))
@@ -200,8 +200,8 @@ def _likeliest(inverse: Floats, y: Floats, slopes: Floats) -> Floats:
     return np.asarray(lsq_linear(root, target, bounds=([0.0, 0.0], [1.0 - LOWEST, 1.0])).x)
 
 
-def _left_out(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floats:
-    """Residual of every run (n,) beyond that predicted by the process and both shares of the runs of other folds."""
+def _cross_fitted(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floats:
+    """What runs of other folds, by process and both shares, leave of the residual of every run, (n,)."""
     out = np.empty(len(y))
     for one in np.unique(fold):
         at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
@@ -215,8 +215,8 @@ def _left_out(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floa
 # At which clocks a cluster's own runs are evidence of its time.
 
 
-BELOW = 0.97  # share of the top clock below which a run is evidence of the response
-ABOVE = 1.05  # times the highest measured clock, beyond which nothing was measured
+BELOW_TOP = 0.97  # share of the top clock below which a run is evidence of the response
+ABOVE_MEASURED = 1.05  # times the highest measured clock, beyond which nothing was measured
 
 
 @dataclass(frozen=True)

@@ -15,29 +15,29 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.frameworks import job_of_efficiency
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel, HeatScale, by_mean_power
-from jointopt.physics.sensitivities import CONSTANTS, moved
+from jointopt.physics.cost_model import CostModel, HeatScale, unmeasured_heat
+from jointopt.physics.sensitivities import CONSTANTS, with_constants
 from jointopt.surrogate.clock_response import TOP_ONLY, ClockResponse, MeasuredClocks
-from jointopt.surrogate.data_doubts import as_wide_as_doubt, span_of_doubt
-from jointopt.surrogate.evidence import Evidence, as_it_is, far_by
+from jointopt.surrogate.data_doubts import span_of_doubt, widen_to_doubt
+from jointopt.surrogate.evidence import Evidence, far_constants, same_job
 from jointopt.surrogate.features import PEAK, RISE, delay_of, heat_of, network_half_width, runs_of
 from jointopt.surrogate.intervals import (
-    APART,
+    ADDED_DOUBTS,
     RESULTS,
     above_peak,
     add_intervals,
     bounds_within_limits,
-    narrower,
+    dissimilarity,
+    nearest_bounds,
     new_kinds,
     open_doubts,
     physics_errors,
-    share_of_unlike,
-    supported,
     with_measured_intervals,
     with_new_interval,
     with_time_interval,
+    without_doubts,
 )
-from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.own_mix import at_rest_w
 from jointopt.surrogate.power import PowerScale, at_limit
 
@@ -55,7 +55,7 @@ def surrogate_names() -> tuple[str, ...]:
 
 @functools.cache
 def load_surrogate(name: str) -> Surrogate | None:
-    """The shipped surrogate of that name, the one in that folder, or None for ``none``; UsageError names the known."""
+    """The shipped surrogate of that name, else the one in that folder; None for ``none``; UsageError for any other."""
     from jointopt.surrogate.files import load
 
     if name == "none":
@@ -75,8 +75,8 @@ def load_surrogate(name: str) -> Surrogate | None:
 class Correction:
     """A surrogate conditioned on the runs of one source, whose framework has a ``fitted`` profile or none.
 
-    Where they show a network far from the assumed one, it is of the physics with its constants moved ``by`` so much:
-    plans are to be priced on `moved`.
+    Where the runs show a network or host far from the assumed one, plans are priced on a job with the physics'
+    constants changed by `shifts`: `priced_job`.
     """
 
     surrogate: Surrogate
@@ -86,16 +86,16 @@ class Correction:
 
     @functools.cached_property
     def recipe_class(self) -> str | None:
-        """The class by which all is priced, as what the surrogate remembers of the source was; None: by its own."""
+        """The recipe class by which the source's remembered runs were priced; None: each by its own."""
         return self.surrogate.class_of(self.source)
 
     def of_class(self, job: Job) -> Job:
-        """The job by `recipe_class`; what was learned on one class would count twice on another."""
+        """The job priced by `recipe_class`, since what was learned on one class would count twice on another."""
         return job if self.recipe_class is None else job_of_efficiency(job, self.recipe_class)
 
     @functools.cached_property
     def _priced(self) -> Evidence:
-        """The evidence by `recipe_class`, runs under power limits by what was measured of power."""
+        """The evidence priced by `recipe_class`, and under power limits by measured power."""
         jobs = [work.job for part in self.evidence.priced for work in part.works]
         evidence = self.evidence
         if any(self.of_class(job) is not job for job in jobs):
@@ -105,18 +105,18 @@ class Correction:
 
     @functools.cached_property
     def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
-        """The correction, what constants are moved by, and the evidence there."""
+        """(The conditioned surrogate, `shifts`, the evidence as priced with these)."""
         evidence, own, stays = self._priced, self.surrogate.own_of(self.source), np.zeros(len(CONSTANTS))
         power = None if own is None else own.measured_power
         limited = power is not None and any((part.limits_w != power.limit_w).any() for part in evidence.priced)
         if self._response is not None or limited:
-            evidence = evidence.under(as_it_is if self._response is None else self._response.on, power) or evidence
+            evidence = evidence.under(same_job if self._response is None else self._response.on, power) or evidence
         conditioned = self._conditioned(evidence)
         if not conditioned.movable or evidence.runs is None:
             return conditioned, stays, evidence
         constants = conditioned.posterior.constants
-        by = far_by(self._priced, constants, lambda some: self._conditioned(some).posterior.log_evidence_near)
-        again = self._priced.moved(by) if by.any() else None
+        by = far_constants(self._priced, constants, lambda some: self._conditioned(some).posterior.log_evidence_near)
+        again = self._priced.with_constants(by) if by.any() else None
         return (conditioned, stays, self._priced) if again is None else (self._conditioned(again), by, again)
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
@@ -129,8 +129,8 @@ class Correction:
         return None if own is None or own.response is None else own.response.response
 
     @property
-    def by(self) -> Floats:
-        """Logarithms by which runs move the physics' constants, (`CONSTANTS`,); zeros where sensitivities do."""
+    def shifts(self) -> Floats:
+        """Changes of the physics' constants, (`CONSTANTS`,), by `far_constants`; zeros where sensitivities suffice."""
         return self._settled[1]
 
     @property
@@ -164,9 +164,9 @@ class Correction:
         return (*(() if self._own_power is None else self._own_power.power_clocks), 1.0)
 
     def power(self, runs: Runs, watts: Floats | None) -> PowerScale:
-        """The line in the power of the physics as moved: one for all of ``runs``, or of each of them.
+        """The line from the physics' power, of a `priced_job`, to the measured: one for all of ``runs``, or of each.
 
-        ``watts`` (clocks, n): of the physics at all `power_clocks`, under `power_limit_w`, where there are such.
+        ``watts`` (clocks, n): of the physics at all `power_clocks`, under `power_limit_w`; None: there are no such.
         """
         scale, own = self._settled[2].power, self._own_power
         if watts is None or self.power_limit_w is None:
@@ -176,13 +176,13 @@ class Correction:
         return scale.within(self.power_limit_w, watts[-1])
 
     def heat(self, job: Job, layouts: Columns) -> Callable[[Ints], HeatScale]:
-        """Peak power and temperature of ``layouts`` (L,) of a job as moved, by the source's own runs.
+        """`CostModel.heat_scale` of the L ``layouts`` of a `priced_job`, by the source's own runs.
 
         Each layout is worked out once, when a plan of it needs that.
         """
-        own, there = self.own, self.as_measured(job)
+        own, there = self.own, self.at_measured_limit(job)
         if own is None or not own.heat:
-            return by_mean_power
+            return unmeasured_heat
         lines = {name: np.full((2, len(layouts["pp"])), np.nan) for name in own.heat}  # factor and offset
         peak = own.heat.get(PEAK)
         overshoot = np.inf if peak is None or peak.overshoot is None else peak.overshoot
@@ -204,24 +204,18 @@ class Correction:
         peak = None if self.own is None else self.own.heat.get(PEAK)
         return None if peak is None else peak.overshoot
 
-    def as_measured(self, job: Job) -> Job:
+    def at_measured_limit(self, job: Job) -> Job:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""
         return at_limit(job, self.power_limit_w)
 
-    @property
-    def moves_physics(self) -> bool:
-        """Whether `moved` changes a job."""
-        own = self.recipe_class is not None or self._response is not None
-        return own or (self.evidence.runs is not None and bool(self.by.any()))
-
-    def moved(self, job: Job) -> Job:
+    def priced_job(self, job: Job) -> Job:
         """The job on which plans are to be priced."""
         job = self.of_class(job)
         there = job if self._response is None else self._response.on(job)
-        return moved(there, self.by) if self.evidence.runs is not None else there
+        return with_constants(there, self.shifts) if self.evidence.runs is not None else there
 
     @property
-    def moves_time(self) -> bool:
+    def changes_time(self) -> bool:
         """Whether the predicted time of any plan changes."""
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
         trees = self.surrogate.trees
@@ -230,11 +224,6 @@ class Correction:
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
         return self._settled[0].mean(runs)
-
-    @property
-    def has_new_groups(self) -> bool:
-        """Whether a few runs may count in part for groups of which none is known."""
-        return self.surrogate.new_groups_of(self.source) is not None
 
     def counted_in_part(self, runs: Runs) -> tuple[str, ...]:
         """A sentence where a few runs count in part for the first of ``runs``, of whose group none is known."""
@@ -247,26 +236,26 @@ class Correction:
     def _measured_clocks(self) -> MeasuredClocks:
         return TOP_ONLY if self.own is None else MeasuredClocks(*self.own.clocks, self.own.off_below)
 
-    def apart(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, MeasuredClocks]:
-        """(90 % half-width (n,), measured clocks) of `differences.Apart`, of plans against that in row ``first``.
+    def difference_doubt(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, MeasuredClocks]:
+        """(``half_width`` (n,), ``measured``) of an `intervals.DifferenceDoubt` of plans and that in row ``first``.
 
-        Where nothing supports one of both, it is at least that of the physics in unknown territory, as far as the
-        two plans are unlike.
+        Where nothing supports one of the two, the half-width is at least that of the physics in unknown territory, as
+        far as the plans are unlike.
         """
         conditioned, clocks = self._settled[0], self._measured_clocks
         one = runs.take(np.full(1, first))
         half = conditioned.difference(runs, one)[1]
         new = new_kinds(job, self._measured_jobs)
         found = open_doubts(job, columns, conditioned.knows_kind(runs), clocks, new=new)  # whatever the network is
-        inside = conditioned.inside(runs) & supported(found, APART)
-        unlike = share_of_unlike(conditioned.posterior.kernel, runs, one)
+        inside = conditioned.inside(runs) & without_doubts(found, ADDED_DOUBTS)
+        unlike = dissimilarity(conditioned.posterior.kernel, runs, one)
         unknown = physics_errors()["difference"]["unknown"] * unlike
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
         zero = np.zeros(len(runs))
-        return Move(self, runs, zero, zero, zero > 0.0, PowerScale()).doubts(job, columns)
+        return PlanCorrection(self, runs, zero, zero, zero > 0.0, PowerScale()).doubts(job, columns)
 
     @functools.cached_property
     def _measured_jobs(self) -> tuple[Job, ...]:
@@ -281,12 +270,12 @@ class Correction:
             return None
         return span_of_doubt(evidence.residual[evidence.runs.source == self.source])
 
-    def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
-        """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s.
+    def plan_corrections(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[PlanCorrection]:
+        """The correction of the plans of each of ``parts``, each of one job; ``watts``: as of `power`, one per part.
 
         Trees are evaluated for all parts at once: few rows cost as much.
         """
-        lengths, whole = [len(runs) for runs in parts], together(parts)
+        lengths, whole = [len(runs) for runs in parts], joined_runs(parts)
         of_parts = (np.split(values, np.cumsum(lengths)[:-1]) for values in self._settled[0].predict(whole))
         of_physics = [values for values in watts if values is not None]
         if len(of_physics) < len(parts):
@@ -294,18 +283,21 @@ class Correction:
         else:
             powers = self.power(whole, np.concatenate(of_physics, axis=1)).split(lengths)
         pieces = zip(parts, *of_parts, powers, strict=True)
-        return [Move(self, runs, mean, half, inside.astype(bool), power) for runs, mean, half, inside, power in pieces]
+        return [
+            PlanCorrection(self, runs, mean, half, inside.astype(bool), power)
+            for runs, mean, half, inside, power in pieces
+        ]
 
 
 @dataclass(frozen=True)
-class Move:
-    """Correction of plans: mean and 90 % half-width of log(time / physics), and whether training supports them."""
+class PlanCorrection:
+    """Correction of n plans of one job."""
 
     correction: Correction
-    runs: Runs  # the plans, of one job
-    mean: Floats
-    half_width: Floats
-    inside: Bools
+    runs: Runs  # the plans
+    mean: Floats  # (n,) of log(time / physics)
+    half_width: Floats  # (n,) 90 %
+    inside: Bools  # (n,) whether training supports them
     power: PowerScale
 
     @property
@@ -314,13 +306,13 @@ class Move:
         return self.correction._settled[2]
 
     def scaled(self, columns: Columns) -> Columns:
-        """Results of the physics alone, corrected."""
-        factor, power = np.exp(self.mean), self.power.over(columns["avg_power_w"])
-        by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
-        return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
+        """``columns`` of the physics' `RESULTS`, (n,) each, corrected."""
+        of_time, power = np.exp(self.mean), self.power.over(columns["avg_power_w"])
+        by = (of_time, of_time * power, power, self.evidence.memory_posterior().factor)
+        return columns | {name: columns[name] * factor for name, factor in zip(RESULTS, by, strict=True)}
 
     def _network(self, job: Job) -> Floats:
-        """The doubt of an assumed network, less by the run of the source that depends on it most."""
+        """`network_half_width` (n,) of the plans, given the run of the source that depends on the network most."""
         known = self.correction._settled[0].known
         seen = float(delay_of(known)[known.source == self.correction.source].max(initial=0.0))
         return network_half_width(job, delay_of(self.runs), seen)
@@ -342,17 +334,17 @@ class Move:
         out = with_measured_intervals(job, out, {name: half for name, half in halves.items() if half is not None})
         out = bounds_within_limits(job, out, self.correction.peak_overshoot)
         # where constants are moved, the runs contradict what was assumed of a new source
-        if not self.correction.by.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
+        if not self.correction.shifts.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
             of_new = with_new_interval(job, out, bounds, measured, network)
         found = self.doubts(job, columns)
         if not is_new or of_new is None:
-            inside = self.inside & supported(found, APART | {"unit", "peak"})
+            inside = self.inside & without_doubts(found, ADDED_DOUBTS | {"unit", "peak"})
             known = conditioned.knows_kind(self.runs)
             out = with_time_interval(job, out, self.half_width, inside, known, measured, network)
         if of_new is not None:
-            out = of_new if is_new else narrower(out, of_new)
-        return as_wide_as_doubt(out, self.mean, self.correction._time_span) | {
-            "in_domain": self.inside & supported(found)
+            out = of_new if is_new else nearest_bounds(out, of_new)
+        return widen_to_doubt(out, self.mean, self.correction._time_span) | {
+            "in_domain": self.inside & without_doubts(found)
         }
 
 

@@ -1,4 +1,7 @@
-"""Measured times so far from the physics that their unit is in doubt: whole sources, and rows set apart in one."""
+"""Measured cells so far from the physics that their unit is in doubt: times, then power, then peaks and temperature.
+
+Of times, whole sources are doubted, and outliers within one. Each part finds the cells, then says it in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ QUESTION = "is iteration_time_s in seconds, and of one iteration?"
 _SAYS = "what the physics says"
 
 
-def off_scale(log_ratio: Floats, source: Sources) -> dict[str, float]:
+def doubted_sources(log_ratio: Floats, source: Sources) -> dict[str, float]:
     """Median measured over predicted time of each source that is beyond `DOUBTED` either way.
 
     ``log_ratio``: log(measured / predicted) of every run, (n,), NaN where unknown; ``source``: its source, (n,).
@@ -44,10 +47,10 @@ def off_scale(log_ratio: Floats, source: Sources) -> dict[str, float]:
     return {name: float(np.exp(value)) for name, value in found.items() if abs(value) > np.log(DOUBTED)}
 
 
-def set_apart(log_ratio: Floats, source: Sources) -> dict[str, Bools]:
-    """Runs (n,) beyond `DOUBTED` that a `GAP` sets apart from others of their source within it; none: no entry.
+def unit_outliers(log_ratio: Floats, source: Sources) -> dict[str, Bools]:
+    """Masks (n,) by source of runs beyond `DOUBTED` with a `GAP` to others of their source within it; else no entry.
 
-    Arguments as of `off_scale`.
+    Arguments as of `doubted_sources`.
     """
     found, doubted = {}, np.log(DOUBTED)
     for name in np.unique(source[np.isfinite(log_ratio)]).tolist():
@@ -61,21 +64,21 @@ def set_apart(log_ratio: Floats, source: Sources) -> dict[str, Bools]:
     return found
 
 
-def impossible(log_ratio: Floats, apart: Mapping[str, Bools]) -> Bools:
-    """Runs (n,) of those `set_apart` that are beyond `REFUSED`."""
+def impossible_outliers(log_ratio: Floats, apart: Mapping[str, Bools]) -> Bools:
+    """A mask (n,) of the `unit_outliers` that are beyond `REFUSED`, and so not used."""
     beyond = np.abs(np.nan_to_num(log_ratio)) > np.log(REFUSED)
     return np.asarray(beyond & np.logical_or.reduce([np.zeros(len(beyond), bool), *apart.values()]))
 
 
-def apart_lines(
+def outlier_lines(
     log_ratio: Floats, rows: npt.NDArray[np.int64], apart: Mapping[str, Bools], source: Sources, predicted: str = _SAYS
 ) -> list[str]:
-    """One sentence for each source with runs `set_apart`; ``rows``: their positions in the table, (n,)."""
+    """One sentence for each source with `unit_outliers`; ``rows`` (n,): positions of the runs in the table."""
     lines = []
     for name, odd in apart.items():
         others = np.isfinite(log_ratio) & (source == name) & ~odd
         of_odd, of_others = (_times(float(np.exp(np.median(log_ratio[some])))) for some in (odd, others))
-        end = " These times are not used." if impossible(log_ratio, {name: odd}).any() else ""
+        end = " These times are not used." if impossible_outliers(log_ratio, {name: odd}).any() else ""
         lines.append(
             f"{odd.sum():,} of {(odd | others).sum():,} measured runs{named_source(name)} take {of_odd} {predicted} "
             f"(the first is row {rows[odd].min() + 1}), the others {of_others}: {QUESTION}{end}"
@@ -83,8 +86,8 @@ def apart_lines(
     return lines
 
 
-def doubts(found: Mapping[str, float], predicted: str = _SAYS, but: Collection[str] = ()) -> list[str]:
-    """One sentence for each source (or group) that is `off_scale`, ``but`` those whose likelier reason is known."""
+def unit_lines(found: Mapping[str, float], predicted: str = _SAYS, but: Collection[str] = ()) -> list[str]:
+    """One sentence for each of the `doubted_sources` (or groups), ``but`` those whose likelier reason is known."""
     lines = []
     for name, times in found.items():
         if name not in but:
@@ -99,8 +102,8 @@ def doubts(found: Mapping[str, float], predicted: str = _SAYS, but: Collection[s
 
 
 def check_scale(log_ratio: Floats, source: Sources) -> None:
-    """Raises TableError for a source beyond `REFUSED`, of which nothing can be learned; arguments as of `off_scale`."""
-    found = off_scale(log_ratio, source)
+    """TableError for a source beyond `REFUSED`, of which nothing can be learned; arguments as of `doubted_sources`."""
+    found = doubted_sources(log_ratio, source)
     for name, value in found.items():
         if max(value, 1 / value) > REFUSED:
             raise TableError(
@@ -111,20 +114,20 @@ def check_scale(log_ratio: Floats, source: Sources) -> None:
 
 
 def span_of_doubt(residual: Floats) -> tuple[float, float] | None:
-    """(lowest, highest) that log(time / physics) may be where ``residual`` (n,) of a source leaves its unit in doubt.
+    """(lowest, highest) log(time / physics) by a source's ``residual`` (n,), where its unit is in doubt; else None.
 
-    None where it does not. Either the physics is right or the times are, so that the span holds both.
+    Either the physics is right or the times are, so that the span holds both.
     """
     one = np.zeros(len(residual), str)
-    apart = set_apart(residual, one).get("", np.zeros(len(residual), bool))
+    apart = unit_outliers(residual, one).get("", np.zeros(len(residual), bool))
     medians = [float(np.median(residual[rows])) for rows in (apart, ~apart) if rows.any()]
     if all(abs(median) <= np.log(DOUBTED) for median in medians):
         return None
     return min(0.0, *medians), max(0.0, *medians)
 
 
-def as_wide_as_doubt(columns: Columns, mean: Floats, span: tuple[float, float] | None) -> Columns:
-    """``columns`` with intervals of time and energy moved out to both ends of a `span_of_doubt`; None: as they are.
+def widen_to_doubt(columns: Columns, mean: Floats, span: tuple[float, float] | None) -> Columns:
+    """``columns`` (n,) with intervals of time and energy widened to a `span_of_doubt`; None: unchanged.
 
     ``mean`` (n,): log(time / physics) of the predicted times.
     """
@@ -153,7 +156,7 @@ def _times(value: float) -> str:
 
 
 # Measured over predicted power, or its inverse. Boards of one kind differ by some per cent and catalogued constants by
-# up to a third (`power_scale.SOURCE_SD`, of which the first is three); no run draws half of what its GPUs need for the
+# up to a third (`power.SOURCE_SD`, of which the first is three); no run draws half of what its GPUs need for the
 # work that they do in the time measured, nor twice what they draw where nothing holds them up.
 POWER_DOUBTED, POWER_REFUSED = 1.6, 2.0
 _EXPLAINED = 1.25  # times the factor of a usual mistake that a median may be off for that to be the reason
@@ -179,14 +182,11 @@ _MISTAKES: Mapping[str, Mapping[str, Callable[[Floats, Floats], Floats]]] = {
 
 @dataclass(frozen=True)
 class MeasuredWatts:
-    """Mean power of a GPU in runs, arrays (n,): NaN, or blank, where it was not measured.
-
-    ``off``: logarithm of how far it is beyond what the physics allows, 0 within; ``column``: where it is stated.
-    """
+    """Mean power of a GPU in n runs, arrays (n,): NaN, or blank, where it was not measured."""
 
     watts: Floats
-    off: Floats
-    column: np.ndarray[tuple[int], np.dtype[np.str_]]
+    off: Floats  # logarithm of how far it is beyond what the physics allows, 0 within
+    column: np.ndarray[tuple[int], np.dtype[np.str_]]  # of the table, that states it
     num_gpus: Floats
     gpus_per_node: Floats
 
@@ -276,10 +276,9 @@ def measured_watts(table: pd.DataFrame, priced: Priced) -> MeasuredWatts:
 
 
 def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
-    """log(measured / predicted) average power (n,) in the order of ``priced.rows``; NaN where nothing is known of it.
+    """log(measured / predicted) average power (n,) in the order of ``priced.rows``.
 
-    That is where nothing was measured, and where what was is `MeasuredWatts.refused`; ``table`` as `with_results` reads
-    it.
+    NaN where it was not measured or is `MeasuredWatts.refused`; ``table`` as `with_results` reads it.
     """
     found = measured_watts(table, priced)
     watts = np.where(found.refused(priced.runs.source), np.nan, found.watts)

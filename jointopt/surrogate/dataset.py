@@ -17,13 +17,13 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.cluster import Cluster, Machine
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
-from jointopt.physics.sensitivities import CONSTANTS, moved
+from jointopt.physics.sensitivities import CONSTANTS, with_constants
 from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
-from jointopt.surrogate.kernel import Runs, together
-from jointopt.surrogate.power import MeasuredPower, PowerScale, drawn_by, within_limits
+from jointopt.surrogate.kernel import Runs, joined_runs
+from jointopt.surrogate.power import MeasuredPower, PowerScale, board_power_of, within_limits
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class Priced:
         """log(measured / physics) of measured times (n,) in the order of ``rows``; NaN where not measured."""
         return np.asarray(np.log(time_s / self.physics["iteration_time_s"]))
 
-    def moved(self, by: Floats) -> Priced:
-        """The same rows as the physics prices them with its constants moved ``by`` so much, as `describe.moved`."""
-        return self.under(lambda job: moved(job, by)) if by.any() else self
+    def with_constants(self, by: Floats) -> Priced:
+        """The same rows priced with the physics' constants changed ``by``, as `sensitivities.with_constants`."""
+        return self.under(lambda job: with_constants(job, by)) if by.any() else self
 
     def under(self, change: Callable[[Job], Job], power: MeasuredPower | None = None) -> Priced:
-        """The same rows as the physics prices them on the jobs that ``change`` makes of theirs.
+        """The same rows priced on the jobs that ``change`` makes of theirs.
 
-        Power limits hold by the ``power`` that was measured, as they now do.
+        ``power``: measured power, by which power limits then hold; None: as they do now.
         """
         if not len(self.rows):
             return self
         power = power or self.power
         parts = self.plans_under(change, power)
-        runs = together([plans.runs("").take(plans.plan_of_row) for plans in parts]).take(self.in_order)
+        runs = joined_runs([plans.runs("").take(plans.plan_of_row) for plans in parts]).take(self.in_order)
         values = [{name: column[plans.plan_of_row] for name, column in plans.values.items()} for plans in parts]
         physics = {name: np.concatenate([part[name] for part in values])[self.in_order] for name in self.physics}
         works = tuple(replace(work, job=change(work.job)) for work in self.works)
@@ -175,7 +175,7 @@ def price_workloads(
         return replace(_NOTHING_PRICED, reasons=reasons)
     lengths = [len(w.rows) for w in works]
     return Priced(
-        rows=np.concatenate([w.rows for w in works]), runs=together(runs),
+        rows=np.concatenate([w.rows for w in works]), runs=joined_runs(runs),
         physics={name: np.concatenate([values[name] for values in parts]) for name in parts[0]},
         fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
         memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
@@ -205,7 +205,7 @@ class PricedPlans:
 
     @classmethod
     def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
-        """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: that too."""
+        """Price each layout and each plan once; ``power``: measured, by which limits hold; ``heat``: peaks too."""
         layout, clocks = row_codes([work.layout_of_row]), work.clock_mhz
         if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
             clocks = clocks[:, :1]
@@ -213,7 +213,9 @@ class PricedPlans:
         at, first = first_rows(plan), first_rows(layout)
         layouts = {name: values[work.layout_of_row[first]] for name, values in work.layouts.items()}
         plans = replace(work, layouts=layouts, layout_of_row=layout, clock_mhz=clocks).take(at)
-        physics = CostModel(work.job, layouts, drawn=None if power is None else power.drawn(work.job, layouts))
+        physics = CostModel(
+            work.job, layouts, board_power=None if power is None else power.board_power(work.job, layouts)
+        )
         values = physics.evaluate(plans.layout_of_row, plans.clock_mhz)
         values |= heat_of(physics, plans.layout_of_row, plans.clock_mhz) if heat else {}
         return cls(plans, plan, physics, values)
@@ -232,7 +234,7 @@ class PricedPlans:
         first = first_rows(self.layout)
         factor, offset_w = (np.broadcast_to(v, len(self.layout))[first] for v in (power.factor, power.offset_w))
         of_layouts = replace(power, factor=factor, offset_w=offset_w)
-        physics = CostModel(job, self.physics.layouts, drawn=drawn_by(self.physics, of_layouts, limit_w))
+        physics = CostModel(job, self.physics.layouts, board_power=board_power_of(self.physics, of_layouts, limit_w))
         values = physics.evaluate(self.layout, self.plans.clock_mhz)
         held = within_limits(of_layouts, physics)
         of_plans = (np.broadcast_to(v, len(factor))[self.layout] for v in (held.factor, held.offset_w))

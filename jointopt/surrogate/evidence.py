@@ -14,9 +14,9 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
-from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, moved, only
+from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, one_constant, with_constants
 from jointopt.surrogate.data_doubts import QUESTION, power_log_ratio
-from jointopt.surrogate.kernel import Runs, kinship, together
+from jointopt.surrogate.kernel import Runs, joined_runs, kinship
 from jointopt.surrogate.memory import MemoryEvidence, MemoryPosterior, memory_evidence
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale, scale_at_limit
 
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
 
 
-def as_it_is(job: Job) -> Job:
-    """The job."""
+def same_job(job: Job) -> Job:
+    """The job unchanged: `Evidence.under` prices runs anew on it under another measured power."""
     return job
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured runs of one source; ``counts``: how many timed runs come from where.
+    """What measured runs of one source say of time, power and memory.
 
-    ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have
-    a measured time, or a lower bound of it. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is
-    of its own rows.
+    ``runs`` and what is (n,) may hold timed runs of the source's kin too (`kernel.kinship`); power and memory are of
+    its own rows alone.
     """
 
     runs: Runs | None = None  # with a measured time
     residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
-    priced: tuple[Priced, ...] = ()
-    timed: Bools = field(default_factory=lambda: np.empty(0, bool))
-    log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
+    priced: tuple[Priced, ...] = ()  # all rows as the physics prices them, own ones first; none: runs kept as features
+    timed: Bools = field(default_factory=lambda: np.empty(0, bool))  # (rows,) of ``priced``: which are among ``runs``
+    log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), own rows
     static_share: Floats = field(default_factory=lambda: np.empty(0))  # of the predicted power, as the ratio
     static_w: float = 0.0  # of a GPU of the source
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # timed runs by the place that they come from
     bounded: Bools = field(default_factory=lambda: np.empty(0, bool))  # (n,): of which runs the time is a lower bound
 
     @classmethod
@@ -73,7 +72,7 @@ class Evidence:
         """All of ``parts``, which are of one source."""
         runs = [part.runs for part in parts if part.runs is not None]
         return cls(
-            runs=together(runs) if runs else None,
+            runs=joined_runs(runs) if runs else None,
             residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
             priced=tuple(priced for part in parts for priced in part.priced),
             timed=np.concatenate([np.empty(0, bool), *(part.timed for part in parts)]),
@@ -90,14 +89,14 @@ class Evidence:
         """Timed runs and their residuals; None where there are none."""
         return None if self.runs is None else (self.runs, self.residual)
 
-    def moved(self, by: Floats) -> Evidence | None:
-        """This evidence by a physics whose constants are moved ``by`` so much; None: runs cannot be priced anew."""
-        return self.under(lambda job: moved(job, by)) if by.any() else self
+    def with_constants(self, by: Floats) -> Evidence | None:
+        """This evidence priced with the physics' constants changed ``by``; None: runs cannot be priced anew."""
+        return self.under(lambda job: with_constants(job, by)) if by.any() else self
 
-    def under(self, change: Callable[[Job], Job] = as_it_is, power: MeasuredPower | None = None) -> Evidence | None:
-        """This evidence by the physics of the jobs that ``change`` makes; None: runs cannot be priced anew.
+    def under(self, change: Callable[[Job], Job] = same_job, power: MeasuredPower | None = None) -> Evidence | None:
+        """This evidence priced on the jobs that ``change`` makes of its own; None: runs cannot be priced anew.
 
-        ``power``: by which limits hold, None: by the physics.
+        ``power``: measured power, by which power limits then hold; None: they hold by the physics.
         """
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
@@ -108,14 +107,14 @@ class Evidence:
             for name in ("iteration_time_s", "avg_power_w")
         )  # (rows,) each, of the physics before over that after
         return replace(
-            self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
+            self, runs=joined_runs([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
             residual=self.residual + time_s[self.timed],
             log_power_ratio=self.log_power_ratio + power_w[: len(self.log_power_ratio)],
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
-    def shares_doubt(self, job: Job) -> bool:
-        """Whether a timed run leaves open what a job does and was priced by the same precision and attention.
+    def shares_guess(self, job: Job) -> bool:
+        """Whether some timed run rests on the same guess of precision and attention as ``job``.
 
         What the guess is off by is then in what the runs teach.
         """
@@ -125,8 +124,8 @@ class Evidence:
             for priced in self.priced for one in priced.works
         )  # fmt: skip
 
-    def some(self, most: int) -> Evidence:
-        """At most so many of the runs that ended, drawn at random, and nothing but these; all that are remembered."""
+    def sample(self, most: int) -> Evidence:
+        """At most ``most`` of the runs that ended, drawn at random; all of them where they cannot be priced anew."""
         if self.runs is None or np.count_nonzero(self.timed) != len(self.runs):
             return self  # runs that a surrogate remembers have no rows to draw
         ended = np.flatnonzero(~self.bounds).astype(np.int64)
@@ -140,7 +139,7 @@ class Evidence:
         kept = tuple(part for part in priced if len(part.rows))
         return Evidence(self.runs.take(drawn), self.residual[drawn], kept, np.ones(len(drawn), bool))
 
-    def beside(self, kin: Iterable[Evidence]) -> Evidence:
+    def with_runs_of(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
         every = Evidence.joined([self, *kin])
         of_runs = {name: getattr(every, name) for name in ("runs", "residual", "priced", "timed", "bounded")}
@@ -170,9 +169,9 @@ class Evidence:
         return tuple(part for part, at in zip(self.priced, starts, strict=False) if at < len(self.log_power_ratio))
 
     def under_measured_power(self) -> Evidence:
-        """This evidence with runs under lower limits than the highest priced at the clocks that measured power leaves.
+        """This evidence, runs under lower power limits priced at the clocks that these leave by measured power.
 
-        By the power of those under the highest, as `jointopt.physics.cost_model.Drawn` has it of plans.
+        Power is that of the runs under the highest limit (`jointopt.physics.cost_model.BoardPower`).
         """
         limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self._own_priced)])
         if len(limits_w) != len(self.log_power_ratio) or not len(limits_w) or (limits_w == limits_w.max()).all():
@@ -185,14 +184,14 @@ class Evidence:
         return MemoryPosterior(self.memory, framework)
 
 
-def learned_from(table: pd.DataFrame) -> Bools:
+def informative_rows(table: pd.DataFrame) -> Bools:
     """Rows (n,) of a table, as `with_results` reads it, that ended well, out of memory, or early with a lower bound."""
     return np.asarray(np.isin(table["status"].to_numpy(str), ("ok", "oom")) | is_lower_bound(table))
 
 
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[Source, Evidence]:
-    """Evidence of the priced rows of ``table`` that are `learned_from`, by their source."""
-    learned = learned_from(table)[priced.rows]
+    """Evidence of the priced rows of ``table`` that are `informative_rows`, by their source."""
+    learned = informative_rows(table)[priced.rows]
     found = {}
     for key in np.unique(priced.runs.source[learned]).tolist():
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
@@ -205,10 +204,10 @@ def with_kin(evidence: Mapping[Source, Evidence], source: Source) -> Evidence:
     others = [one for one in evidence if one != source]
     alike = kinship(np.array([str(source)]), np.array(others, str))[0] > 0.0 if others else ()
     kin = [evidence[one] for one, counts in zip(others, alike, strict=True) if counts]
-    return evidence.get(source, Evidence()).beside(kin)
+    return evidence.get(source, Evidence()).with_runs_of(kin)
 
 
-def renamed(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
+def renamed_sources(keys: npt.NDArray[np.str_], name: Callable[[Source], Source]) -> npt.NDArray[np.str_]:
     """Keys (n,) of sources as those of the sources that ``name`` makes of them."""
     found, of = np.unique(keys, return_inverse=True)
     return np.array([str(name(Source.parse(key))) for key in found.tolist()], dtype=str)[of]
@@ -221,10 +220,7 @@ def source_of_job(job: Job, origin: str = "") -> Source:
 
 
 def is_kin(other: Job, job: Job) -> bool:
-    """Whether runs of another job, on another kind of cluster, may be off by some of what those of a job are.
-
-    By the same framework, or on the same GPU.
-    """
+    """Whether another job ran on another kind of cluster, but by the same framework or on the same GPU as ``job``."""
     its, own = source_of_job(other), source_of_job(job)
     return its != own and (its.gpu == own.gpu or its.framework == own.framework)
 
@@ -239,48 +235,48 @@ def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
 # Constants of the physics that a few runs show to be far from what was assumed, where no straight line reaches.
 
 
-# How far constants may be from what was assumed (logarithms), and the share of clusters that each is expected of: how
-# much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has no
-# such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.sensitivities` moves it). Their effect on time is no straight
-# line, so that runs are compared by how likely they are under each of these: far from zero, sensitivities of the slower
-# network explain every error as one of the network (three runs of nanotron, one of them broken, 23 % instead of 4 %),
-# and a host that no run waits for at first has no sensitivity at all. Floors of profiles are left alone: ten of
-# nanotron's runs, of which some wait for other things, made it twenty times as high.
-STAYS = 0.5
-FAR: Mapping[int, Mapping[float, float]] = {
+# Changes of two constants (logarithms) that runs are tried under, and the share of clusters that each is expected of:
+# how much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has
+# no such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.sensitivities` changes it). Their effect on time is not
+# linear: far from zero, sensitivities to the slower network explain every error as one of the network (three runs of
+# nanotron, one of them broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at
+# all. Floors of profiles are left alone: ten of nanotron's runs, of which some wait for other things, made it twenty
+# times as high.
+PRIOR_UNCHANGED = 0.5
+FAR_PRIORS: Mapping[int, Mapping[float, float]] = {
     NETWORK: {1.0: 0.12, 1.5: 0.1, 2.0: 0.08, 2.5: 0.05, 3.0: 0.02, -1.0: 0.05},
     HOST: {1.0: 0.04, 2.0: 0.03, 3.0: 0.01},
 }
-PRICED = (-1.0, 0.0, 1.5, 3.0)  # of networks: between these runs are interpolated, since pricing takes the time
-NEAR = 0.3  # of a logarithm: runs that are off by less, or move the network so along a straight line, move nothing far
-SURE = 0.8  # probability from which on plans are priced so
+PRICED_NETWORKS = (-1.0, 0.0, 1.5, 3.0)  # changes that runs are priced at; between them times are interpolated
+LEAST_CHANGE = 0.3  # of a logarithm, by residual or linear sensitivity: below it no large change is tried
+SURE_OF_CHANGE = 0.8  # probability of a large change from which on plans are priced with it
 MOST_COMPARED = 40  # runs, since each is priced under each
 
 
-def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence], float]) -> Floats:
-    """Logarithms by which runs move constants far from what was assumed, (`CONSTANTS`,); zeros where they do not.
+def far_constants(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence], float]) -> Floats:
+    """Changes of the physics' constants, (`CONSTANTS`,), where runs show a network or host far from the assumed one.
 
-    ``constants``: what the runs show along a straight line. ``log_evidence``: of runs, by the physics that prices them.
-    Of networks the mean of what runs leave open.
+    Zeros where they do not. ``constants``: what the runs show by linear sensitivities. ``log_evidence``: log marginal
+    likelihood of runs as priced. Of networks the mean of those that the runs leave open.
     """
     network = float(constants[NETWORK])
     frameworks = {work.job.training.framework for part in priced.priced for work in part.works}
     floors = [max(one.host_floor_s, one.host_floor_pp_s) for one in frameworks]
     # some run is slow, and the profile of no run's framework says what the host needs for a layer
-    waits = float(priced.residual.max(initial=0.0)) >= NEAR and not any(floors)
-    tried = {NETWORK: abs(network) >= NEAR, HOST: waits}
-    moves, shares = [np.zeros(len(CONSTANTS))], [STAYS]
-    for constant, steps in FAR.items():
+    waits = float(priced.residual.max(initial=0.0)) >= LEAST_CHANGE and not any(floors)
+    tried = {NETWORK: abs(network) >= LEAST_CHANGE, HOST: waits}
+    moves, shares = [np.zeros(len(CONSTANTS))], [PRIOR_UNCHANGED]
+    for constant, steps in FAR_PRIORS.items():
         for step, expected in steps.items():
             if tried[constant] and (constant != NETWORK or step * network >= 0.0):
-                moves.append(only(constant, step))
+                moves.append(one_constant(constant, step))
                 shares.append(expected)
     if len(moves) == 1:
         return moves[0]
-    few = _Moved(priced.some(MOST_COMPARED))
+    few = _ShiftedRuns(priced.sample(MOST_COMPARED))
     likely = np.log(shares) + [few.log_evidence(by, log_evidence) for by in moves]
     share = np.exp(likely - likely.max())
-    if share[1:].sum() < SURE * share.sum():
+    if share[1:].sum() < SURE_OF_CHANGE * share.sum():
         return moves[0]
     found = moves[1 + int(share[1:].argmax())]
     alike = [i for i, by in enumerate(moves) if by[NETWORK] * found[NETWORK] > 0.0]
@@ -288,21 +284,21 @@ def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence
 
 
 @dataclass
-class _Moved:
-    """A few runs by the physics with constants moved; each is priced once."""
+class _ShiftedRuns:
+    """A few runs priced with changed constants of the physics, once for each change."""
 
     few: Evidence
     priced: dict[tuple[float, ...], Evidence | None] = field(default_factory=dict)
 
     def log_evidence(self, by: Floats, of: Callable[[Evidence], float]) -> float:
-        """The log evidence ``of`` the runs with constants moved; minus infinity where they cannot be priced so.
+        """The log evidence ``of`` the runs with constants changed ``by``; minus infinity where they cannot be priced.
 
         On a network between two priced ones, time grows by what it takes longer to send.
         """
         network = float(by[NETWORK])
-        above = min((one for one in PRICED if one >= network), default=0.0)
-        below = max((one for one in PRICED if one <= network), default=0.0)
-        ends = [by] if not network else [only(NETWORK, below), only(NETWORK, above)]
+        above = min((one for one in PRICED_NETWORKS if one >= network), default=0.0)
+        below = max((one for one in PRICED_NETWORKS if one <= network), default=0.0)
+        ends = [by] if not network else [one_constant(NETWORK, below), one_constant(NETWORK, above)]
         first, second = (self._at(ends[0]), self._at(ends[-1]))
         if first is None or second is None or above == below or first.runs is None or second.runs is None:
             return -np.inf if first is None else of(first)
@@ -316,18 +312,19 @@ class _Moved:
     def _at(self, by: Floats) -> Evidence | None:
         key = tuple(by.tolist())
         if key not in self.priced:
-            self.priced[key] = self.few.moved(by)
+            self.priced[key] = self.few.with_constants(by)
         return self.priced[key]
 
 
-def far_words(by: Floats, job: Job) -> str:
-    """A sentence on what `far_by` moves ``by`` so much in the physics of a job; blank where it moves nothing."""
+def far_constants_words(by: Floats, job: Job) -> str:
+    """A sentence on the change ``by`` of `far_constants` to the physics of a job; blank where there is none."""
     moves = "The measured runs show"
     if network := float(by[NETWORK]):
         how = "slower" if network > 0.0 else "faster"
         moves += f" a network between nodes {np.exp(abs(network)):.2g} times {how} than assumed"
     elif by[HOST]:
-        moves += f" a host that needs {1e3 * moved(job, by).training.framework.host_floor_s:.2g} ms to launch a layer"
+        floor_s = with_constants(job, by).training.framework.host_floor_s
+        moves += f" a host that needs {1e3 * floor_s:.2g} ms to launch a layer"
     else:
         return ""
     return f"{moves}: all plans are priced on it."
@@ -336,7 +333,7 @@ def far_words(by: Floats, job: Job) -> str:
 # Runs that were ended early, as evidence: each counts as what it is expected to have taken beyond its bound.
 
 
-DOUBTED = 0.05  # probability of lying below its bound from which on a run's bound says something
+LEAST_INFORMATIVE = 0.05  # probability of lying below its bound from which on a run's bound says something
 
 
 def is_lower_bound(table: pd.DataFrame) -> Bools:
@@ -348,17 +345,14 @@ def is_lower_bound(table: pd.DataFrame) -> Bools:
     return np.asarray(ended & (table["iteration_time_s"].to_numpy(float) > 0))
 
 
-def far_bounds(table: pd.DataFrame, priced: Priced, times: float) -> Ints:
-    """Rows of ``table`` whose time is a lower bound beyond so many times the physics: no plan takes that long.
-
-    A bound below it says little in any unit.
-    """
+def impossible_bounds(table: pd.DataFrame, priced: Priced, times: float) -> Ints:
+    """Rows of ``table`` whose lower bound of time is above ``times`` times the physics, as no plan's is."""
     off = priced.residual(table["iteration_time_s"].to_numpy(float)[priced.rows])
     return np.sort(priced.rows[is_lower_bound(table)[priced.rows] & (np.nan_to_num(off) > np.log(times))])
 
 
-def far_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -> list[str]:
-    """A sentence on `far_bounds`, if any, of so many bounds; ``named``: what messages call a row."""
+def impossible_bounds_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -> list[str]:
+    """A sentence on `impossible_bounds`, if any, of ``total`` bounds; ``named``: what messages call a row."""
     if not len(far):
         return []
     return [
@@ -367,7 +361,7 @@ def far_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -
     ]
 
 
-def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
+def expected_above(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
     """Expected values (n,) of normals of ``mean`` and ``deviation`` (n,), given that they are above ``bound`` (n,).
 
     The mean of a truncated normal, by which Schmee and Hahn (1979, A simple method for regression analysis with
@@ -380,11 +374,11 @@ def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
     return np.asarray(np.maximum(mean + deviation * hazard, bound))
 
 
-def telling(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
-    """Mask (n,) of bounds that are informative: others are far below the expectation, and would only seem certain."""
+def informative(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
+    """Mask (n,) of lower bounds that are not far below the expectation, where they would say nothing."""
     from scipy.special import ndtr
 
-    return np.asarray(ndtr((bound - mean) / deviation) > DOUBTED)
+    return np.asarray(ndtr((bound - mean) / deviation) > LEAST_INFORMATIVE)
 
 
 # Use that training makes of the timed runs of a table.

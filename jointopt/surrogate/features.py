@@ -10,17 +10,17 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel, by_physics_alone
-from jointopt.physics.costs import Common
+from jointopt.physics.cost_model import CostModel, unscaled_heat
+from jointopt.physics.costs import SharedCosts
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.sensitivities import (
     NETWORK,
     least_times_s,
-    moved,
-    only,
+    one_constant,
     sensitivities,
     shape_columns,
     share_columns,
+    with_constants,
 )
 from jointopt.surrogate.kernel import DELAY, Runs
 
@@ -61,14 +61,14 @@ def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Flo
 
 def heat_of(physics: CostModel, layout: Ints, stage_clock_mhz: Floats) -> Columns:
     """Peak power and temperature over the inlet air (n,) of plans by the physics alone, of the hottest stage."""
-    found = by_physics_alone(physics, layout, stage_clock_mhz)
+    found = unscaled_heat(physics, layout, stage_clock_mhz)
     return {PEAK: found["peak_power_w"], RISE: found["temperature_c"] - physics.job.cluster.inlet_temperature_c}
 
 
 def clocks_reached(physics: CostModel, stage_clock_mhz: Floats) -> Floats:
     """Of clocks (n, S) of all layouts of the physics those that they reach within their power limits, in MHz."""
     out = np.full_like(stage_clock_mhz, np.nan)
-    for g, at, rows, depth in physics.parts(np.arange(len(out))):
+    for g, at, rows, depth in physics.blocks(np.arange(len(out))):
         out[at, :depth] = physics.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
     return out
 
@@ -80,9 +80,9 @@ def clocks_reached(physics: CostModel, stage_clock_mhz: Floats) -> Floats:
 # each, where that system has 25. Recorded runs whose network is assumed, under stand-ins of their profiles: where a
 # tenth of the network would make a plan e times as long, bounds of a new source held 65 % of them, with 2, e and 4
 # times 81, about 86 and 89 % (docs/appendix/surrogate-experiments.md).
-SLOWER = float(np.e)
+SLOWER_NETWORK = float(np.e)
 NETWORK_DOUBT = 0.15  # of a logarithm of time, from which a plan's network is remarked on
-SEEN = 0.5  # of a plan's delay: a run that depends as much on the network shows what that is
+SEEN_SHARE = 0.5  # of a plan's delay: a run that depends as much on the network shows what that is
 
 
 def network_assumed(job: Job) -> bool:
@@ -93,15 +93,18 @@ def network_assumed(job: Job) -> bool:
 
 
 def network_delay(physics: CostModel, layout: Ints) -> Floats:
-    """The logarithm of how much longer plans of ``layout`` (n,) take on a network `SLOWER` times slower, (n,).
+    """The logarithm of how much longer plans of ``layout`` (n,) take on a network `SLOWER_NETWORK` times slower, (n,).
 
     Priced there, at the top clock: traffic that passes hide on the network assumed comes to light on a slower one, so
     that a tenth less of it shows a sixth of this where weights are gathered layer by layer.
     """
     if physics.job.cluster.nodes == 1:
         return np.zeros(len(layout))
-    slower = moved(physics.job, only(NETWORK, np.log(SLOWER)))
-    common, every = physics.common or Common(physics.hardware, physics.shapes), np.arange(len(physics.layouts["pp"]))
+    slower = with_constants(physics.job, one_constant(NETWORK, np.log(SLOWER_NETWORK)))
+    common, every = (
+        physics.common or SharedCosts(physics.hardware, physics.shapes),
+        np.arange(len(physics.layouts["pp"])),
+    )
     top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
     (there_s,) = least_times_s([slower], physics, every, top, common)
     return np.asarray(np.maximum(np.log(there_s / physics.least_time_s(every, top)), 0.0)[layout])
@@ -110,7 +113,7 @@ def network_delay(physics: CostModel, layout: Ints) -> Floats:
 def delay_of(runs: Runs) -> Floats:
     """`network_delay` (n,) of runs; by their sensitivity, mostly less, where an older surrogate kept them without."""
     known = runs.features.get(DELAY)
-    return np.asarray(np.log(SLOWER) * runs.sensitivity[:, NETWORK] if known is None else known)
+    return np.asarray(np.log(SLOWER_NETWORK) * runs.sensitivity[:, NETWORK] if known is None else known)
 
 
 def network_half_width(job: Job, delay: Floats, seen: float = 0.0) -> Floats:
@@ -118,7 +121,7 @@ def network_half_width(job: Job, delay: Floats, seen: float = 0.0) -> Floats:
 
     ``delay`` (n,): of plans; ``seen``: that of the run of the cluster which depends on the network most.
     """
-    known: Bools = delay <= seen / SEEN
+    known: Bools = delay <= seen / SEEN_SHARE
     return np.where(known | (not network_assumed(job)), 0.0, delay)
 
 

@@ -14,14 +14,14 @@ from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.new_sources import (
     DRAWS,
     LEAST_GROUPS,
-    SURE,
+    SURE_SHARE,
     NewGroups,
     NewSource,
     bounds_of_clusters,
     bounds_of_software,
     size_groups,
 )
-from jointopt.surrogate.own_mix import COVERAGE, held_half_width, sure_part
+from jointopt.surrogate.own_mix import COVERAGE, held_half_width, signal_share
 from jointopt.surrogate.surrogate import Surrogate, Widths
 
 FOLDS = 5
@@ -31,13 +31,13 @@ SAME = 1e-6  # of features and sensitivities, as rounding has it
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of the log residual for runs not seen: truth, mean and 90 % half-width, (n,)."""
+    """Predictions of log(measured / physics) for n runs that the surrogate has not seen."""
 
-    truth: Floats
-    mean: Floats
-    half_width: Floats
-    rows: Ints
-    known: int = 0  # runs of the source that were
+    truth: Floats  # (n,)
+    mean: Floats  # (n,)
+    half_width: Floats  # (n,) 90 %
+    rows: Ints  # (n,) positions of the runs
+    known: int = 0  # runs of the source that were seen
 
     @property
     def median_error(self) -> float:
@@ -50,12 +50,12 @@ class HeldOut:
         return self.covered(1.0)
 
     @property
-    def by_root(self) -> HeldOut:
-        """The same with the roots of the half-widths in their place."""
+    def with_root_widths(self) -> HeldOut:
+        """With roots of the half-widths in their place, on which factors of differences are calibrated."""
         return replace(self, half_width=np.sqrt(self.half_width))
 
     def covered(self, factor: float) -> float:
-        """The same of intervals so many times as wide."""
+        """`coverage` of intervals ``factor`` times as wide."""
         return float((np.abs(self.mean - self.truth) <= factor * self.half_width).mean())
 
 
@@ -103,7 +103,7 @@ def predict_pairs(
     ``rows`` of the answer are those of the first run of each pair. ``twins``: of runs of one plan too, between which
     nothing but what a table does not say differs.
     """
-    first, second = pairs(runs, test)
+    first, second = run_pairs(runs, test)
     if not twins:
         inputs = np.hstack([runs.sensitivity, runs.matrix(runs.names)])
         differ = (np.abs(inputs[first] - inputs[second]) > SAME).any(axis=1)
@@ -117,7 +117,7 @@ def predict_pairs(
     return HeldOut(residual[first] - residual[second], mean, width, first, len(measured)) if len(first) else None
 
 
-def pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
+def run_pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
     """Positions of the first and of the second run of pairs of ``rows`` that are of one source and group.
 
     Of a group with more than `MOST_PAIRS` so many are drawn.
@@ -134,7 +134,7 @@ def pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
     return first, second
 
 
-def calibrated(
+def with_conformal_widths(
     surrogate: Surrogate, parts: Mapping[str, list[HeldOut]], of_pairs: Mapping[str, list[HeldOut]] | None = None
 ) -> Surrogate:
     """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
@@ -149,12 +149,12 @@ def calibrated(
     # of all kinds at once: sources left out are then covered by 91 % with a profile and without, else by 93 and 88 %
     if together := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
         widths = replace(widths, difference=conformal(together))
-    if after := [held.by_root for _, held in pairs if held.known]:
+    if after := [held.with_root_widths for _, held in pairs if held.known]:
         widths = replace(widths, difference_after=conformal(after))
     return replace(surrogate, widths=widths)
 
 
-def joined(parts: Sequence[HeldOut]) -> HeldOut | None:
+def joined_held_out(parts: Sequence[HeldOut]) -> HeldOut | None:
     """All of ``parts`` as one; None where there are none."""
     if not parts:
         return None
@@ -172,24 +172,24 @@ def conformal(held: list[HeldOut]) -> float:
 
 
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
-    """A `NewGroups` of few ``runs``, by answers of the whole process for those ``held`` out; and what counts of these.
+    """(A `NewGroups` of few ``runs``, ``held`` as predicted by it); ``held``: runs left out, by the whole process.
 
-    All of the process where its median error is at most that of the physics in `SURE` of draws of the groups; else as
-    far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of it.
-    Fewer than `LEAST_GROUPS` choose nothing.
+    All of the process where its median error is at most that of the physics in `SURE_SHARE` of draws of the groups;
+    else as far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of
+    it. Fewer than `LEAST_GROUPS` choose nothing.
     """
     some = runs.take(held.rows)
     group = size_groups(some)
     each = [np.flatnonzero(group == one) for one in np.unique(group)]
     count, wider = len(each), 1.0
     of_physics, of_part = (
-        replace(held, mean=part * held.mean) for part in (0.0, sure_part(held.mean, held.half_width))
+        replace(held, mean=part * held.mean) for part in (0.0, signal_share(held.mean, held.half_width))
     )
     # whole groups are drawn, as runs of one are off alike
     rng, off = np.random.default_rng(0), np.abs(np.expm1([one.mean - one.truth for one in (held, of_physics)]))
     drawn = (np.concatenate([each[i] for i in rng.integers(0, count, count)]) for _ in range(DRAWS))
     medians = np.array([np.median(off[:, rows], axis=1) for rows in drawn])
-    no_worse = (medians[:, 0] <= medians[:, 1]).mean() >= SURE
+    no_worse = (medians[:, 0] <= medians[:, 1]).mean() >= SURE_SHARE
     weight, as_sure, left = 1.0, False, held
     if count >= LEAST_GROUPS and not no_worse:
         as_sure = of_part.median_error <= of_physics.median_error
@@ -229,7 +229,7 @@ COLUMNS: Mapping[str, str] = {
 class Scores:
     """Error of the physics alone on one source, and held-out predictions of its runs by what was left out.
 
-    ``pairs``: of differences. ``new``: what it was off by where nothing of it was known.
+    ``run_pairs``: of differences. ``new``: what it was off by where nothing of it was known.
     """
 
     source: str
@@ -245,9 +245,9 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
         {kind: [each[name] for each in every for name in names if name in each] for kind, names in KINDS.items()}
         for every in ([s.held for s in scores], [s.pairs for s in scores])
     )
-    found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
+    found, new = with_conformal_widths(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
     # What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
-    by_root = ([s.pairs[kind].by_root for s in scores if kind in s.pairs] for kind in ("source_out", "unseen"))
+    by_root = ([s.pairs[kind].with_root_widths for s in scores if kind in s.pairs] for kind in ("source_out", "unseen"))
     of_new, unknown = (conformal(each) if each else None for each in by_root)
     widths = replace(
         found.widths, new_cluster=bounds_of_clusters(new), new_software=bounds_of_software(new),
@@ -270,10 +270,10 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
         if "source_out" in s.pairs:
             pairs, factor = s.pairs["source_out"], w.fitted * w.difference
             if w.difference_new is not None:  # an earlier card has no factor on roots
-                pairs, factor = pairs.by_root, w.difference_new
+                pairs, factor = pairs.with_root_widths, w.difference_new
             covered["differences"] = pairs.covered(factor)
         if "three" in s.pairs and w.difference_after is not None:
-            covered["differences, +3 runs"] = s.pairs["three"].by_root.covered(w.difference_after)
+            covered["differences, +3 runs"] = s.pairs["three"].with_root_widths.covered(w.difference_after)
         if s.new is not None and w.new_cluster is not None and w.new_software is not None:
             covered["source out"], covered["framework unknown"] = s.new.covered(w.new_cluster, w.new_software)
         row = {"source": s.source, "physics": s.physics} | errors

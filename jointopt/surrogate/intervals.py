@@ -1,4 +1,7 @@
-"""How far off the physics alone is: 90 % intervals from its errors on recorded runs, and where none support it."""
+"""How far off predictions are: 90 % intervals, doubts and differences of plans, from errors on recorded runs.
+
+Half-widths are of logarithms; independent ones add in squares. A doubt is a reason why no recorded run supports a plan.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.surrogate.clock_response import ABOVE, BELOW, TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.clock_response import ABOVE_MEASURED, BELOW_TOP, TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, RISE
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.posterior import SCALES, SHARES, Posterior
@@ -55,10 +58,10 @@ DOUBTS: Mapping[str, str] = {
 # Beside these, where no doubt explains it: precision or attention are not the plan's, and the runs learned from do
 # not resemble it.
 NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
-# Doubts with a width of their own, which is added in squares.
-APART = frozenset({"clock", "network"})
+# Doubts whose own half-width is added in squares, instead of a wider interval.
+ADDED_DOUBTS = frozenset({"clock", "network"})
 # Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
-OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe", "link"}) | APART
+OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe", "link"}) | ADDED_DOUBTS
 # Doubts that runs of the cluster leave open by themselves: what they teach of clocks and networks is in `measured` and
 # ``network``, and a link in another unit stays one.
 _OF_JOB = frozenset({"clock", "network", "link"})
@@ -103,8 +106,8 @@ def doubts(
     return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}
 
 
-def supported(found: Mapping[str, Bools], but: Collection[str] = ()) -> Bools:
-    """Whether no doubt of those ``found`` but of these names is of plans, (n,)."""
+def without_doubts(found: Mapping[str, Bools], but: Collection[str] = ()) -> Bools:
+    """Whether a plan has none of the doubts ``found``, those named in ``but`` aside, (n,)."""
     return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name not in but]))
 
 
@@ -121,13 +124,13 @@ def kind_of(job: Job) -> dict[str, Any]:
 
 
 def new_kinds(job: Job, measured: Iterable[Job]) -> frozenset[str]:
-    """Names of doubts that runs of the jobs ``measured`` leave open, since none is of that kind; none without runs."""
+    """Keys of `kind_of` in which a job differs from all jobs ``measured``; empty if there are none."""
     kind, known = kind_of(job), [kind_of(one) for one in measured]
     return frozenset(name for name, value in kind.items() if known and all(one[name] != value for one in known))
 
 
 def doubt_names(found: Mapping[str, Bools], in_domain: Bools) -> npt.NDArray[np.object_]:
-    """Why plans are outside of the domain, (n,): names of the doubts ``found``, joined by a blank; else blank."""
+    """Names of the doubts ``found`` of each plan outside of the domain, joined by a blank, (n,); else blank."""
     of_all = {name: doubt & ~in_domain for name, doubt in found.items()}
     of_all |= {UNLIKE: ~in_domain & ~np.logical_or.reduce(list(of_all.values()))}
     codes = np.zeros(len(in_domain), np.int64)
@@ -139,19 +142,19 @@ def doubt_names(found: Mapping[str, Bools], in_domain: Bools) -> npt.NDArray[np.
 
 
 def clock_doubt(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> tuple[Floats, Bools]:
-    """Doubt of time for clocks (n, S) alone, (n,), and whether nothing that was measured teaches enough of these.
+    """(Doubt of time for clocks (n, S) alone, whether measured runs teach too little of them), (n,) each.
 
-    As a 90 % half-width of its logarithm: nothing on a GPU with a measured clock response; elsewhere it grows with the
-    logarithm of the lowest clock, and is that of half the clock where the highest is not known. ``measured``: clocks of
-    runs of the same cluster, above which it grows too; where those at lower clocks are off, it is by as much as they
-    are.
+    The doubt is a 90 % half-width of the logarithm: 0 on a GPU with a measured clock response; elsewhere it grows with
+    the logarithm of the lowest clock, and is that of half the clock where the highest is not known. ``measured``:
+    clocks of runs of the same cluster, above which it grows too; where those at lower clocks are off, it is by as much
+    as they are.
     """
     gpu, lowest = job.cluster.gpu, np.nanmin(stage_clock_mhz, axis=1)
     published = gpu.id in physics_errors()["clock_response_gpus"]
     top_mhz = gpu.clock_max_mhz or 2.0 * lowest
     highest = np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz)
-    contradicted = (measured.off_below > 0.0) & (lowest < BELOW * top_mhz)
-    above = highest > ABOVE * measured.high * top_mhz
+    contradicted = (measured.off_below > 0.0) & (lowest < BELOW_TOP * top_mhz)
+    above = highest > ABOVE_MEASURED * measured.high * top_mhz
     half_width = np.where(contradicted, np.log1p(measured.off_below), 0.0)
     if not published:
         under = np.log(np.maximum(measured.low * top_mhz / lowest, 1.0))
@@ -167,7 +170,7 @@ def add_intervals(
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``network`` as for `doubts`."""
     errors = physics_errors()
     found = doubts(job, columns, measured, network)
-    at_top = supported(found, APART)
+    at_top = without_doubts(found, ADDED_DOUBTS)
     inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
     power_known = inside & (job.cluster.gpu.id in errors["clock_response_gpus"])
     # in the order in which tables have them
@@ -185,7 +188,7 @@ def open_doubts(
     job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0,
     new: frozenset[str] = frozenset(),
 ) -> dict[str, Bools]:  # fmt: skip
-    """Of `doubts` (n,) those that ``known`` runs of the same cluster and precision leave open; ``new``: `new_kinds`."""
+    """`doubts` (n,) that stay open where runs of the same cluster and precision are ``known``; ``new``: `new_kinds`."""
     found = doubts(job, columns, measured, network)
     return {name: doubt for name, doubt in found.items() if not known or name in _OF_JOB or name in new}
 
@@ -193,7 +196,7 @@ def open_doubts(
 def _added_widths(
     job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Widths of the doubts `APART`, below and above, (n,) each: a network may be slower than assumed."""
+    """Widths of the doubts `ADDED_DOUBTS`, below and above, (n,) each: a network may be slower than assumed."""
     clock, _ = clock_doubt(job, columns["stage_clock_mhz"], measured)
     return clock, np.hypot(clock, network)
 
@@ -255,15 +258,15 @@ def with_new_interval(
     job: Job, columns: Columns, half_widths: tuple[Floats, Floats], measured: MeasuredClocks = TOP_ONLY,
     network: Floats | float = 0.0,
 ) -> Columns:  # fmt: skip
-    """As `with_time_interval`, where no run of the source is known; half-widths (n,) below and above the prediction.
+    """As `with_time_interval`, where no run of the source is known; ``half_widths`` (n,): (below, above).
 
     They are of recorded sources, each taken for new, on GPUs and at sizes that others did not have. So only GPUs, sizes
     and degrees that no recorded run has widen them, and experts and the like; so does ``network``, as for `doubts`.
     """
     found = doubts(job, columns, measured, network)
     software = found["framework"] & (job.cluster.gpu.architecture != "CPU")
-    beyond = ~supported(found, OF_PLACE | {"framework"})
-    place = ~supported(found, found.keys() - (OF_PLACE - APART))
+    beyond = ~without_doubts(found, OF_PLACE | {"framework"})
+    place = ~without_doubts(found, found.keys() - (OF_PLACE - ADDED_DOUBTS))
     low, high = _widest_time(job, found)
     # nothing that was learned from runs shows how much faster the best of unknown software is
     floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
@@ -272,8 +275,8 @@ def with_new_interval(
     return _with_time(columns, (below, above), everywhere, (1.0, 1.0), added)
 
 
-def narrower(first: Columns, second: Columns) -> Columns:
-    """``first`` with the bounds of time and energy of ``second``, other intervals of the same plans, where nearer."""
+def nearest_bounds(first: Columns, second: Columns) -> Columns:
+    """``first`` with the bounds of time and energy that are nearer, of its own and those of ``second``, (n,) each."""
     out = dict(first)
     for name in ("iteration_time_s", "energy_j"):
         out[f"{name}_low"] = np.fmax(first[f"{name}_low"], second[f"{name}_low"])
@@ -285,10 +288,10 @@ def _with_time(
     columns: Columns, half_widths: tuple[Floats, Floats], inside: Bools, widest: Sequence[float | Floats],
     added: Sequence[Floats | float] = (0.0, 0.0),
 ) -> Columns:  # fmt: skip
-    """Columns with intervals of time by half-widths below and above, and of energy, as both err independently.
+    """``columns`` with intervals of time by ``half_widths`` (below, above), and of energy by those of time and power.
 
-    Where plans are not ``inside`` (n,) they are at least as wide as the ``widest`` bounds; widths ``added`` are so
-    in squares.
+    Where plans are not ``inside`` (n,), at least as wide as the ``widest`` (low, high) ratios. ``added``: half-widths
+    (below, above) that are added in squares.
     """
     out = dict(columns)
     sides = zip(("low", "high"), (-1.0, 1.0), half_widths, widest, added, strict=True)
@@ -317,7 +320,7 @@ def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
     near, far = errors["near"], errors["unknown"]
     if job.cluster.gpu.architecture == "CPU":
         near = far = errors["cores"]
-    unlike = ~supported(found, OF_PLACE)
+    unlike = ~without_doubts(found, OF_PLACE)
     low, high = (np.where(unlike, of_far, of_near) for of_far, of_near in zip(far, near, strict=True))
     return low, high
 
@@ -366,35 +369,35 @@ _ERFC = np.frompyfunc(math.erfc, 1, 1)  # scipy.special would take every proposa
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Doubt of layouts alone, between each of n plans and one of them."""
+class DifferenceDoubt:
+    """Doubt of the difference between each of n plans and one of them, clocks aside."""
 
-    half_width: Floats  # 90 %, of log(time / time of the one), (n,)
-    other_layout: Bools  # (n,)
+    half_width: Floats  # (n,) 90 %, of log(time / time of the one)
+    other_layout: Bools  # (n,) whether the plan has another layout than the one
     measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the cluster
-    by_limit: Floats = field(default_factory=lambda: np.zeros((2, 1)))  # `of_limits`, (2, n)
+    by_limit: Floats = field(default_factory=lambda: np.zeros((2, 1)))  # `limit_half_widths`, (2, n)
 
 
-def recorded(job: Job, columns: Columns, first: int, known: bool = False) -> Floats:
-    """90 % half-width (n,) of a difference by the physics alone, from its errors on recorded runs.
+def physics_difference_half_width(job: Job, columns: Columns, first: int, known: bool = False) -> Floats:
+    """90 % half-width (n,) of log(time / time of row ``first``), by the physics' errors on recorded runs.
 
-    ``known`` runs of the same cluster support any plan.
+    ``known``: runs of the same cluster are, which support any plan.
     """
-    at_top, errors = supported(open_doubts(job, columns, known), APART), physics_errors()["difference"]
+    at_top, errors = without_doubts(open_doubts(job, columns, known), ADDED_DOUBTS), physics_errors()["difference"]
     return np.asarray(np.where(at_top & at_top[first], errors["known"], errors["unknown"]))
 
 
-def of_limits(moved: Floats, half_width: Floats, first: int, other_layout: Bools) -> Floats:
-    """90 % half-widths (2, n) of differences in log(time) and log(energy) for what power limits leave plans.
+def limit_half_widths(shift: Floats, half_width: Floats, first: int, other_layout: Bools) -> Floats:
+    """90 % half-widths (2, n) that power limits add to differences in log(time) and log(energy) from row ``first``.
 
-    ``moved`` (2, n): by how much both change for GPUs that draw less than predicted by the ``half_width`` (n,) of the
-    logarithm of their power. GPUs of all plans are off by the same, of other layouts by `LAYOUT_POWER` beside that.
+    ``shift`` (2, n): how much both change on GPUs that draw less than predicted by ``half_width`` (n,), 90 % of the
+    logarithm of power. GPUs of all plans are off by the same, of other layouts by `LAYOUT_POWER` beside that.
     """
     share = np.minimum(LAYOUT_POWER / np.maximum(half_width, LAYOUT_POWER), 1.0)
-    return np.hypot(moved - moved[:, first : first + 1], np.where(other_layout, share * moved, 0.0))
+    return np.hypot(shift - shift[:, first : first + 1], np.where(other_layout, share * shift, 0.0))
 
 
-def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
+def plan_differences(job: Job, columns: Columns, first: int, apart: DifferenceDoubt) -> Columns:
     """Differences of plans (n,) from that in row ``first``, as predicted and with 90 % intervals.
 
     ``columns``: plans and their results. Percentages of time and of energy, and the probabilities that a plan is really
@@ -431,14 +434,14 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
 
 # Deviation of a difference by what plans differ in, at which half of the noise of each counts. What the process takes
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
-# 0.25 do as well; with all of the noise plans alike are as wide as others (docs/surrogate-experiments.md).
-ALIKE = 0.15
+# 0.25 do as well; with all of the noise plans alike are as wide as others (docs/appendix/surrogate-experiments.md).
+ALIKE_DEVIATION = 0.15
 # The same deviation of half of recorded pairs: what all of them differ by counts in full from here on.
 UNLIKE_PAIRS = 0.3
 
 
 def difference_half_width(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
-    """90 % half-width (n,) of the difference of residuals of ``runs`` and of ``against`` (as many or one).
+    """90 % half-width (n,) of the difference of residuals of ``runs`` and of ``plan_differences`` (as many or one).
 
     By what is known, and the noise of both as far as the two plans differ; at least that of repeats, `Kernel.noise`.
     """
@@ -446,8 +449,8 @@ def difference_half_width(posterior: Posterior, runs: Runs, against: Runs) -> Fl
     return _half_width(posterior, left, difference_variance(posterior.kernel, runs, against))
 
 
-def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
-    """Half-width (n,) over that of plans as unlike as recorded pairs mostly are, both by roots; 1 at most."""
+def dissimilarity(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
+    """How unlike plans are, (n,), 0 to 1: the root of a difference's half-width over that of most recorded pairs."""
     unlike = np.array([UNLIKE_PAIRS**2])
     new = posterior_of_new(kernel)
     return np.minimum(np.sqrt(difference_half_width(new, runs, against) / _half_width(new, unlike, unlike)), 1.0)
@@ -460,7 +463,7 @@ def difference_variance(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
 
 def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
     noise = posterior.noise_of_two
-    counted = np.maximum(noise * prior / (prior + ALIKE**2), min(4.0 * posterior.kernel.noise**2, noise))
+    counted = np.maximum(noise * prior / (prior + ALIKE_DEVIATION**2), min(4.0 * posterior.kernel.noise**2, noise))
     return np.asarray(Z_90 * np.sqrt(left + counted))
 
 

@@ -19,12 +19,12 @@ from jointopt.jobs.clocks import without_limits
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job, on_machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel, Drawn, memory_limit_gib
+from jointopt.physics.cost_model import BoardPower, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
-from jointopt.surrogate.evidence import Evidence, far_words, source_of_job
+from jointopt.surrogate.correction import Correction, PlanCorrection, load_surrogate, surrogate_names
+from jointopt.surrogate.evidence import Evidence, far_constants_words, source_of_job
 from jointopt.surrogate.features import (
     HEAT_COLUMNS,
     HEAT_NAMES,
@@ -40,22 +40,30 @@ from jointopt.surrogate.intervals import (
     DOUBTS,
     NOT_AS_STATED,
     RESULTS,
-    Apart,
+    DifferenceDoubt,
     add_intervals,
-    against,
     bounds_within_limits,
     doubt_names,
     doubts,
-    of_limits,
+    limit_half_widths,
     outside_of_domain,
-    recorded,
+    physics_difference_half_width,
+    plan_differences,
 )
-from jointopt.surrogate.kernel import Runs, projected, together
-from jointopt.surrogate.memory import MemoryPosterior, surely_out
+from jointopt.surrogate.kernel import Runs, joined_runs, row_keys
+from jointopt.surrogate.memory import MemoryPosterior, certain_oom
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
-from jointopt.surrogate.power import CLOCKS, PowerScale, drawn_by, other_limits, within_limits
-from jointopt.surrogate.sources import HERE, answering, as_learned, as_measured, in_part, of_kind, remembered
+from jointopt.surrogate.power import CLOCKS, PowerScale, board_power_of, other_limits, within_limits
+from jointopt.surrogate.sources import (
+    THIS_JOB,
+    job_as_learned,
+    job_as_measured,
+    kin_place,
+    remembered_runs,
+    sources_of_kind,
+    surrogate_for_job,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +75,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
-_MOVES = 3  # figures of a layout in `_moves_of`, before `Drawn.cells`
+_FIGURES = 3  # figures of a layout in `_figures_of`, before `BoardPower.cells`
 
 
 @dataclass(frozen=True)
@@ -120,23 +128,23 @@ class JobModel:
         if self.surrogate is None:
             return self
         before, measured = self.surrogate, self.evidence.runs is not None
-        surrogate, source = answering(before, self.source, self.job, measured)
+        surrogate, source = surrogate_for_job(before, self.source, self.job, measured)
         if measured and before.own_of(str(source)) is None:
-            if count := len(remembered(answering(before, self.source, self.job, False)[0], source)[0]):
+            if count := len(remembered_runs(surrogate_for_job(before, self.source, self.job, False)[0], source)[0]):
                 _log.warning(
                     "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
                     "ones; `jointopt retrain` on both together uses both.", self.name, f"{count:,}",
                 )  # fmt: skip
             return self
-        own, near = remembered(surrogate, source)
+        own, near = remembered_runs(surrogate, source)
         if not len(own) and not len(near):
             return self
-        place = of_surrogate(self.name)
-        counts = {place: len(own), in_part(place): len(near)}
+        place = surrogate_place(self.name)
+        counts = {place: len(own), kin_place(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
         # `Correction` prices by the class
-        job = as_learned(self.job, surrogate.class_of(str(source)), surrogate.support.take(own))
+        job = job_as_learned(self.job, surrogate.class_of(str(source)), surrogate.support.take(own))
         return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
@@ -146,26 +154,26 @@ class JobModel:
         nothing is learned but the layouts that ran out of memory.
         """
         if self.surrogate is None:
-            return replace(self, out=tuple(runs.ran_out(self.job) for runs in measurements))
-        job = as_measured(self.job, measurements)
+            return replace(self, out=tuple(runs.layouts_out_of_memory(self.job) for runs in measurements))
+        job = job_as_measured(self.job, measurements)
         parts = [runs.evidence(job, self.source) for runs in measurements]
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]
-        evidence = Evidence.joined(parts).beside(kin)
-        of_kin = {in_part(place): count for part in kin for place, count in part.counts.items()}
-        out = tuple(runs.ran_out(job) for runs in measurements)
+        evidence = Evidence.joined(parts).with_runs_of(kin)
+        of_kin = {kin_place(place): count for part in kin for place, count in part.counts.items()}
+        out = tuple(runs.layouts_out_of_memory(job) for runs in measurements)
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
     def of_job(self, job: Job, as_stated: bool = True) -> JobModel:
         """The model of another job, for which nothing need be learned anew where its runs are of the same source."""
         other = replace(self, job=job, as_stated=as_stated)
         if other.source == self.source:
-            vars(other).update({name: getattr(self, name) for name in ("_correction", "_is_moved", "memory")})
+            vars(other).update({name: getattr(self, name) for name in ("_correction", "_is_corrected", "memory")})
         return other
 
     def learn(self) -> None:
         """Learn what is otherwise learned when a plan is first predicted."""
         if self._correction is not None:
-            _ = self._correction.by
+            _ = self._correction.shifts
 
     @property
     def learned_heat(self) -> tuple[str, ...]:
@@ -178,9 +186,9 @@ class JobModel:
         """The source that the job's runs are of: one with many runs learned from, else its own."""
         if self.stated_source is not None:
             return self.stated_source
-        here = source_of_job(self.job, HERE)
+        here = source_of_job(self.job, THIS_JOB)
         own = [] if self.surrogate is None else [own.source for own in self.surrogate.own]
-        return next(iter(of_kind(own, here, self.job)), here)
+        return next(iter(sources_of_kind(own, here, self.job)), here)
 
     @functools.cached_property
     def memory(self) -> MemoryPosterior:
@@ -190,11 +198,11 @@ class JobModel:
     def fit_probability(self, physics: CostModel) -> Floats:
         """Probability (n,) that each layout of `cost_model` fits in memory."""
         found = self.fit_probability_of(physics.memory_bytes / physics.memory_factor)
-        return np.where(self.surely_out(physics.layouts), 0.0, found)
+        return np.where(self.certain_oom(physics.layouts), 0.0, found)
 
-    def surely_out(self, layouts: Columns) -> Bools:
+    def certain_oom(self, layouts: Columns) -> Bools:
         """Which layouts (n,) run out of memory since a measured run did (`jointopt.surrogate.memory`)."""
-        return surely_out(self.job, layouts, self.out)
+        return certain_oom(self.job, layouts, self.out)
 
     def fit_probability_of(self, peak_bytes: Floats) -> Floats:
         """Probability (n,) of fitting by the memory of the physics alone; 0 beyond a bound that the job states."""
@@ -206,8 +214,8 @@ class JobModel:
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for models of one job that learned from the same runs; blank where nothing corrects."""
-        if self._correction is None or not (self._correction.moves_time or self.evidence.counts):
+        """A text that is equal for models of one job that learned from the same runs; blank: nothing is corrected."""
+        if self._correction is None or not (self._correction.changes_time or self.evidence.counts):
             return ""
         power = self.evidence.power
         moved = f"{power.factor:.6g} {power.offset_w:.6g}"
@@ -219,19 +227,19 @@ class JobModel:
         return None if self.surrogate is None else Correction(self.surrogate, str(self.source), fitted, self.evidence)
 
     @functools.cached_property
-    def _moved(self) -> Job:
-        """The job with the network that measured runs show, where it is far from the stated or usual one."""
-        return self.job if self._correction is None else self._correction.moved(self.job)
+    def _priced_job(self) -> Job:
+        """The job on which plans are priced: `Correction.priced_job`."""
+        return self.job if self._correction is None else self._correction.priced_job(self.job)
 
     def physics(self, layouts: Columns) -> CostModel:
         """The physics alone, for these layouts."""
         return CostModel(self.job, layouts)
 
-    def predict(self, plans: Columns, move: Move | None = None) -> Columns:
+    def predict(self, plans: Columns, correction: PlanCorrection | None = None) -> Columns:
         """Plans (n,) with results, peaks and temperature, 90 % intervals, ``fit_probability``, and doubts as `bounded`.
 
         ``plans``: layouts, ``stage_clock_mhz`` (n, S), or (n, 1) of all stages, and power limits where they have any.
-        ``move``: that of `moves`, where these are worked out for several jobs at once.
+        ``correction``: that of `plan_corrections`, where these are worked out for several jobs at once.
         """
         clocks = plans["stage_clock_mhz"]
         if POWER_LIMIT in plans:
@@ -239,18 +247,21 @@ class JobModel:
             layout = np.arange(len(clocks))
         else:
             known = self._layouts_of(plans)
-            layout, limited, moves = known.layout, known.physics.job is not self._moved, None
-            move = move if move is not None else self.moves([self.described(plans)])[0]
-            if self._is_moved and move is not None:
-                line = (np.broadcast_to(v, len(clocks))[known.first] for v in (move.power.factor, move.power.offset_w))
-                power = PowerScale(next(line), move.power.log_sd, next(line))
-                moves = self._moves_of(known.physics, move.mean[known.first], power, limited=limited)
-            physics = self._corrected(known.physics.layouts, moves, None if limited else known.physics)
+            layout, limited, figures = known.layout, known.physics.job is not self._priced_job, None
+            correction = correction if correction is not None else self.plan_corrections([self.described(plans)])[0]
+            if self._is_corrected and correction is not None:
+                line = (
+                    np.broadcast_to(v, len(clocks))[known.first]
+                    for v in (correction.power.factor, correction.power.offset_w)
+                )
+                power = PowerScale(next(line), correction.power.log_sd, next(line))
+                figures = self._figures_of(known.physics, correction.mean[known.first], power, limited=limited)
+            physics = self._corrected(known.physics.layouts, figures, None if limited else known.physics)
         columns = {name: physics.layouts[name][layout] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
         results = physics.evaluate(layout, clocks)
         columns |= {name: results[name] for name in RESULTS} | physics.heat(layout, clocks)
         columns |= {"fit_probability": self.fit_probability(physics)[layout], "stage_clock_mhz": clocks}
-        return self.bounded(columns, move)
+        return self.bounded(columns, correction)
 
     def described(self, plans: Columns) -> tuple[Runs, Floats | None] | None:
         """Plans (n,) without power limits as runs of the source, and power of the physics; None without a surrogate."""
@@ -259,82 +270,85 @@ class JobModel:
         known = self._layouts_of(plans)
         return self._as_runs(plans), None if known.watts is None else known.watts[:, known.layout]
 
-    def moves(self, described: Sequence[tuple[Runs, Floats | None] | None]) -> Sequence[Move | None]:
+    def plan_corrections(
+        self, described: Sequence[tuple[Runs, Floats | None] | None]
+    ) -> Sequence[PlanCorrection | None]:
         """The correction of plans of jobs of this model's source as `described`: for many jobs as quick as for one."""
         if self._correction is None:
             return [None] * len(described)
         known = [each for each in described if each is not None]
-        return self._correction.moves([runs for runs, _ in known], [watts for _, watts in known]) if known else []
+        return (
+            self._correction.plan_corrections([runs for runs, _ in known], [watts for _, watts in known])
+            if known
+            else []
+        )
 
     def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None, *, lazily: bool = False) -> CostModel:
-        """The physics of these layouts with time, power and memory moved by what is known.
+        """The physics of these layouts with time, power and memory corrected by what is known.
 
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        return self._corrected(layouts, self._moves(layouts), peak_bytes=peak_bytes, lazily=lazily)
+        return self._corrected(layouts, self._layout_figures(layouts), peak_bytes=peak_bytes, lazily=lazily)
 
     @functools.cached_property
-    def _is_moved(self) -> bool:
+    def _is_corrected(self) -> bool:
         """Whether anything moves time or power."""
         correction = self._correction
-        return correction is not None and (correction.moves_time or correction.power_limit_w is not None)
+        return correction is not None and (correction.changes_time or correction.power_limit_w is not None)
 
     def _corrected(
-        self, layouts: Columns, moves: Floats | None, known: CostModel | None = None, **options: Any
+        self, layouts: Columns, figures: Floats | None, known: CostModel | None = None, **options: Any
     ) -> CostModel:
-        """The physics of layouts (L,) moved by `_moves_of` them, None: nothing is known of time and power.
+        """The physics of L layouts, corrected by their ``figures`` (`_figures_of`); None: time and power stay.
 
-        ``known``: their physics where it is priced already, else its ``options``.
+        ``known``: their physics where it is priced already, else priced with ``options``.
         """
         limit_w = None if self._correction is None else self._correction.power_limit_w
-        drawn = None
-        if limit_w is not None and moves is not None and len(moves) > _MOVES:
-            drawn = Drawn.of_cells(limit_w, moves[_MOVES:])
-        physics = CostModel(self._moved, layouts, drawn=drawn, **options) if known is None else known
+        board = None
+        if limit_w is not None and figures is not None and len(figures) > _FIGURES:
+            board = BoardPower.of_cells(limit_w, figures[_FIGURES:])
+        physics = CostModel(self._priced_job, layouts, board_power=board, **options) if known is None else known
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
-        if self._correction is None or (moves is None and memory == 1.0):
+        if self._correction is None or (figures is None and memory == 1.0):
             return physics
-        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if moves is None else moves[:_MOVES]
+        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if figures is None else figures[:_FIGURES]
         power = PowerScale(factor, None, offset_w)
-        power = power if drawn is None else within_limits(power, physics)
+        power = power if board is None else within_limits(power, physics)
         time_factor = np.broadcast_to(np.exp(log_time), len(physics.layouts["pp"]))
-        heat = self._correction.heat(self._moved, physics.layouts)
+        heat = self._correction.heat(self._priced_job, physics.layouts)
         return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
 
-    def _moves(self, layouts: Columns) -> Floats | None:
-        """`_moves_of` every layout; None where nothing is known.
-
-        What was learned is of the layout under the limit that runs were measured under, whatever its own.
-        """
+    def _layout_figures(self, layouts: Columns) -> Floats | None:
+        """`_figures_of` every layout, under the power limit that runs were measured under; None: nothing is known."""
         correction = self._correction
-        if correction is None or not self._is_moved:
+        if correction is None or not self._is_corrected:
             return None
         bare, of = without_limits(layouts)
         limit_w, count = correction.power_limit_w, len(bare["pp"])
-        limited = limit_w is not None and other_limits(self._moved, layouts, limit_w)
-        out = np.empty((_MOVES + limited * (2 + 2 * len(CLOCKS)), count))
+        limited = limit_w is not None and other_limits(self._priced_job, layouts, limit_w)
+        out = np.empty((_FIGURES + limited * (2 + 2 * len(CLOCKS)), count))
         # those of one depth and number of chunks in a row: all that follows works on such at once
         order = np.lexsort((bare["vpp"], bare["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
             at = order[start : start + _CHUNK]
             known = self._priced(bare, at)
             power = correction.power(known.runs, known.watts)
-            out[:, at] = self._moves_of(known.physics, correction.log_factor(known.runs), power, limited=limited)
+            out[:, at] = self._figures_of(known.physics, correction.log_factor(known.runs), power, limited=limited)
         return out[:, of]
 
-    def _moves_of(self, physics: CostModel, log_time: Floats, power: PowerScale, *, limited: bool) -> Floats:
-        """Log of the factor on time (L,), factor on power and watts beside it, (3, L), of the layouts of ``physics``.
+    def _figures_of(self, physics: CostModel, log_time: Floats, power: PowerScale, *, limited: bool) -> Floats:
+        """(log factor on time, factor on power, offset of power in W), (3, L), of the layouts of ``physics``.
 
-        ``limited``: then `Drawn.cells`, for plans under other limits than power was measured under.
+        ``limited``: then `BoardPower.cells`, for plans under other limits than power was measured under.
         """
         line = (np.broadcast_to(value, len(log_time)) for value in (power.factor, power.offset_w))
-        moves, limit_w = np.stack([log_time, *line]), None
+        figures, limit_w = np.stack([log_time, *line]), None
         if limited and self._correction is not None:
             limit_w = self._correction.power_limit_w
-        return moves if limit_w is None else np.concatenate([moves, drawn_by(physics, power, limit_w).cells])
+        return figures if limit_w is None else np.concatenate([figures, board_power_of(physics, power, limit_w).cells])
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
@@ -348,38 +362,38 @@ class JobModel:
         return learned_sentences(correction, self.job, _rows(layouts, slice(1)), clocks)
 
     def shown_by_few(self, layouts: Columns) -> tuple[str, ...]:
-        """Sentences where a few runs show a network or host far from what was assumed (`far_words`), or count in part.
+        """Sentences on what a few runs show: `far_constants_words`, and that they count in part.
 
         The latter where none of them is of the group of the first of ``layouts``.
         """
         if self._correction is None:
             return ()
-        found = filter(None, [far_words(self._correction.by, self.job)])
-        if not self._correction.has_new_groups:
+        found = filter(None, [far_constants_words(self._correction.shifts, self.job)])
+        if self._correction.surrogate.new_groups_of(self._correction.source) is None:
             return tuple(found)
         return (*found, *self._correction.counted_in_part(self._priced(layouts, slice(1)).runs))
 
-    def intervals(self, columns: Columns, move: Move | None = None) -> Columns:
+    def intervals(self, columns: Columns, correction: PlanCorrection | None = None) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``.
 
-        ``move``: as for `predict`.
+        ``correction``: as for `predict`.
         """
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
             overshoot = None if self._correction is None else self._correction.peak_overshoot
             return bounds_within_limits(self.job, limited, overshoot)
-        move = move if move is not None else self.moves([self.described(columns)])[0]
-        if move is None:
+        correction = correction if correction is not None else self.plan_corrections([self.described(columns)])[0]
+        if correction is None:
             found = add_intervals(self.job, columns, network=self._network(columns))
         else:
-            found = move.bounded(self.job, columns)
-        return outside_of_domain(found) if self._left_open else found
+            found = correction.bounded(self.job, columns)
+        return outside_of_domain(found) if self._guess_open else found
 
     @property
-    def _left_open(self) -> bool:
-        """Whether the guess at what the job does may be off by what nothing that was learned shows."""
-        return not (self.as_stated or (self._correction is not None and self.evidence.shares_doubt(self.job)))
+    def _guess_open(self) -> bool:
+        """Whether the job rests on a guess (`as_stated`) that no measured run shares."""
+        return not (self.as_stated or (self._correction is not None and self.evidence.shares_guess(self.job)))
 
     def doubts(self, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of `intervals`, (n,) each, by the keys of `DOUBTS`."""
@@ -389,10 +403,10 @@ class JobModel:
             return doubts(self.job, columns, network=self._network(columns))
         return self._correction.doubts(self.job, columns, self._as_runs(columns))
 
-    def bounded(self, columns: Columns, move: Move | None = None) -> Columns:
+    def bounded(self, columns: Columns, correction: PlanCorrection | None = None) -> Columns:
         """As `intervals`, with ``doubts``: names of the doubts of each plan, joined by a blank (`doubt_names`)."""
-        found = self.intervals(columns, move)
-        why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._left_open else {})
+        found = self.intervals(columns, correction)
+        why = self.doubts(found) | ({NOT_AS_STATED: ~found["in_domain"]} if self._guess_open else {})
         return found | {"doubts": doubt_names(why, found["in_domain"])}
 
     def reasons(self, plan: Columns) -> tuple[str, ...]:
@@ -407,7 +421,7 @@ class JobModel:
         return known.delay[known.layout]
 
     def _held(self, columns: Columns) -> Columns:
-        """Plans under power limits as plans at the clocks that these leave them."""
+        """Plans under power limits as plans without, at the clocks (n, S) that the limits leave them."""
         layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
         key = _bytes(columns, (*layouts, "stage_clock_mhz"))
         if key not in self._last_clocks:
@@ -417,7 +431,7 @@ class JobModel:
         return bare | {"stage_clock_mhz": self._last_clocks[key]}
 
     def differences(self, columns: Columns, first: int) -> Columns:
-        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`.
+        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `plan_differences`.
 
         Plans under power limits (all then have one) are compared at the clocks that these leave them.
         """
@@ -425,19 +439,19 @@ class JobModel:
         layout = self._layouts_of(held).layout
         other = layout != layout[first]
         if self._correction is None:
-            apart = Apart(recorded(self.job, held, first), other)
+            apart = DifferenceDoubt(physics_difference_half_width(self.job, held, first), other)
         else:
-            half, measured = self._correction.apart(self.job, held, self._as_runs(held), first)
-            apart = Apart(half, other, measured)
+            half, measured = self._correction.difference_doubt(self.job, held, self._as_runs(held), first)
+            apart = DifferenceDoubt(half, other, measured)
         if POWER_LIMIT in columns:
-            apart = replace(apart, by_limit=of_limits(*self._off_limits(columns, held), first, other))
-        return against(self.job, held, first, apart)
+            apart = replace(apart, by_limit=limit_half_widths(*self._off_limits(columns, held), first, other))
+        return plan_differences(self.job, held, first, apart)
 
     def _off_limits(self, columns: Columns, held: Columns) -> tuple[Floats, Floats]:
-        """Changes of log(time) and log(energy) of plans on GPUs that draw less than predicted, and by how much less.
+        """The two arguments ``shift`` (2, n) and ``half_width`` (n,) of `limit_half_widths`.
 
-        (2, n) and the 90 % half-width (n,) of the logarithm of power. Under its limit such a GPU runs at the clock that
-        one as predicted reaches under a limit higher by as much, up to the cluster's. ``held``: the plans as `_held`.
+        A GPU that draws less than predicted runs, under its limit, at the clock that one as predicted reaches under a
+        limit higher by as much, up to the cluster's. ``held``: the plans as `_held`.
         """
         known = columns if "avg_power_w_low" in columns else self.intervals(held)
         count = len(columns["pp"])
@@ -460,19 +474,19 @@ class JobModel:
         """The layouts of plans, each once."""
         key = _bytes(columns, LAYOUT_COLUMNS)
         if key not in self._last:
-            cells = projected([columns[name].astype(float) for name in LAYOUT_COLUMNS])
+            cells = row_keys([columns[name].astype(float) for name in LAYOUT_COLUMNS])
             _, first, layout = np.unique(cells, return_index=True, return_inverse=True)
             self._last.clear()
             self._last[key] = replace(self._priced(columns, first), layout=layout, first=first)
         return self._last[key]
 
     def _priced(self, columns: Columns, rows: Ints | slice) -> _Layouts:
-        """The layouts in those rows under the limit that power was measured under, where it was."""
+        """The layouts in those rows, priced under the limit that power was measured under, where it was."""
         correction, layouts = self._correction, _rows(columns, rows)
         every = np.arange(len(layouts["pp"]))
         if correction is None:
-            return _Layouts(CostModel(self._moved, layouts), every, self.source)
-        physics = CostModel(correction.as_measured(self._moved), layouts)
+            return _Layouts(CostModel(self._priced_job, layouts), every, self.source)
+        physics = CostModel(correction.at_measured_limit(self._priced_job), layouts)
         return _Layouts(physics, every, self.source, correction.power_clocks)
 
 
@@ -513,7 +527,7 @@ def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
 
 
-def of_surrogate(name: str) -> str:
+def surrogate_place(name: str) -> str:
     """Where runs are from that a surrogate remembers, in `Evidence.counts`."""
     return f"the surrogate {name}"
 
@@ -534,7 +548,7 @@ def learned_sentences(
 
     None: at the top clock. ``correction``: by many runs, as `OwnRuns` of them says.
     """
-    own, first, moved = correction.own, np.zeros(1, np.int64), correction.moved(job)
+    own, first, moved = correction.own, np.zeros(1, np.int64), correction.priced_job(job)
     if own is None:
         return ()
     physics, source = CostModel(moved, layout), correction.source
@@ -545,7 +559,7 @@ def learned_sentences(
     sentence = learned_sentence(own, float(correction.log_factor(runs)[0]), by_clock, runs)
     if not own.targets:
         return (sentence,)
-    measured = CostModel(correction.as_measured(moved), layout)
+    measured = CostModel(correction.at_measured_limit(moved), layout)
     one = runs_of(measured, top, first, source)
     # the physics' power and heat at the clocks that lines are learned at, and at those of the plan
     clocks = [uniform_stage_clocks(layout["pp"], share * measured.top_mhz) for share in own.power_clocks]
@@ -568,7 +582,7 @@ def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], v
     ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which has ``values`` (1,)
     at the plan's clocks. Reasons of the trees are means over the clocks that lines are learned at.
     """
-    found, swept = [], together([at_clock(one, share) for share in own.power_clocks])
+    found, swept = [], joined_runs([at_clock(one, share) for share in own.power_clocks])
     for name, target in own.targets.items():
         log_ratio = float(np.log(lines[name].over(values[name]))[0])
         share = {"power": 1.0, PEAK: target.overshoot}.get(name)  # of the limit, that is not exceeded

@@ -54,10 +54,10 @@ CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: 
 
 @dataclass(frozen=True)
 class Runs:
-    """Inputs of n runs: sensitivities (n, constants), features by name (n,), and whom they are comparable with."""
+    """Inputs of the learners for n runs or plans."""
 
-    sensitivity: Floats
-    features: Columns
+    sensitivity: Floats  # (n, constants): d log(time) / d constant of the physics
+    features: Columns  # (n,) each
     source: npt.NDArray[np.str_]  # one cluster and software stack
     group: npt.NDArray[np.str_]  # within it: same model, GPUs and batch
 
@@ -85,19 +85,19 @@ class Runs:
         return np.column_stack([self.features.get(name, zero) for name in names])
 
     def keys(self, but: str = "") -> npt.NDArray[np.complex128]:
-        """`projected` (n,) of all but the feature ``but``."""
-        return projected([*(self.features[name] for name in self.names if name != but), *self.sensitivity.T])
+        """`row_keys` (n,) of sensitivities and features, less the feature ``but``."""
+        return row_keys([*(self.features[name] for name in self.names if name != but), *self.sensitivity.T])
 
     def distinct(self, but: str = "") -> tuple[Ints, Ints]:
-        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is."""
+        """(positions of the first run of each of `keys`, the number of its key for each run (n,))."""
         _, first, of = np.unique(self.keys(but), return_index=True, return_inverse=True)
         return first, of
 
 
-def projected(columns: Sequence[Floats] | Floats) -> npt.NDArray[np.complex128]:
-    """Two random projections (n,) of rows of ``columns`` (n,) each, as one number: those of any two equal rows agree.
+def row_keys(columns: Sequence[Floats] | Floats) -> npt.NDArray[np.complex128]:
+    """One number per row, (n,), that is the same for equal rows of ``columns`` (n,) each: two random projections.
 
-    To sort all columns takes seconds.
+    To sort all columns instead takes seconds.
     """
     key, rng = np.zeros(len(columns[0]), dtype=np.complex128), np.random.default_rng(0)
     for values in columns:
@@ -105,7 +105,7 @@ def projected(columns: Sequence[Floats] | Floats) -> npt.NDArray[np.complex128]:
     return key
 
 
-def together(parts: Sequence[Runs]) -> Runs:
+def joined_runs(parts: Sequence[Runs]) -> Runs:
     """All runs of ``parts`` as one; a feature that only some have is 0 in the others."""
     if len(parts) == 1:
         return parts[0]
@@ -138,7 +138,7 @@ class Kernel:
     varying_lengths: tuple[float, ...] = ()
 
     @classmethod
-    def own(cls, shared: Kernel) -> Self:
+    def of_one_source(cls, shared: Kernel) -> Self:
         """The centre of the prior on that of one cluster's own runs, after the kernel of all sources."""
         of = dict(zip(FEATURES, shared.lengths, strict=True))
         shapes, shares = ([of[name] for name in names] for names in (SHAPES, SHARES))
@@ -181,20 +181,20 @@ class Kernel:
     def smooth(self, x: Points, y: Points) -> Floats:
         """Prior covariance (n, m) of the smooth function and of varying constants at `points`, of one source."""
         (a, shape_a, moved_a), (b, shape_b, moved_b) = x, y
-        out = likeness(a, b)
+        out = squared_exponential(a, b)
         out *= self.shape**2
         if self.varying:
-            out += likeness(shape_a, shape_b) * (moved_a @ moved_b.T)
+            out += squared_exponential(shape_a, shape_b) * (moved_a @ moved_b.T)
         return out
 
     def smooth_sums(self, x: Points, y: Points, weights: Floats) -> Floats:
         """`smooth` times ``weights`` (m,), (n,): of shapes, which many plans have in common, once for each."""
         (a, shape_a, moved_a), (b, shape_b, moved_b) = x, y
-        smooth = self.shape**2 * likeness_sums(a, b, weights)
+        smooth = self.shape**2 * squared_exponential_sums(a, b, weights)
         if not self.varying:
             return smooth
-        _, first, of = np.unique(projected(shape_a.T), return_index=True, return_inverse=True)
-        constants = likeness_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
+        _, first, of = np.unique(row_keys(shape_a.T), return_index=True, return_inverse=True)
+        constants = squared_exponential_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
         return np.asarray((constants * moved_a).sum(axis=1) + smooth)
 
 
@@ -205,12 +205,12 @@ def default_kernel(constants: int) -> Kernel:
 
 
 def of_network(constants: int) -> npt.NDArray[np.bool_]:
-    """Which of so many constants are the network's between nodes, (constants,)."""
+    """A mask, (constants,), true at the constant of the network between nodes."""
     return np.asarray(np.arange(constants) == CONSTANTS.index("inter_node"))
 
 
-def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
-    """Prior covariance (4, n, m) of the residuals of two sets of runs, by what makes them alike; noise not included.
+def covariance_terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
+    """Prior covariance of the residuals of two sets of runs by term, (4, n, m), noise not included.
 
     One factor for all, the network between nodes, the other constants, and the smooth function.
     """
@@ -224,10 +224,10 @@ def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     ])  # fmt: skip
 
 
-def scaled_terms(kernel: Kernel, a: Runs, b: Runs, scales: Floats) -> Callable[[Ints], Floats]:
-    """The sum (scales, rows, m) of `terms` times ``scales`` (scales, 4) for rows of ``a``; of one without each term."""
+def covariance_of_rows(kernel: Kernel, a: Runs, b: Runs, scales: Floats) -> Callable[[Ints], Floats]:
+    """A function from rows of ``a`` to the sum (scales, rows, m) of `covariance_terms` times ``scales`` (scales, 4)."""
     if len(scales) > 1:
-        return lambda rows: np.tensordot(scales, terms(kernel, a.take(rows), b), 1)
+        return lambda rows: np.tensordot(scales, covariance_terms(kernel, a.take(rows), b), 1)
     (factors,) = scales
     squares = np.square(kernel.constants) * np.where(of_network(len(kernel.constants)), factors[1], factors[2])
     moved, seen, (points, shapes, varied) = a.sensitivity * squares, kernel.points(b), kernel.points(a)
@@ -243,16 +243,16 @@ def scaled_terms(kernel: Kernel, a: Runs, b: Runs, scales: Floats) -> Callable[[
     return between
 
 
-def likeness(x: Floats, y: Floats) -> Floats:
-    """exp(-d²/2) of the distances d (n, m) of two sets of points."""
+def squared_exponential(x: Floats, y: Floats) -> Floats:
+    """exp(-d²/2) of the distances d (n, m) of two sets of points (n, k) and (m, k)."""
     out = np.asarray(_with_halves(x)[0] @ _with_halves(y)[1].T)
     np.minimum(out, 0.0, out=out)
     np.exp(out, out=out)
     return out
 
 
-def likeness_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """`likeness` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
+def squared_exponential_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """`squared_exponential` (n, m) times ``weights`` (m, ...), (n, ...), in blocks of rows that stay in the cache."""
     left, right = _with_halves(x)[0], np.ascontiguousarray(_with_halves(y)[1].T)
     size = max(CACHED_CELLS // max(len(y), 1), 1)
     some, out = np.empty((min(size, len(x)), len(y))), np.empty((len(x), *weights.shape[1:]))
@@ -272,13 +272,13 @@ def _with_halves(x: Floats) -> tuple[Floats, Floats]:
     return np.column_stack([x, half, one]), np.column_stack([x, one, half])
 
 
-def unlikeness(x: Floats, y: Floats) -> Floats:
+def one_minus_exponential(x: Floats, y: Floats) -> Floats:
     """1 - exp(-d²/2) of the distances d (n,) of points from as many others, or from one."""
     return np.asarray(-np.expm1(-0.5 * np.square(x - y).sum(axis=1)))
 
 
 def variances(kernel: Kernel, runs: Runs, against: Runs | None = None) -> Floats:
-    """Prior variance (4, n) of each residual by the same terms, or of its difference from that of ``against``.
+    """Prior variance (4, n) of residuals by the same terms, or of their difference from those of ``against``.
 
     Of these, as many runs of one source or one for all, the one factor cancels, constants count by the difference of
     sensitivities, the smooth function by how alike the two plans are. Noise is not included.
@@ -291,15 +291,19 @@ def variances(kernel: Kernel, runs: Runs, against: Runs | None = None) -> Floats
         other, other_shapes, other_moved = kernel.points(against)
         slopes, of_source = runs.sensitivity - against.sensitivity, 0.0
         of_smooth = np.square(moved - other_moved).sum(axis=1)
-        of_smooth += 2.0 * (moved * other_moved).sum(axis=1) * unlikeness(shapes, other_shapes)
-        of_smooth += 2.0 * kernel.shape**2 * unlikeness(smooth, other)
+        of_smooth += 2.0 * (moved * other_moved).sum(axis=1) * one_minus_exponential(shapes, other_shapes)
+        of_smooth += 2.0 * kernel.shape**2 * one_minus_exponential(smooth, other)
     squares, network = np.square(slopes * kernel.constants), of_network(len(kernel.constants))
     of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
     return np.stack([np.full(len(runs), of_source), *of_constants, of_smooth])
 
 
 def kinship(a: npt.NDArray[np.str_], b: npt.NDArray[np.str_]) -> Floats:
-    """Correlation (n, m) of what runs of sources ``a`` and ``b`` are off by, by the keys of their sources."""
+    """Correlation (n, m) of the residuals of runs of sources ``a`` (n,) and ``b`` (m,), which are keys of `Source`.
+
+    1 within a source; sources of one origin with the same software or GPU are kin, `SAME_SOFTWARE` or `SAME_GPU`; 0
+    else.
+    """
     table, at, to = _kin_by_key(a, b)
     return table[np.ix_(at, to)]
 
@@ -339,7 +343,7 @@ def learn_alone(runs: Runs, residual: Floats, shared: Kernel, seed: int = 0, sta
     """
     rows = np.random.default_rng(seed).choice(len(residual), min(OWN_RUNS, len(residual)), replace=False)
     some, y = runs.take(rows.astype(np.int64)), np.clip(residual, *(np.median(residual) + NEAR_MIDDLE))[rows]
-    centre = Kernel.own(shared)
+    centre = Kernel.of_one_source(shared)
     first, turns = (centre, OWN_TURNS) if start is None else (start, NEAR_TURNS)
     logs = np.append(first.pack()[:-1], np.log([USUAL_NOISE, first.noise]))
     return _likeliest([[_task(some, y, 1.0, centre)]], centre, logs, turns)
@@ -391,15 +395,15 @@ def _penalised(logs: Floats, parts: list[list[_Task]], centre: Kernel) -> tuple[
     for i, tasks in enumerate(parts, count):
         kernel = centre.unpack(np.append(logs[: count - 1], logs[i]))
         for task in tasks:
-            value, slope = unlikelihood(kernel, task)
+            value, slope = negative_log_likelihood(kernel, task)
             total += task.weight * value
             gradient[: count - 1] += task.weight * slope[:-1]
             gradient[i] += task.weight * slope[-1]
     return total, gradient
 
 
-def unlikelihood(kernel: Kernel, task: _Task) -> tuple[float, Floats]:
-    """Negative log likelihood of the residuals of one sample, and its slopes by the kernel's packed logarithms.
+def negative_log_likelihood(kernel: Kernel, task: _Task) -> tuple[float, Floats]:
+    """Negative log likelihood of the residuals of one sample, and its gradient by the logarithms of `Kernel.pack`.
 
     Rasmussen and Williams 2006, equations 5.8 and 5.9.
     """
@@ -407,10 +411,10 @@ def unlikelihood(kernel: Kernel, task: _Task) -> tuple[float, Floats]:
 
     x, j, kin = task.inputs, task.sensitivity, task.kin
     z, squares, varied = x[:, : len(kernel.varying_lengths)], np.square(kernel.constants), np.square(kernel.varying)
-    smooth = kernel.shape**2 * likeness(x / kernel.lengths, x / kernel.lengths) * kin
+    smooth = kernel.shape**2 * squared_exponential(x / kernel.lengths, x / kernel.lengths) * kin
     prior = ((j * squares) @ j.T + kernel.source**2) * kin + smooth
     if kernel.varying:
-        like = likeness(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
+        like = squared_exponential(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
         product = (j * varied) @ j.T * like
         prior += product
     factor = cho_factor(prior + kernel.noise**2 * np.eye(len(j)), lower=True)

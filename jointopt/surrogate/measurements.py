@@ -27,28 +27,28 @@ from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.data_doubts import (
     REFUSED,
-    apart_lines,
     check_scale,
-    doubts,
-    impossible,
-    off_scale,
+    doubted_sources,
+    impossible_outliers,
+    outlier_lines,
     power_lines,
-    set_apart,
+    unit_lines,
+    unit_outliers,
 )
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
     Evidence,
     evidence_by_source,
-    far_bounds,
-    far_line,
+    impossible_bounds,
+    impossible_bounds_line,
+    informative_rows,
     is_kin,
     is_lower_bound,
-    learned_from,
     log_time_ratio,
     source_of_job,
 )
 from jointopt.surrogate.intervals import physics_errors
-from jointopt.surrogate.memory import OUT, ran_out
+from jointopt.surrogate.memory import OOM_STATUS, layouts_out_of_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,15 +67,11 @@ _KIND = ("gpu", "gpus_per_node", "framework")
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Rows of one measurement table: results are numbers or NaN, none of them impossible, a blank status is ok.
-
-    ``warnings``: a sentence on each kind of cell that cannot be and is not used, or that is doubtful. ``name``: what
-    messages call the rows.
-    """
+    """Rows of one measurement table: results are numbers or NaN, none of them impossible, a blank status is ok."""
 
     table: pd.DataFrame
-    warnings: tuple[str, ...] = ()
-    name: str = GIVEN
+    warnings: tuple[str, ...] = ()  # a sentence on each kind of cell that is doubtful, or impossible and not used
+    name: str = GIVEN  # what messages call the rows
     machine: Machine | None = None  # that rows on such nodes ran on
     others: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
     refused: Bools | None = None  # rows (n,) of which a sentence says that their only results are not used
@@ -148,12 +144,12 @@ class Measurements:
         return Measurements(self.table[rows].reset_index(drop=True), (), self.name, refused=refused)
 
     def on(self, gpu_id: str) -> Measurements:
-        """The runs on that GPU that are `learned_from`."""
+        """The runs on that GPU that are `informative_rows`."""
         if "gpu" not in self.table:
             return self.take(np.zeros(len(self.table), bool))
         names = self.table["gpu"].dropna().unique()
         same = self.table["gpu"].isin([name for name in names if id_of(name) == gpu_id])
-        return self.take(same & learned_from(self.table))
+        return self.take(same & informative_rows(self.table))
 
     def evidence(self, job: Job, source: Source) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
@@ -176,12 +172,12 @@ class Measurements:
         priced = replace(priced, runs=replace(priced.runs, source=np.full(len(priced.runs), str(source))))
         return Evidence.of(here.table, priced, self.name)
 
-    def ran_out(self, job: Job) -> Columns:
+    def layouts_out_of_memory(self, job: Job) -> Columns:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
         here, training = self.on(job.cluster.gpu.id), job.training
-        works = here._alike(job, bool((here.table["status"] == OUT).any()))
+        works = here._alike(job, bool((here.table["status"] == OOM_STATUS).any()))
         works = [work.with_class(training.recipe_class).with_attention(training.attention) for work in works]
-        return ran_out(works, here.table["status"].to_numpy(str), job)
+        return layouts_out_of_memory(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: Source) -> Evidence:
         """Evidence of runs by the job's framework on other GPUs or nodes, or of other software on its GPU.
@@ -197,7 +193,7 @@ class Measurements:
         if not works:
             return Evidence()
         priced = price_workloads(self.table, works, job.cluster)
-        priced = priced.take(np.flatnonzero(learned_from(self.table)[priced.rows]).astype(np.int64))
+        priced = priced.take(np.flatnonzero(informative_rows(self.table)[priced.rows]).astype(np.int64))
         keys = [str(source_of(work.job, source.origin, source.framework)) for work in priced.works]
         priced = replace(priced, runs=replace(priced.runs, source=np.array(keys, str)[priced.work]))
         return Evidence.of(self.table, priced, self.name)
@@ -225,7 +221,7 @@ class Measurements:
 
     @functools.cached_property
     def checked(self) -> Measurements:
-        """`possible`; the first time `doubts`, `left_out` and columns that nothing reads are logged.
+        """`possible`; the first time `unit_lines`, `left_out` and columns that nothing reads are logged.
 
         Raises TableError as there.
         """
@@ -240,10 +236,12 @@ class Measurements:
     def possible(self) -> Measurements:
         """The runs without times in another unit than the others of their source; themselves where there are none."""
         try:
-            priced, (ratio, apart) = self.priced, self._apart
+            priced, (ratio, apart) = self.priced, self._outliers
         except TableError:
             return self
-        odd = np.concatenate([priced.rows[impossible(ratio, apart)], far_bounds(self.table, priced, REFUSED)])
+        odd = np.concatenate(
+            [priced.rows[impossible_outliers(ratio, apart)], impossible_bounds(self.table, priced, REFUSED)]
+        )
         if not len(odd):
             return self
         left = self.table["iteration_time_s"].mask(lost := np.isin(np.arange(len(self.table)), odd))
@@ -251,10 +249,10 @@ class Measurements:
         return replace(self, table=self.table.assign(iteration_time_s=left), refused=refused)
 
     @functools.cached_property
-    def _apart(self) -> tuple[Floats, dict[str, Bools]]:
-        """log(measured / predicted time) of the priced rows, and those `set_apart`. Raises TableError as `priced`."""
+    def _outliers(self) -> tuple[Floats, dict[str, Bools]]:
+        """log(measured / predicted time) of the priced rows, and `unit_outliers`. Raises TableError as `priced`."""
         ratio = log_time_ratio(self.table, self.priced)
-        return ratio, set_apart(ratio, self.priced.runs.source)
+        return ratio, unit_outliers(ratio, self.priced.runs.source)
 
     @property
     def left_out(self) -> list[str]:
@@ -292,16 +290,16 @@ class Measurements:
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
         try:
-            priced, (ratio, apart) = self.priced, self._apart
+            priced, (ratio, apart) = self.priced, self._outliers
         except TableError:
             return []
         source, of_precision = priced.runs.source, precision_lines(self.possible.evidence_by_source())
-        check_scale(np.where(impossible(ratio, apart), np.nan, ratio), source)
+        check_scale(np.where(impossible_outliers(ratio, apart), np.nan, ratio), source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
-        lines = apart_lines(ratio, priced.rows, apart, source)
-        lines += doubts(off_scale(unasked, source), but={*map(str, of_precision), *apart})
-        far = far_bounds(self.table, priced, REFUSED)
-        lines += far_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
+        lines = outlier_lines(ratio, priced.rows, apart, source)
+        lines += unit_lines(doubted_sources(unasked, source), but={*map(str, of_precision), *apart})
+        far = impossible_bounds(self.table, priced, REFUSED)
+        lines += impossible_bounds_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
         return [*lines, *of_precision.values(), *power_lines(self.table, priced, self._named)]
 
     def _named(self, row: int) -> str:
@@ -309,7 +307,7 @@ class Measurements:
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:
-    """A sentence on measured runs, the rows of ``works`` of so many, that ran on another ``of`` than is predicted."""
+    """A sentence on the measured runs of ``works``, of ``total``, whose ``of`` (words) is not the predicted one's."""
     kinds = list(dict.fromkeys(_kind_words(work.job) for work in works))
     return (
         f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of another {of} "
@@ -330,7 +328,7 @@ def nothing_learned(error: TableError, name: str = "the measured runs") -> Table
 # Doubts about the precision that measured runs state: times that the next lower one would explain.
 
 
-FEWEST, MOST = 3, 40  # runs of a source
+FEWEST_RUNS, MOST_RUNS = 3, 40  # runs of a source
 FAST = 0.67  # of the predicted time, below which most of a source's runs are before their precision is doubted
 CLEARLY = 0.6  # of it, below which the next precision need not be nearer by far
 NEARER = 1.0 / 3.0  # of a logarithm, which the next precision may leave of what the runs are off by
@@ -359,10 +357,10 @@ def in_precision(job: Job, precision: str) -> Job:
 def precision_words(evidence: Evidence) -> str:
     """A question where the timed runs of one source are too fast for their precision, and right in the next lower one.
 
-    Blank for fewer than `FEWEST` runs, and for runs of several precisions or that cannot be priced anew.
+    Blank for fewer than `FEWEST_RUNS` runs, and for runs of several precisions or that cannot be priced anew.
     """
-    some = evidence.some(MOST)
-    if some.runs is None or len(some.runs) < FEWEST or np.mean(some.residual < np.log(FAST)) <= 0.5:
+    some = evidence.sample(MOST_RUNS)
+    if some.runs is None or len(some.runs) < FEWEST_RUNS or np.mean(some.residual < np.log(FAST)) <= 0.5:
         return ""
     jobs = [part.works[i].job for part in some.priced for i in np.unique(part.work).tolist()]
     pairs = {(job.training.precision, next_lower(job)) for job in jobs}

@@ -131,7 +131,7 @@ def log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float 
 
 
 FEASIBLE = 0.5  # a plan that fits in memory with at least this probability is feasible, for every verb
-SURE = 0.8  # one that fits at least so probably is not marked as tight
+NOT_TIGHT = 0.8  # one that fits at least so probably is not marked as tight
 CERTAIN = 0.05  # one below this is certain not to fit, and never run
 FAILED_START = 0.2  # of its time and energy: what a plan of even odds is charged where runs decide
 
@@ -218,14 +218,14 @@ def memory_evidence(table: pd.DataFrame, priced: Priced, own: Bools | None = Non
 # Plans that surely run out of memory, since a run did: memory belongs to the layout, whatever clocks and power limits.
 
 
-OUT = "oom"  # the status of such runs
+OOM_STATUS = "oom"  # the status of such runs
 _RECOMPUTE = ("recompute", "recompute_modules", "recompute_num_layers")
 _OTHERS = tuple(name for name in LAYOUT_COLUMNS if name not in (*_RECOMPUTE, "micro_batch_size"))
 _NONE, _FULL = RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"]
 _ALIKE = 1e-6  # share by which the physics may differ on the memory of two runs that need the same
 
 
-def holding_as_much(layouts: Columns, peak: Floats, of: Columns, of_peak: Floats) -> Bools:
+def needs_as_much(layouts: Columns, peak: Floats, of: Columns, of_peak: Floats) -> Bools:
     """Which of ``layouts`` (n,) surely need the memory of one of the layouts ``of`` (m,), of the same training.
 
     ``peak`` (n,) and ``of_peak`` (m,): memory by the physics, in one unit, or as a share of the same limit.
@@ -243,9 +243,9 @@ def holding_as_much(layouts: Columns, peak: Floats, of: Columns, of_peak: Floats
     return found
 
 
-def ran_out(works: Sequence[Workload], status: npt.NDArray[np.str_], job: Job) -> Columns:
-    """The layouts of rows with that ``status`` (of the table) which ran the job's very training out of memory."""
-    out = status == OUT
+def layouts_out_of_memory(works: Sequence[Workload], status: npt.NDArray[np.str_], job: Job) -> Columns:
+    """Layouts by which the job's very training ran out of memory, of rows of ``works``; ``status``: of all rows."""
+    out = status == OOM_STATUS
     found: list[Columns] = []
     for work in works:
         layouts = work.take(np.flatnonzero(out[work.rows]).astype(np.int64)).plans
@@ -255,18 +255,18 @@ def ran_out(works: Sequence[Workload], status: npt.NDArray[np.str_], job: Job) -
     return {name: np.concatenate([one[name] for one in found]) for name in LAYOUT_COLUMNS} if found else {}
 
 
-def surely_out(job: Job, layouts: Columns, ran: Sequence[Columns]) -> Bools:
-    """Which ``layouts`` (n,) of a job surely run out of memory, by parts of those that `ran_out`."""
+def certain_oom(job: Job, layouts: Columns, ran: Sequence[Columns]) -> Bools:
+    """Which ``layouts`` (n,) of a job surely run out of memory, by parts ``ran`` of `layouts_out_of_memory`."""
     found = np.zeros(len(layouts["pp"]), bool)
     for out in filter(None, ran):
         rows = np.flatnonzero(np.isin(layouts["tp"], out["tp"]) & np.isin(layouts["pp"], out["pp"]))
         some = {name: layouts[name][rows] for name in LAYOUT_COLUMNS}
         if len(rows) and len(out["pp"]):
-            found[rows] |= holding_as_much(some, peak_memory_bytes(job, some), out, peak_memory_bytes(job, out))
+            found[rows] |= needs_as_much(some, peak_memory_bytes(job, some), out, peak_memory_bytes(job, out))
     return found
 
 
-def surely_out_of(priced: Priced, plans: Ints, runs: Ints) -> Bools:
+def certain_oom_rows(priced: Priced, plans: Ints, runs: Ints) -> Bools:
     """Which of the rows ``plans`` (n,) surely run out of memory where the rows ``runs`` did, each of its own job."""
     found = np.zeros(len(plans), bool)
     trainings = [_training(work.job) for work in priced.works]
@@ -276,7 +276,7 @@ def surely_out_of(priced: Priced, plans: Ints, runs: Ints) -> Bools:
         here = np.flatnonzero(np.isin(priced.work[plans], like))
         there = runs[priced.work[runs] == work]
         of, layouts = _layouts(priced, there), _layouts(priced, plans[here])
-        found[here] |= holding_as_much(layouts, peak[plans[here]], of, peak[there])
+        found[here] |= needs_as_much(layouts, peak[plans[here]], of, peak[there])
     return found
 
 

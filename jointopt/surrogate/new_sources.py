@@ -1,4 +1,7 @@
-"""How far off times of a source are of which no run is known: 90 % bounds by recorded sources, each taken for new."""
+"""Intervals of time for a source without known runs, and for groups of runs of which a few-run source has none.
+
+The first are 90 % bounds by recorded sources, each taken for new.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import numpy as np
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate.kernel import Runs, kinship
-from jointopt.surrogate.own_mix import COVERAGE, sure_part
+from jointopt.surrogate.kernel import Runs
+from jointopt.surrogate.own_mix import COVERAGE, signal_share
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced  # it imports pandas, which most predictions never need
@@ -21,22 +24,26 @@ Bounds = tuple[float, float]  # 90 % half-widths below and above, of the logarit
 # Host work of software that nothing is known of, in 10 ms a micro-batch: sources are off by up to three times where
 # micro-batches are short (nanotron, sailor), and hardly by it under profiles of their own. Widths and coverage are the
 # same from 15 to 40 ms.
-HOST = 2.5
-DOUBT = 0.03  # squared: what a source's median leaves open of a factor, over what factors differ by (0.026 and 0.15)
-MOST = float(np.log(8.0))  # that an upper end is above a prediction: of cores, too, an order of magnitude is known
+HOST_WORK = 2.5
+FACTOR_DOUBT = (
+    0.03  # squared: what a source's median leaves open of a factor, over what factors differ by (0.026 and 0.15)
+)
+MOST_ABOVE = float(
+    np.log(8.0)
+)  # that an upper end is above a prediction: of cores, too, an order of magnitude is known
 
 
 @dataclass(frozen=True)
 class NewSource:
-    """The runs of one source, (n,) each, and by what logarithms predictions of them are off."""
+    """Runs of one recorded source taken for new, (n,) each; residuals are log(measured / predicted)."""
 
     framework: np.ndarray[tuple[int], np.dtype[np.str_]]  # blank where it has no profile
-    own: Floats  # under its profile
-    generic: Floats  # under none
-    compute: Floats  # sensitivity to the profile's factor of products, and its logarithm
-    log_compute: Floats
-    network: Floats  # sensitivity to a slower network, and the logarithm of the share of it that is reached
-    log_efficiency: Floats
+    own: Floats  # residual under the profile of its framework
+    generic: Floats  # residual under no profile
+    compute: Floats  # sensitivity to the profile's factor of products
+    log_compute: Floats  # the logarithm of that factor
+    network: Floats  # sensitivity to a slower network
+    log_efficiency: Floats  # the logarithm of the share of the network that the profile reaches
     host: Floats  # `host_share` under no profile
 
     @classmethod
@@ -59,12 +66,12 @@ class NewSource:
 
 
 def host_share(runs: Runs) -> Floats:
-    """The logarithm of how much longer ``runs`` (n,) take with `HOST` more per micro-batch."""
-    return np.asarray(np.log1p(HOST * np.maximum(runs.sensitivity[:, CONSTANTS.index("micro_batch")], 0.0)))
+    """The logarithm of how much longer ``runs`` (n,) take with `HOST_WORK` more per micro-batch."""
+    return np.asarray(np.log1p(HOST_WORK * np.maximum(runs.sensitivity[:, CONSTANTS.index("micro_batch")], 0.0)))
 
 
-def stand_in(source: NewSource, others: Sequence[NewSource]) -> Floats:
-    """The residuals that profiles not fitted to ``source`` leave, (n,) or fewer: of runs whose framework has one."""
+def unfitted_residuals(source: NewSource, others: Sequence[NewSource]) -> Floats:
+    """Residuals of runs of ``source`` that have a profile, under profiles fitted to the ``others`` alone."""
     parts, factors = [np.empty(0)], factors_by_others(source, others)
     for name in _names(source):
         at = source.framework == name
@@ -90,7 +97,7 @@ def factors_by_others(source: NewSource, others: Sequence[NewSource]) -> dict[st
         same = [found for of, found in every if of == name] or [found for _, found in every]
         slopes, off, factors, efficiencies = np.array(same).T
         products = factors.mean()
-        products += slopes @ (off + slopes * (factors - products)) / (slopes @ slopes + DOUBT)  # least squares
+        products += slopes @ (off + slopes * (factors - products)) / (slopes @ slopes + FACTOR_DOUBT)  # least squares
         out[name] = (float(products), float(efficiencies.mean()))
     return out
 
@@ -101,7 +108,9 @@ def _names(source: NewSource) -> list[str]:
 
 def bounds_of_clusters(sources: Sequence[NewSource]) -> Bounds | None:
     """Bounds of a cluster of which no run is known, under a fitted profile; None where no source has such a profile."""
-    return _bounds([np.abs(stand_in(one, [*sources[:i], *sources[i + 1 :]])) for i, one in enumerate(sources)])
+    return _bounds(
+        [np.abs(unfitted_residuals(one, [*sources[:i], *sources[i + 1 :]])) for i, one in enumerate(sources)]
+    )
 
 
 def bounds_of_software(sources: Sequence[NewSource]) -> Bounds | None:
@@ -110,7 +119,7 @@ def bounds_of_software(sources: Sequence[NewSource]) -> Bounds | None:
 
 
 def _bounds(parts: Sequence[Floats]) -> Bounds | None:
-    """Bounds as far below as above, which hold 90 % of runs that lie ``parts`` beyond nothing, each weighed alike.
+    """Symmetric bounds that hold 90 % of the absolute residuals in ``parts``, each part (source) weighed alike.
 
     Equal in logarithms: tails of a twentieth on either side would be wider and hold fewer of a source left out
     (docs/appendix/surrogate-experiments.md).
@@ -123,7 +132,7 @@ def _bounds(parts: Sequence[Floats]) -> Bounds | None:
     return max(half, 0.01), max(half, 0.01)
 
 
-# How far the process counts, after a few runs of one source, for groups of which no run is known.
+# How far the Gaussian process of a few runs of one source counts for groups (model, batch, size) without known runs.
 
 
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # that cards may have: earlier versions chose among these
@@ -131,7 +140,7 @@ WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # that cards may have: earlier versions c
 # physics to count in whole. A part chosen by the median alone was worse than the physics once it was judged on groups
 # that had no say in it (DLPerf 8.3 %, physics 7.4): the whole process and none of it are as good as each other there,
 # and a group more or less turned the choice round.
-DRAWS, SURE = 500, 0.8
+DRAWS, SURE_SHARE = 500, 0.8
 # Groups are left out one by one, of more than so many some together. In fifths the others are fewer than they will be,
 # and the process seems worse than it is (docs/appendix/surrogate-experiments.md).
 MOST_FOLDS = 30
@@ -145,7 +154,7 @@ class NewGroups:
 
     ``wider``: conformal factor on half-widths there, 1 or more. ``errors``: median errors on what was left out, of
     ``physics``, of the whole ``process``, and of ``time`` as it is now. ``judged``: groups that were left out.
-    ``as_sure``: that weight times `sure_part`, by how sure the process is of each plan.
+    ``as_sure``: that weight times `signal_share`, by how sure the process is of each plan.
     """
 
     sources: tuple[str, ...]
@@ -155,26 +164,22 @@ class NewGroups:
     judged: int = LEAST_GROUPS
     as_sure: bool = False
 
-    def teaches_of(self, source: str) -> bool:
-        """Whether the runs say something of that source."""
-        return bool((kinship(np.array(self.sources), np.array([source])) > 0.0).any())
-
     @property
     def in_whole(self) -> bool:
         """Whether the process counts there as it does where runs are known."""
         return self.weight == 1.0 and not self.as_sure
 
     def parts(self, runs: Runs, known: Runs, mean: Floats, half_width: Floats) -> tuple[Floats, Floats]:
-        """(The part that counts of the process's mean, factor on its half-widths), (n,) each, of ``runs``.
+        """(weight of the process's mean, factor on its half-widths), (n,) each, of ``runs``.
 
-        ``mean``, ``half_width`` (n,): those of the process. All of it, and 1, where a run of the group is ``known``.
+        ``mean``, ``half_width`` (n,): those of the process. Both are 1 where a run of the group is ``known``.
         """
         if self.in_whole and self.wider == 1.0:
             return np.ones(len(runs)), np.ones(len(runs))
         # by sizes of model, batch and cluster, since a model has other names in other tables, or none
         groups = set(map(tuple, _sizes(known).tolist()))
         known_group = np.fromiter((tuple(sizes) in groups for sizes in _sizes(runs).tolist()), np.bool_, len(runs))
-        part = self.weight * (sure_part(mean, half_width) if self.as_sure else np.ones(len(runs)))
+        part = self.weight * (signal_share(mean, half_width) if self.as_sure else np.ones(len(runs)))
         return np.where(known_group, 1.0, part), np.where(known_group, 1.0, self.wider)
 
     @property

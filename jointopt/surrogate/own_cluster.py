@@ -25,16 +25,16 @@ from jointopt.surrogate.own_mix import (
     Mix,
     OwnTarget,
     best_mix,
-    crossed,
-    crossed_trees,
+    cross_fitted,
+    cross_fitted_mix,
+    cross_fitted_trees,
     folds_by_layout,
     folds_by_model,
     held_half_width,
-    limit_cut,
     median_error,
-    mixed_again,
     model_names,
-    sure_part,
+    peak_cut,
+    signal_share,
     units_left_out,
     with_trees,
 )
@@ -48,38 +48,30 @@ RELEARNED = 400  # runs, up to which hyperparameters are learned anew without ea
 
 @dataclass(frozen=True)
 class OwnRuns:
-    """Learned from the runs of ``source``: their time, and their power where it was measured.
+    """Learned from the many runs of ``source``: their time, and power, peaks and temperature where they were measured.
 
-    ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width, and
-    ``width_of_known`` the same for models of which runs are known (None: a version that had one for all).
-    ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
-    runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
-    says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
-    the runs were under, None: a version that knew of none learned from them. ``heat``: peak power, and temperature over
-    the air, where they were measured often enough, by `heat_names`. ``of_new``, ``of_known``: weight of the process on
-    models without known runs and with: 0 where the physics alone does better. ``as_sure``: on the former it counts as
-    far as it is sure of each plan.
+    The process is the Gaussian process of their time; "new" models are those without known runs.
     """
 
     source: str
-    kernel: Kernel | None = None
+    kernel: Kernel | None = None  # None: that of all sources does better
     time: Mix = field(default_factory=Mix)
-    width: float = 1.0
-    width_of_known: float | None = None
+    width: float = 1.0  # conformal factor on the process's half-width, for new models
+    width_of_known: float | None = None  # the same for models with known runs; None: an earlier version had one for all
     power: PowerScale = field(default_factory=PowerScale)
     power_mix: Mix = field(default_factory=Mix)
-    clocks: tuple[float, float] = (1.0, 1.0)
-    errors: Mapping[str, float] = field(default_factory=dict)
+    clocks: tuple[float, float] = (1.0, 1.0)  # lowest and highest share of the top clock of runs that were learned from
+    errors: Mapping[str, float] = field(default_factory=dict)  # median errors on what was left out, by part
     held_out: str = ""  # what was left out at a time: models, groups or runs
     importance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of features by quantity, as `mixes`
-    response: LearnedResponse | None = None
-    off_below: float = 0.0
-    clock_remark: str = ""
-    power_limit_w: float | None = None
-    heat: Mapping[str, OwnTarget] = field(default_factory=dict)
-    as_sure: bool = False
-    of_new: float = 1.0
-    of_known: float = 1.0
+    response: LearnedResponse | None = None  # how kernels follow the clock; None: as in the physics
+    off_below: float = 0.0  # median error of runs below the top clock where these were not learned from
+    clock_remark: str = ""  # why they were not
+    power_limit_w: float | None = None  # the highest that runs were under; None: an earlier version knew of none
+    heat: Mapping[str, OwnTarget] = field(default_factory=dict)  # peak power and temperature, keys of `HEAT_NAMES`
+    as_sure: bool = False  # on new models the process counts by `signal_share`
+    of_new: float = 1.0  # weight of the process on new models, 0 where the physics alone does better
+    of_known: float = 1.0  # the same on models with known runs
     group_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # as ``errors``, but of time
 
     @property
@@ -114,10 +106,10 @@ class OwnRuns:
         return self.time(self.counted(mean, deviation, runs, known), runs)
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
-        """As much of the mean (n,) of a process of that standard deviation (n,) as counts, without trees."""
+        """The ``mean`` (n,) of the process times the weight that it has on each run, by its ``deviation`` (n,)."""
         if not self.in_part:
             return mean
-        of_new = self.of_new * (sure_part(mean, Z_90 * deviation) if self.as_sure else 1.0)
+        of_new = self.of_new * (signal_share(mean, Z_90 * deviation) if self.as_sure else 1.0)
         return np.asarray(np.where(_of_new_models(runs, known), of_new, self.of_known) * mean)
 
     def widths(self, runs: Runs, known: Runs) -> Floats:
@@ -186,26 +178,26 @@ def _of_new_models(runs: Runs, known: Runs) -> Bools:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Many runs of one source: residuals of time, and of power where it was measured (NaN elsewhere), (n,) each."""
+class SourceRuns:
+    """The n runs of one source that are learned from; NaN where something was not measured."""
 
     runs: Runs
-    residual: Floats
-    log_power: Floats
+    residual: Floats  # (n,) log(measured / physics) of time
+    log_power: Floats  # (n,) the same of mean power
     static_share: Floats  # of the physics' power, in what a GPU draws whatever runs
     static_w: float
     heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and by the physics
     limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
 
-    def take(self, rows: Ints) -> Measured:
+    def take(self, rows: Ints) -> SourceRuns:
         """The runs at those positions."""
         heat = {name: (ratio[rows], values[rows]) for name, (ratio, values) in self.heat.items()}
         of_power = self.log_power[rows], self.static_share[rows], self.static_w
         limits_w = self.limits_w if self.limits_w is None else self.limits_w[rows]
-        return Measured(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w)
+        return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w)
 
 
-def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
+def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
     """An `OwnRuns` of the runs of a source, and cross-fitted answers (n,): log(measured / physics) and its half-width.
 
     ``shared``: the kernel of all sources, which stays where one relearned on these runs does not help.
@@ -214,16 +206,16 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     fold, held_out = folds_by_model(runs, seed)
     found, process, deviation, errors = best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
     singly, layouts = folds_by_layout(runs, seed)
-    near, near_deviation = crossed_process(found, shared, measured, singly, seed)
+    near, near_deviation = cross_fitted_process(found, shared, measured, singly, seed)
     found = replace(found, of_known=_helps(near, residual, singly))
     near = found.of_known * near
     names = tuple(name for name in runs.names if name != CLOCK)
-    trees = [crossed_trees(runs, residual, near, fold, names, beyond, seed) for beyond in (False, True)]
-    found, mixed, errors["time"] = best_part(found, trees, names, process, deviation, residual, fold)
+    trees = [cross_fitted_trees(runs, residual, near, fold, names, beyond, seed) for beyond in (False, True)]
+    found, mixed, errors["time"] = best_process_weight(found, trees, names, process, deviation, residual, fold)
     found = replace(found, time=with_trees(found.time, runs, residual, near, seed))
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
-    of_known = (mixed_again(found.time, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
+    of_known = (cross_fitted_mix(found.time, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
     found = replace(found, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, layouts))
     found, more = learn_targets(found, measured, seed)
     errors = {name: round(value, 4) for name, value in (errors | more).items()}
@@ -231,11 +223,11 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     return replace(found, errors=errors, importance=importance), mixed, Z_90 * found.width * deviation
 
 
-def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
+def judge_shared(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
     """As `learn_own` of runs too few to learn a kernel or trees of: the process of all sources after them."""
     fold, held_out = folds_by_model(measured.runs, seed)
     own = OwnRuns(source, held_out=held_out)
-    process, deviation = crossed_process(own, shared, measured, fold, seed)
+    process, deviation = cross_fitted_process(own, shared, measured, fold, seed)
     counts = _helps(process, measured.residual, fold)
     answers = {"physics": 0.0 * process, "process": process, "time": counts * process}
     errors = {name: round(median_error(of - measured.residual, fold), 4) for name, of in answers.items()}
@@ -248,32 +240,32 @@ def _helps(process: Floats, residual: Floats, fold: Ints) -> float:
 
 
 def best_process(
-    own: OwnRuns, measured: Measured, shared: Kernel, fold: Ints, seed: int
+    own: OwnRuns, measured: SourceRuns, shared: Kernel, fold: Ints, seed: int
 ) -> tuple[OwnRuns, Floats, Floats, dict[str, float]]:
     """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
     residual = measured.residual
-    process, deviation = crossed_process(own, shared, measured, fold, seed)
+    process, deviation = cross_fitted_process(own, shared, measured, fold, seed)
     errors = {"physics": median_error(-residual, fold), "process": median_error(process - residual, fold)}
     relearned = replace(own, kernel=learn_alone(measured.runs, residual, shared, seed))
-    mean, spread = crossed_process(relearned, shared, measured, fold, seed)
+    mean, spread = cross_fitted_process(relearned, shared, measured, fold, seed)
     if (error := median_error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
         return relearned, mean, spread, errors | {"kernel": error}
     return own, process, deviation, errors
 
 
-def best_part(
+def best_process_weight(
     own: OwnRuns, trees: Sequence[Floats], names: tuple[str, ...], process: Floats, deviation: Floats,
     residual: Floats, fold: Ints,
 ) -> tuple[OwnRuns, Floats, float]:  # fmt: skip
-    """``own`` with as much of the process as does best on what was left out, all, a part or none, and trees beside it.
+    """(``own`` with the best weight of the process and mix with trees, cross-fitted answers (n,), their error).
 
-    With the answers (n,) and their error, as `best_mix` has them. What is learned of few models holds in part for the
-    next, as far as the process is sure: of nanotron's runs whose software is in no odd state, predicted from its other
-    models, 4.1 % instead of 5.9 (docs/appendix/surrogate-experiments.md).
+    Judged on what was left out; the process counts whole, by `signal_share` or not at all. What is learned of few
+    models holds in part for the next, as far as the process is sure: of nanotron's runs whose software is in no odd
+    state, predicted from its other models, 4.1 % instead of 5.9 (docs/appendix/surrogate-experiments.md).
     """
     mix, answer, best = best_mix(process, trees, residual, fold, names)
     found = own, mix, answer
-    in_part = sure_part(process, Z_90 * deviation) * process
+    in_part = signal_share(process, Z_90 * deviation) * process
     less = [(replace(own, as_sure=True), in_part)] if own.held_out == "models" else []
     for smaller, part in [*less, (replace(own, of_new=0.0), 0.0 * process)]:
         mix, answer, error = best_mix(part, trees, residual, fold, names)
@@ -283,28 +275,30 @@ def best_part(
     return replace(found[0], time=found[1]), found[2], best
 
 
-def crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:
+def cross_fitted_process(
+    own: OwnRuns, shared: Kernel, measured: SourceRuns, fold: Ints, seed: int
+) -> tuple[Floats, Floats]:
     """Cross-fitted mean and standard deviation (n,) of the process."""
     runs, residual, deviation = measured.runs, measured.residual, np.empty(len(fold))
 
     def answer(fit: Ints, at: Ints) -> Floats:
-        kept, here = supporting(fit), own
+        kept, here = remembered_rows(fit), own
         if own.kernel is not None and len(runs) <= RELEARNED:
             here = replace(own, kernel=learn_alone(runs.take(fit), residual[fit], shared, seed, own.kernel))
         mean, deviation[at] = here.process(shared, runs.take(kept), residual[kept]).predict(runs.take(at))
         return mean
 
-    return crossed(fold, answer), deviation
+    return cross_fitted(fold, answer), deviation
 
 
-def supporting(rows: Ints, seed: int = 0) -> Ints:
+def remembered_rows(rows: Ints, seed: int = 0) -> Ints:
     """At most `SUPPORT` of these rows, which the process remembers."""
     if len(rows) <= SUPPORT:
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, SUPPORT, replace=False)).astype(np.int64)
 
 
-def learn_targets(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
+def learn_targets(own: OwnRuns, measured: SourceRuns, seed: int) -> tuple[OwnRuns, dict[str, float]]:
     """``own`` with power, peak power and temperature where enough runs have them, and the held-out errors of these."""
     errors, by_group, targets = dict[str, float](), dict(own.group_errors), dict[str, OwnTarget]()
     of_physics = {"power": (measured.log_power, measured.static_w / measured.static_share)} | dict(measured.heat)
@@ -323,7 +317,7 @@ def learn_targets(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns,
 
 
 def learn_target(
-    name: str, measured: Measured, log_ratio: Floats, values: Floats, seed: int
+    name: str, measured: SourceRuns, log_ratio: Floats, values: Floats, seed: int
 ) -> tuple[OwnTarget, dict[str, float], dict[str, float]]:
     """A quantity learned of runs with log(measured / physics) ``log_ratio`` (n,) of it, its held-out errors, by group.
 
@@ -337,9 +331,9 @@ def learn_target(
         return np.log(power_scale(log_ratio[fit], share[fit], measured.static_w).over(values[at]))
 
     limits_w = measured.limits_w if name == HEAT_NAMES[PEAK] else None
-    line, (overshoot, most) = crossed(fold, scaled), limit_cut(fold, log_ratio, values, limits_w)
+    line, (overshoot, most) = cross_fitted(fold, scaled), peak_cut(fold, log_ratio, values, limits_w)
     names = runs.power_names
-    trees = [crossed_trees(runs, log_ratio, line, fold, names, beyond, seed) for beyond in (False, True)]
+    trees = [cross_fitted_trees(runs, log_ratio, line, fold, names, beyond, seed) for beyond in (False, True)]
     mix, mixed, _ = best_mix(line, trees, log_ratio, fold, names, most)
     errors = {f"{name} physics": -log_ratio, f"{name} process": np.minimum(line, most) - log_ratio}
     errors[name] = mixed - log_ratio

@@ -31,27 +31,26 @@ _DEPTH, _TREES, _ROWS, _COLUMNS = 4, 300, 0.7, 0.3
 
 @dataclass(frozen=True)
 class Mix:
-    """Trees beside a process: ``weight`` of the answer is theirs, (1 - weight) the process's.
+    """Trees stacked on a Gaussian process: ``weight`` of the answer is theirs, (1 - weight) the process's.
 
-    ``beyond``: they were trained on what the process leaves, and add to it; else on the residual of the physics.
-    ``names``: their features; all sensitivities follow these.
+    Where ``beyond``, trees were trained on the residual of the process, and ``weight`` times theirs is added to it.
     """
 
     trees: Trees | None = None
     weight: float = 0.0
     beyond: bool = False
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # features of the trees, before all sensitivities
 
     def __call__(self, process: Floats, runs: Runs) -> Floats:
-        """log(measured / physics) (n,) out of that of the process and the runs themselves."""
+        """log(measured / physics) (n,) of ``runs``; ``process`` (n,): the same by the process alone."""
         if self.trees is None or not self.weight or not len(runs):
             return process
         return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
 
     def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
-        """Names of features (k,), and what each adds to the logarithm by the trees, at last what they add to all runs.
+        """(Names of the k features; what each adds to the logarithm, and what is common to all, (n, k + 1)).
 
-        Of (n, k + 1), whose sum is all that the trees add; the last falls where a run is unlike those learned from.
+        A row sums to all that the trees add; the common part falls where a run is unlike those learned from.
         """
         names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
         if self.trees is None or not self.weight:
@@ -75,7 +74,7 @@ def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Float
 
 
 def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
-    """What trees learn (n,): the residual of the physics, or what ``near`` (n,) leaves of it; runs gone wrong cut."""
+    """What trees are trained on (n,), clipped: ``residual`` of the physics, or ``beyond``, less ``near`` (n,)."""
     return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
 
 
@@ -88,25 +87,25 @@ def learn_trees(columns: Floats, target: Floats, names: Sequence[str], seed: int
     )  # fmt: skip
 
 
-def crossed_trees(
+def cross_fitted_trees(
     runs: Runs, residual: Floats, near: Floats, fold: Ints, names: tuple[str, ...], beyond: bool, seed: int = 0
 ) -> Floats:
-    """Cross-fitted answers (n,) of trees on the residual (n,), or ``beyond`` on what ``near`` (n,) leaves of it.
+    """Cross-fitted answers (n,) of trees trained as `_target`, over folds (n,).
 
-    ``near``: answers of a process with runs of the same models known, as where trees add to it.
+    ``near`` (n,): answers of a process that knows other runs of the same models, as it does where trees add to it.
     """
     columns, target = inputs(runs, names), _target(residual, near, beyond)
-    return crossed(fold, lambda fit, at: learn_trees(columns[fit], target[fit], names, seed).predict(columns[at]))
+    return cross_fitted(fold, lambda fit, at: learn_trees(columns[fit], target[fit], names, seed).predict(columns[at]))
 
 
 def best_mix(
     process: Floats, trees: Sequence[Floats], residual: Floats, fold: Ints, names: tuple[str, ...],
     most: Floats | float = np.inf,
 ) -> tuple[Mix, Floats, float]:  # fmt: skip
-    """How far trees count beside a process, the cross-fitted answers (n,) of both together, and the error of these.
+    """(The mix of process and trees with the least error, its cross-fitted answers (n,), their error).
 
-    ``process`` (n,) and ``trees`` ((n,) beside it and beyond it) are cross-fitted too; answers end at ``most``. The mix
-    has no trees as yet (`with_trees`).
+    ``process`` (n,) and ``trees`` ((n,) each: not ``beyond``, and ``beyond``) are cross-fitted; answers are cut at
+    ``most``. The mix has no trees as yet (`with_trees`).
     """
     answer = np.minimum(process, most)
     best = Mix(names=names), answer, median_error(answer - residual, fold)
@@ -120,22 +119,22 @@ def best_mix(
 
 
 def with_trees(mix: Mix, runs: Runs, residual: Floats, near: Floats, seed: int = 0) -> Mix:
-    """The mix with the trees of all runs, if they count; residuals (n,) as for `crossed_trees`."""
+    """The mix with the trees of all runs, if they count; residuals (n,) as for `cross_fitted_trees`."""
     if not mix.weight:
         return Mix()
     target = _target(residual, near, mix.beyond)
     return replace(mix, trees=learn_trees(inputs(runs, mix.names), target, mix.names, seed))
 
 
-def mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
-    """Cross-fitted answers (n,) of a ``mix`` that is settled, over other folds, of which ``process`` has its own."""
+def cross_fitted_mix(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
+    """Cross-fitted answers (n,) of a given ``mix``, over folds (n,) by which ``process`` (n,) was cross-fitted too."""
     if not mix.weight:
         return process
-    trees = crossed_trees(runs, residual, process, fold, mix.names, mix.beyond, seed)
+    trees = cross_fitted_trees(runs, residual, process, fold, mix.names, mix.beyond, seed)
     return _blend(process, trees, mix.weight, mix.beyond)
 
 
-# Parts of a cluster's runs that are left out at a time, and half-widths of intervals that were judged so.
+# Cross-fitting: which runs are left out together, answers by the others, errors, and half-widths of intervals.
 
 
 FOLDS, LEAST_LEFT_OUT = 5, 3
@@ -156,7 +155,7 @@ def count_distinct(runs: Runs) -> int:
 
 
 def units_left_out(runs: Runs) -> tuple[npt.NDArray[np.str_], str]:
-    """Models (n,) of the runs where there are three or more, else groups, layouts, or plans; and which."""
+    """(The unit of each run (n,), the kind of units): the first of models, groups, layouts, runs with three units."""
     plans = {name: runs.distinct(but)[1].astype(str) for name, but in _PLANS.items()}
     kinds = {"models": model_names(runs), "groups": runs.group, **plans}
     name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
@@ -171,9 +170,10 @@ def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
 
 
 def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
-    """The fold (n,) of each run where other runs of its model are known, and how many layouts there are.
+    """(The fold of each run (n,), how many layouts there are), where other runs of its model are known.
 
-    Whole layouts together, of few layouts whole plans: what is known of a plan says little of how far others are off.
+    Layouts are left out whole; where there are few, plans: what is known of a plan says little of how far others are
+    off.
     """
     layouts, plans = (runs.distinct(but)[1].astype(str) for but in _PLANS.values())
     unique, of = np.unique(layouts if len(np.unique(layouts)) >= FOLDS else plans, return_inverse=True)
@@ -181,11 +181,11 @@ def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
 
 
 def held_half_width(error: Floats, units: int) -> float:
-    """The 90 % half-width that ``error`` (n,) of runs, left out in so many ``units``, needs on further units.
+    """The 90 % half-width on further units, by the ``error`` (n,) of runs that were left out in ``units`` units.
 
     Runs of one model err alike, so that a quantile over a few models' runs is little evidence of others: it is wider by
     Student's t over the normal quantile, of as many degrees of freedom as there are units (errors are about zero, no
-    mean is taken off). On made-up clusters that holds 90 % of models not seen (docs/surrogate-experiments.md).
+    mean is taken off). On made-up clusters that holds 90 % of models not seen (docs/appendix/surrogate-experiments.md).
     """
     from scipy.special import stdtrit  # here, since every command that loads a surrogate would wait for the import
 
@@ -193,7 +193,7 @@ def held_half_width(error: Floats, units: int) -> float:
     return max(few * float(np.quantile(np.abs(error), COVERAGE, method="inverted_cdf")), LEAST_WIDTH)
 
 
-def crossed(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:
+def cross_fitted(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:
     """Answers (n,) for every fold from the runs of the others."""
     out = np.empty(len(fold))
     for one in steps(np.unique(fold).tolist(), "judging on runs left out"):
@@ -213,8 +213,8 @@ def median_error(log_ratio: Floats, fold: Ints) -> float:
     return float(np.average([np.median(error[fold == one]) for one in folds], weights=np.sqrt(counts)))
 
 
-def sure_part(mean: Floats, half_width: Floats) -> Floats:
-    """The part (n,) of a process's ``mean`` (n,) that is signal: mean^2 over mean^2 and variance, 0 to 1.
+def signal_share(mean: Floats, half_width: Floats) -> Floats:
+    """The share (n,) of a process's ``mean`` (n,) that is signal, 0 to 1: mean^2 / (mean^2 + variance).
 
     An empirical Wiener filter (Ghael, Sayeed and Baraniuk 1997, Improved wavelet denoising via empirical Wiener
     filtering): what is small beside its 90 % ``half_width`` (n,) hardly counts, what stands out does.
@@ -228,7 +228,7 @@ def sure_part(mean: Floats, half_width: Floats) -> Floats:
 
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
-REST = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
+REST_SHARE = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 
 
@@ -248,12 +248,12 @@ class OwnTarget:
         return self.mix(np.log(self.scale.over(values)), runs)
 
     def line(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
-        """A line in the physics' power for the layout of each of ``runs`` (n,), learned at shares of the top clock.
+        """A line from the physics' value to the measured one for each of ``runs`` (n,), over its clocks.
 
-        ``values`` (clocks, n): of the physics there. A line of least relative squares, so that what the search is
-        promised of energy at other clocks holds: its bounds are of work that no clock saves, and of GPUs that rest for
-        the least time, which is a bound of a longer one too as long as these draw something. So the line is nowhere
-        negative from ``rest_w`` on, which no GPU is predicted to draw less than.
+        ``clocks``: shares of the top clock; ``values`` (clocks, n): of the physics there. A line of least relative
+        squares, so that what the search is promised of energy at other clocks holds: its bounds are of work that no
+        clock saves, and of GPUs that rest for the least time, which is a bound of a longer one too as long as these
+        draw something. So the line is nowhere negative from ``rest_w`` on, which no GPU is predicted to draw less than.
         """
         found = np.stack([
             v * np.exp(self.log_ratio(at_clock(runs, clock), v)) for v, clock in zip(values, clocks, strict=True)
@@ -273,11 +273,11 @@ class OwnTarget:
 def at_rest_w(source: str) -> float:
     """Power in W that no GPU of a source is predicted to draw less than, 0 where it is not known.
 
-    `REST` of its static power, which is that of a warm one; `jointopt.physics.bounds.idle_power_w` says how much less a
-    cold one draws.
+    `REST_SHARE` of its static power, which is that of a warm one; `jointopt.physics.bounds.idle_power_w` says how much
+    less a cold one draws.
     """
     gpu = known_gpu(Source.parse(source).gpu)
-    return REST * gpu.power.static_w if gpu is not None and gpu.power else 0.0
+    return REST_SHARE * gpu.power.static_w if gpu is not None and gpu.power else 0.0
 
 
 def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | None:
@@ -292,7 +292,7 @@ def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | No
     return round(float(np.quantile(above, MOST_ABOVE)), 4) if len(above) >= LEAST_ABOVE else 1.0
 
 
-def limit_cut(
+def peak_cut(
     fold: Ints, log_ratio: Floats, values: Floats, limits_w: Floats | None
 ) -> tuple[float | None, Floats | float]:
     """`limit_overshoot` of the peaks of runs, and log(highest / physics) (n,) at which each is cut by other folds'.
@@ -306,7 +306,7 @@ def limit_cut(
     def most(fit: Ints, at: Ints) -> Floats:
         return np.log((limit_overshoot(peak_w[fit], limits_w[fit]) or np.inf) * limits_w[at] / values[at])
 
-    return limit_overshoot(peak_w, limits_w), crossed(fold, most)
+    return limit_overshoot(peak_w, limits_w), cross_fitted(fold, most)
 
 
 def at_clock(runs: Runs, share: float) -> Runs:

@@ -1,4 +1,4 @@
-"""The posterior of a source's runs after a few measured ones: the process under every scale that these leave open."""
+"""The Gaussian process of a source after its measured runs: a mixture over scales of the kernel's terms."""
 
 # Sources differ in what they are off by: a constant factor, a network ten times slower, software of other constants,
 # or nothing but noise. So each term of the kernel has several scales, wide ones included, each with the share of
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.system import one_blas_thread
-from jointopt.surrogate.kernel import CACHED_CELLS, Kernel, Runs, kinship, of_network, scaled_terms, variances
+from jointopt.surrogate.kernel import CACHED_CELLS, Kernel, Runs, covariance_of_rows, kinship, of_network, variances
 
 DEGREES_OF_FREEDOM = 1.0
 REWEIGHTS, LEAST_SPREAD, LARGEST_SPREAD = 8, 0.3, 20.0
@@ -55,7 +55,7 @@ SCALES, SHARES = _KINDS[:, :5], _KINDS[:, 5]  # (scales, 5), (scales,)
 
 @dataclass(frozen=True)
 class Posterior:
-    """Residuals after measured runs; without any, the prior: zero, and as wide as sources differ."""
+    """Distribution of residuals log(measured / physics) after measured runs; without any, the prior of zero mean."""
 
     kernel: Kernel
     squares: Floats  # (scales, 5): squared multiples of the terms and of the noise
@@ -68,7 +68,7 @@ class Posterior:
 
     @property
     def log_evidence_near(self) -> float:
-        """`log_evidence` of a network that is about the one that runs were priced on."""
+        """`log_evidence` under the scales alone by which the network is about as fast as the runs were priced on."""
         near = self.share[self.squares[:, 1] <= 1.0].sum()
         return self.log_evidence + float(np.log(max(near, LEAST_WEIGHT)))
 
@@ -103,11 +103,11 @@ class Posterior:
             noise = 2.0 * self.squares[:, 4:] * self.kernel.noise**2
             return np.zeros(len(runs)), np.sqrt(self.share @ (prior + noise))
         mean, deviation, seen = np.empty(len(runs)), np.empty(len(runs)), self.runs
-        between = scaled_terms(self.kernel, runs, seen, self.squares[:, :4])
+        between = covariance_of_rows(self.kernel, runs, seen, self.squares[:, :4])
         for at in _pieces(len(runs), len(self.share) * len(seen), CACHED_CELLS if len(self.share) == 1 else CELLS):
             cross = between(at)
             means = np.einsum("cij,cj->ci", cross, self.weights)
-            left = prior[:, at] - _squared(cross, self.inverse, self._root)
+            left = prior[:, at] - _quadratic_forms(cross, self.inverse, self._root)
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
@@ -139,7 +139,7 @@ class Posterior:
         if self.runs is None or self.weights is None or self.inverse is None:
             return np.asarray(self.share @ prior)
         out, seen, one = np.empty(len(runs)), self.runs, np.zeros(1, np.int64)
-        first, second = (scaled_terms(self.kernel, each, seen, self.squares[:, :4]) for each in (runs, against))
+        first, second = (covariance_of_rows(self.kernel, each, seen, self.squares[:, :4]) for each in (runs, against))
         for at in _pieces(len(runs), len(self.share) * len(seen)):
             cross = first(at) - second(at if len(against) == len(runs) else one)
             means = np.einsum("cij,cj->ci", cross, self.weights)
@@ -160,7 +160,7 @@ def root_of(inverse: Floats) -> list[Singles]:
     return [np.ascontiguousarray(root[:, start:, start : start + size]) for start in range(0, count, size)]
 
 
-def _squared(cross: Floats, inverse: Floats, root: list[Singles]) -> Floats:
+def _quadratic_forms(cross: Floats, inverse: Floats, root: list[Singles]) -> Floats:
     """c·A·c (scales, n) of rows c, ``cross`` (scales, n, m), for matrices A, ``inverse``, with `root_of` them.
 
     By the root, a triangle, 5/8 of the products at twice the speed; deviations hold to 1 in 100,000.
@@ -195,7 +195,7 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     for size, count in SAMPLES if len(runs) else ():
         likeliest = np.sort(scales[np.argsort(-posterior.share, kind="stable")[:count]])
         rows = np.sort(order[:size]).astype(np.int64)
-        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs, residual, rows)
+        kept, posterior = _posterior_of_scales(kernel, SCALES[likeliest], SHARES[likeliest], runs, residual, rows)
         scales = likeliest[kept]
         if size >= len(runs):
             break
@@ -206,24 +206,25 @@ def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
     if not len(runs):
         return Posterior(kernel, np.ones((1, 5)), np.ones(1))
-    return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
+    return _posterior_of_scales(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
 
 
 @one_blas_thread
-def _under(
+def _posterior_of_scales(
     kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats, rows: Ints | None = None
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
-    """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left.
+    """(which scales the runs leave, (scales,); the posterior under these).
 
-    Only the runs at ``rows`` count, by default all.
+    ``multiples`` (scales, 5) of the kernel's deviations, with prior ``shares`` (scales,). ``rows``: the runs that
+    count, by default all.
     """
     rows = np.arange(len(runs), dtype=np.int64) if rows is None else rows
     squares, runs = np.square(multiples), runs.take(rows)
     y = np.clip(residual[rows], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
-    between = scaled_terms(kernel, runs, runs, squares[:, :4])
+    between = covariance_of_rows(kernel, runs, runs, squares[:, :4])
     prior = np.concatenate([between(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)], axis=1)
     variance = squares[:, 4:] * kernel.noise**2  # (scales, 1)
-    spread = _reweighted(prior, variance, y)
+    spread = _student_noise(prior, variance, y)
     inverse = _inverse(_with_noise(prior, variance * spread))
     weights = (inverse @ y[:, None])[:, :, 0]
     likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
@@ -257,14 +258,14 @@ def _no_posterior(count: int, why: str) -> TableError:
     )
 
 
-def _reweighted(prior: Floats, variance: Floats, y: Floats) -> Floats:
+def _student_noise(prior: Floats, variance: Floats, y: Floats) -> Floats:
     """Variance (scales, n) of each run's noise over the usual ``variance`` (scales, 1).
 
     By the expected precision of Student-t noise, given each fit of ``y`` (n,).
     """
     spread, nu = np.ones((len(variance), len(y))), DEGREES_OF_FREEDOM
     for _ in range(REWEIGHTS):
-        weights, diagonal = _solved(_with_noise(prior, variance * spread), y)
+        weights, diagonal = _solve(_with_noise(prior, variance * spread), y)
         left = variance * spread * weights  # y less its smoothed value
         doubt = variance * spread * (1.0 - variance * spread * diagonal)
         spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / variance) / (nu + 1.0), LEAST_SPREAD)
@@ -278,7 +279,7 @@ def _with_noise(prior: Floats, variance: Floats) -> Floats:
     return out
 
 
-def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
+def _solve(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Inverses of covariances (scales, n, n) times ``y``, and their diagonals, (scales, n) each.
 
     Of one large covariance without its inverse, in half the time.

@@ -15,7 +15,7 @@ from jointopt.core.schema import POWER_LIMIT, Columns, Floats
 from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.physics.cooling import power_limit_w
-from jointopt.physics.cost_model import CostModel, Drawn, layout_burst_w
+from jointopt.physics.cost_model import BoardPower, CostModel, layout_burst_w
 from jointopt.surrogate.features import watts_at
 
 # Standard deviations of log(measured / predicted) power. No table with both layouts and power is public, so these
@@ -32,13 +32,10 @@ _OUTLYING = 2.0  # standard deviations of a run
 
 @dataclass(frozen=True)
 class PowerScale:
-    """Watts of a GPU as ``factor`` times those predicted and ``offset_w``: one of each for all plans, or of each plan.
-
-    ``log_sd`` is what a run may still be off (None: nothing was measured).
-    """
+    """A line from predicted to measured power of a GPU, one for all plans or one for each, (n,)."""
 
     factor: Floats | float = 1.0
-    log_sd: float | None = None
+    log_sd: float | None = None  # of measured over corrected power; None: nothing was measured
     offset_w: Floats | float = 0.0
 
     @property
@@ -51,13 +48,13 @@ class PowerScale:
         return np.asarray(self.factor + self.offset_w / power_w)
 
     def split(self, lengths: Sequence[int]) -> list[PowerScale]:
-        """The scale of each of consecutive lots of plans, which have so many each."""
+        """The scale of each of consecutive pieces of the plans, which have ``lengths`` plans."""
         ends, count = np.cumsum(lengths)[:-1], sum(lengths)
         each = (np.split(np.broadcast_to(value, count), ends) for value in (self.factor, self.offset_w))
         return [replace(self, factor=factor, offset_w=offset_w) for factor, offset_w in zip(*each, strict=True)]
 
     def within(self, limit_w: Floats | float, highest_w: Floats) -> PowerScale:
-        """The scale with no plan's power above ``limit_w``: of what the physics predicts at the highest clock, (n,).
+        """The scale, lowered so that no plan exceeds ``limit_w``; ``highest_w`` (n,): predicted at its highest clock.
 
         No board exceeds its limit in the mean, so that what is above it is the error of a line.
         """
@@ -125,7 +122,7 @@ def _two_are_better(log_ratio: Floats, static_share: Floats) -> bool:
     return errors[1] < _BETTER * errors[0]
 
 
-# Power limits of GPUs whose power was measured: the physics' `Drawn` of what was learned.
+# `BoardPower` of the physics, by which power limits hold, from a learned scale.
 
 
 CLOCKS = (0.2, 0.4, 0.6, 0.8, 1.0)  # shares of the top clock, between which power is a line: it bends at the knee
@@ -138,15 +135,15 @@ class MeasuredPower:
     scale: PowerScale
     limit_w: float
 
-    def drawn(self, job: Job, layouts: Columns) -> Drawn | None:
+    def board_power(self, job: Job, layouts: Columns) -> BoardPower | None:
         """Power of GPUs that run ``layouts`` on ``job``; None where the limit of all is the measured one."""
         if not other_limits(job, layouts, self.limit_w):
             return None
         bare = {name: values for name, values in layouts.items() if name != POWER_LIMIT}
-        return drawn_by(CostModel(at_limit(job, self.limit_w), bare), self.scale, self.limit_w)
+        return board_power_of(CostModel(at_limit(job, self.limit_w), bare), self.scale, self.limit_w)
 
 
-def drawn_by(physics: CostModel, power: PowerScale, limit_w: float) -> Drawn:
+def board_power_of(physics: CostModel, power: PowerScale, limit_w: float) -> BoardPower:
     """Power that layouts of ``physics`` draw by ``power``, one of all or of each (L,); both are under ``limit_w``.
 
     Kernels that the limit holds in the physics and on the board draw as much in both, however far off the mean is.
@@ -156,7 +153,7 @@ def drawn_by(physics: CostModel, power: PowerScale, limit_w: float) -> Drawn:
     bursts = np.stack([layout_burst_w(physics, share) for share in CLOCKS])
     mean, kernels = power.within(limit_w, watts[-1]), power.within(limit_w, bursts[-1])
     line = np.stack([np.broadcast_to(value, len(every)) for value in (kernels.factor, kernels.offset_w)])
-    return Drawn(limit_w, line, mean.over(watts) * watts, bursts)
+    return BoardPower(limit_w, line, mean.over(watts) * watts, bursts)
 
 
 def at_limit(job: Job, limit_w: float | None) -> Job:

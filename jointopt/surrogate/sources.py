@@ -1,4 +1,7 @@
-"""Runs of a job's kind of cluster, and of its kin, as those of one source, whatever tables and surrogates call it."""
+"""Which known runs are evidence of a job: a source is one cluster and software, whatever name tables give it.
+
+Kin are sources of the same origin that share the GPU or the software (`kernel.kinship`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Ints
 from jointopt.jobs.catalog.frameworks import conflict_sentence, job_of_class, job_of_efficiency, same_efficiency
 from jointopt.jobs.job import Job
-from jointopt.surrogate.evidence import Evidence, renamed, source_of_job
+from jointopt.surrogate.evidence import Evidence, renamed_sources, source_of_job
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.surrogate import Surrogate
 
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-HERE = "this job"  # the origin of runs that are known of a job, which states none
+THIS_JOB = "this job"  # the origin of runs that are known of a job, which states none
 
 
-def as_one(own: Collection[Source], source: Source) -> Callable[[Source], Source]:
-    """The name of any source when those that are ``own`` are one, ``source``: their kin are then its kin."""
+def merged_name(own: Collection[Source], source: Source) -> Callable[[Source], Source]:
+    """A function that renames sources so that all ``own`` ones become ``source``, and their kin its kin."""
     origins, software = {one.origin for one in own}, {one.framework for one in own}
 
     def name(one: Source) -> Source:
@@ -38,8 +41,8 @@ def as_one(own: Collection[Source], source: Source) -> Callable[[Source], Source
     return name
 
 
-def answering(surrogate: Surrogate, source: Source, job: Job, measured: bool) -> tuple[Surrogate, Source]:
-    """A surrogate of the user's own as it answers for ``source``, on the job's kind of cluster, and that source.
+def surrogate_for_job(surrogate: Surrogate, source: Source, job: Job, measured: bool) -> tuple[Surrogate, Source]:
+    """(The user's own surrogate with runs renamed for ``job``, the name of the job's source in it).
 
     Where many runs of that kind were learned from, they are the source's. Of few, all of the kind stand for a source of
     another name, with their kin (on other GPUs, or of other software) as its kin; where there are none of the kind, but
@@ -51,13 +54,13 @@ def answering(surrogate: Surrogate, source: Source, job: Job, measured: bool) ->
     """
     keys, many = np.unique(surrogate.support.source).tolist(), [own.source for own in surrogate.own]
     learned = {Source.parse(key).origin for key in (*keys, *many)}
-    if source.origin not in ("", HERE, *learned) and len(learned) > 1:
+    if source.origin not in ("", THIS_JOB, *learned) and len(learned) > 1:
         return surrogate, source
-    if of_many := of_kind(many, source, job):
+    if of_many := sources_of_kind(many, source, job):
         return surrogate, of_many[0]
     if measured:
-        return surrogate, source_of_job(job, HERE)
-    own = of_kind(keys, source, job)
+        return surrogate, source_of_job(job, THIS_JOB)
+    own = sources_of_kind(keys, source, job)
     if not own:
         origins = {Source.parse(key).origin for key in keys}
         if len(origins) != 1 or source.origin in origins:
@@ -69,7 +72,7 @@ def answering(surrogate: Surrogate, source: Source, job: Job, measured: bool) ->
     # runs were priced by the class of their source, and residuals of two classes are no evidence of each other
     recipe_class = surrogate.class_of(str(largest))
     own = [one for one in own if surrogate.class_of(str(one)) == recipe_class]
-    found = _renamed(surrogate, as_one(own, source))
+    found = _renamed(surrogate, merged_name(own, source))
     if recipe_class is not None:
         classes = dict(surrogate.card.get("recipe_classes", {})) | {str(source): recipe_class}
         found = replace(found, card=dict(surrogate.card) | {"recipe_classes": classes})
@@ -77,16 +80,16 @@ def answering(surrogate: Surrogate, source: Source, job: Job, measured: bool) ->
 
 
 def _renamed(surrogate: Surrogate, name: Callable[[Source], Source]) -> Surrogate:
-    """The surrogate with its remembered runs as those of other sources."""
-    support = replace(surrogate.support, source=renamed(surrogate.support.source, name))
-    groups = [(one, renamed(np.array(one.sources, str), name).tolist()) for one in surrogate.new_groups]
+    """The surrogate with the sources of its remembered runs renamed by ``name``."""
+    support = replace(surrogate.support, source=renamed_sources(surrogate.support.source, name))
+    groups = [(one, renamed_sources(np.array(one.sources, str), name).tolist()) for one in surrogate.new_groups]
     return replace(
         surrogate, support=support, new_groups=tuple(replace(one, sources=tuple(names)) for one, names in groups)
     )
 
 
-def of_kind(keys: Iterable[str], source: Source, job: Job) -> list[Source]:
-    """The sources of ``keys``: that one alone, else those of its software, GPU and node size, else of the job's."""
+def sources_of_kind(keys: Iterable[str], source: Source, job: Job) -> list[Source]:
+    """Sources among ``keys``: ``source``, else all of its software, GPU and node size, else all of the job's."""
     every = [Source.parse(key) for key in keys]
     if source in every:
         return [source]
@@ -96,30 +99,30 @@ def of_kind(keys: Iterable[str], source: Source, job: Job) -> list[Source]:
     return [one for one in every if replace(one, origin="", framework=one.framework if kind.framework else "") == kind]
 
 
-def remembered(surrogate: Surrogate, source: Source) -> tuple[Ints, Ints]:
-    """Positions of the runs that a surrogate remembers of a source, and of its kin."""
+def remembered_runs(surrogate: Surrogate, source: Source) -> tuple[Ints, Ints]:
+    """(Positions of the runs that a surrogate remembers of a source, positions of those of its kin)."""
     every = surrogate.remembered(str(source))
     own = surrogate.support.source[every] == str(source)
     return every[own], every[~own]
 
 
-def at_hand(evidence: Evidence, before: Source, after: Source) -> Evidence:
-    """Evidence on the source ``before`` as of ``after``, that of its kin as of the kin of that."""
+def evidence_as_source(evidence: Evidence, before: Source, after: Source) -> Evidence:
+    """Evidence with its source ``before`` renamed to ``after``, and its kin to the kin of that."""
     if evidence.runs is None or before == after:
         return evidence
-    names = renamed(evidence.runs.source, as_one([before], after))
+    names = renamed_sources(evidence.runs.source, merged_name([before], after))
     return replace(evidence, runs=replace(evidence.runs, source=names))
 
 
-def in_part(place: str) -> str:
-    """Where runs are from, in `Evidence.counts`, that count in part, as of kin."""
+def kin_place(place: str) -> str:
+    """The key in `Evidence.counts` of kin's runs from ``place``, which count in part."""
     return f"{place} (on other GPUs or nodes, or of other software: counted in part)"
 
 
 # One recipe class and one attention kernel for a job that names none and the runs that its predictions rest on.
 
 
-def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
+def job_as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
     """The job by the recipe class and the attention kernel that runs measured on its kind of cluster state.
 
     A conflict of classes is logged, and a class or kernel that the job does not state.
@@ -134,7 +137,7 @@ def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
     return _of_one_attention(job, set[str]().union(*(kernels for _, kernels in stated)))
 
 
-def as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:
+def job_as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:
     """The job by the recipe class and the attention kernel that a surrogate's own runs of it were priced by."""
     codes = np.unique(np.rint(runs.features.get("attention", np.empty(0)))).astype(np.int64)
     return _of_one_attention(of_learned_class(job, recipe_class), {ATTENTIONS[code] for code in codes.tolist()})

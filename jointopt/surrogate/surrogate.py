@@ -13,10 +13,10 @@ import numpy.typing as npt
 from jointopt.core.schema import LOG_COLUMNS, RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.evidence import beyond, telling
-from jointopt.surrogate.intervals import ALIKE, difference_half_width, difference_variance, posterior_of_new
-from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
-from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
+from jointopt.surrogate.evidence import expected_above, informative
+from jointopt.surrogate.intervals import ALIKE_DEVIATION, difference_half_width, difference_variance, posterior_of_new
+from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, kinship
+from jointopt.surrogate.new_sources import MOST_ABOVE, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.trees import Trees
@@ -63,7 +63,7 @@ class Widths:
         return self.difference_after if known else self.difference_new if fitted else self.difference_unknown
 
     def of_measured(self, count: int) -> float:
-        """The factor where so many runs of the same source are known."""
+        """The factor where ``count`` runs of the same source are known."""
         few, many = np.log(FEW_AND_MANY)
         share = np.clip((np.log(max(count, 1)) - few) / (many - few), 0.0, 1.0)
         return float(self.few ** (1.0 - share) * self.measured**share)
@@ -71,13 +71,13 @@ class Widths:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Learned correction of the physics."""
+    """Learned correction of the physics' time, power and heat, of many sources."""
 
-    kernel: Kernel
-    trees: Trees | None
-    feature_names: tuple[str, ...]
-    support: Runs
-    residual: Floats
+    kernel: Kernel  # of the Gaussian process, shared by all sources
+    trees: Trees | None  # shared by all sources
+    feature_names: tuple[str, ...]  # of the trees
+    support: Runs  # runs that the process remembers
+    residual: Floats  # of these, log(measured / physics)
     widths: Widths = field(default_factory=Widths)
     card: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
@@ -91,7 +91,7 @@ class Surrogate:
         return self.conditioned(runs.source[0], fitted, measured).predict(runs)
 
     def without_runs(self) -> Surrogate:
-        """The same that remembers no runs."""
+        """The surrogate without the runs that it remembers."""
         return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0))
 
     def conditioned(
@@ -109,7 +109,7 @@ class Surrogate:
         if measured is not None:
             own = _kin(measured[0], source)
             few, seen = _few_repeats(measured[0].take(own), measured[1][own])
-            known, residual = together([few, known]), np.concatenate([seen, residual])
+            known, residual = joined_runs([few, known]), np.concatenate([seen, residual])
         if (many := self.own_of(source)) is not None:
             process = many.process(self.kernel, known, residual)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
@@ -135,15 +135,19 @@ class Surrogate:
             return alone
         mean, half_width, _ = alone.predict(runs.take(own))
         bounds = residual[own], mean, half_width / Z_90
-        kept = telling(*bounds)
-        counted, rows = np.concatenate([residual[ended], beyond(*bounds)[kept]]), np.concatenate([ended, own[kept]])
+        kept = informative(*bounds)
+        counted, rows = (
+            np.concatenate([residual[ended], expected_above(*bounds)[kept]]),
+            np.concatenate([ended, own[kept]]),
+        )
         found = self.conditioned(source, fitted, (runs.take(rows), counted)) if kept.any() else alone
         of_source = own[runs.source[own] == source]
         return replace(found, least=(runs.take(of_source).keys(CLOCK), residual[of_source]))
 
     def new_groups_of(self, source: str) -> NewGroups | None:
         """How far the few runs of a source, else of its kin, count for groups without runs; None where none taught."""
-        taught = [one for one in self.new_groups if one.teaches_of(source)]
+        keys = np.array([source])
+        taught = [one for one in self.new_groups if (kinship(np.array(one.sources), keys) > 0.0).any()]
         return next((one for one in taught if source in one.sources), taught[0] if taught else None)
 
     def own_of(self, source: str) -> OwnRuns | None:
@@ -199,7 +203,7 @@ class Conditioned:
         return self._not_below(mean, runs)
 
     def _not_below(self, mean: Floats, runs: Runs) -> Floats:
-        """The ``mean`` (n,), of a layout that was run and ended early not below what it took at least."""
+        """The ``mean`` (n,), raised to the lower bounds of layouts whose runs were ended early."""
         if self.least is None:
             return mean
         keys = runs.keys(CLOCK)
@@ -234,11 +238,11 @@ class Conditioned:
         return self._not_below(mean, runs), half_width, inside
 
     def bounds_of_new(self, runs: Runs) -> tuple[Floats, Floats] | None:
-        """90 % half-widths below and above, (n,) each, as of a source of which no run is known; None where many are.
+        """90 % half-widths (below, above), (n,) each, of a source without known runs; None where many are known.
 
-        Where some are known, wider by how far the furthest of these lies beyond that. Runs that are as was expected of
-        a new source make nothing less sure: the process, whose prior has every kind of source in it, is wider than
-        these bounds after a run or two. None for a card that has no such bounds, too.
+        Where some are known, wider by how far the furthest of these lies beyond those widths. Runs that are as was
+        expected of a new source make nothing less sure: the process, whose prior has every kind of source in it, is
+        wider than these bounds after a run or two. None for a card that has no such bounds, too.
         """
         widths = self.surrogate.widths
         bounds = widths.new_cluster if self.fitted else widths.new_software
@@ -246,7 +250,7 @@ class Conditioned:
             return None
         low, high = bounds
         of_all, of_known = (
-            np.minimum(np.full(len(each), high) + (0.0 if self.fitted else host_share(each)), MOST)
+            np.minimum(np.full(len(each), high) + (0.0 if self.fitted else host_share(each)), MOST_ABOVE)
             for each in (runs, self.known)
         )
         beyond = np.maximum(-self.residual / low, self.residual / of_known).max(initial=1.0)
@@ -255,7 +259,7 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        wide, mean = self._apart(runs, against), self.mean(runs) - self.mean(against)
+        wide, mean = self._difference_half_width(runs, against), self.mean(runs) - self.mean(against)
         if self.new_groups is None and (self.own is None or not self.own.in_part):
             return mean, wide
         # what does not count of the process may be true all the same
@@ -266,7 +270,7 @@ class Conditioned:
             counted = first - other
         return mean, np.asarray(wide + np.abs(whole - counted))
 
-    def _apart(self, runs: Runs, against: Runs) -> Floats:
+    def _difference_half_width(self, runs: Runs, against: Runs) -> Floats:
         """The half-width of `difference` where all of the process counts, (n,)."""
         widths, known = self.surrogate.widths, bool(len(self.known))
         if self.own is not None:
@@ -282,7 +286,7 @@ class Conditioned:
         kernel = self.posterior.kernel
         most = of_new * np.sqrt(difference_half_width(posterior_of_new(kernel), runs, against))
         # that some runs scatter is no evidence that plans which are alike differ more
-        return np.minimum(found, most * (1.0 + difference_variance(kernel, runs, against) / ALIKE**2))
+        return np.minimum(found, most * (1.0 + difference_variance(kernel, runs, against) / ALIKE_DEVIATION**2))
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

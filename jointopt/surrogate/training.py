@@ -20,10 +20,18 @@ from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.row_names import row_names
-from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
+from jointopt.surrogate.clock_response import BELOW_TOP, CLOCK, learn_response
 from jointopt.surrogate.data_doubts import heat_log_ratios, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
-from jointopt.surrogate.evidence import Use, as_it_is, beyond, far_bounds, far_line, is_lower_bound, telling
+from jointopt.surrogate.evidence import (
+    Use,
+    expected_above,
+    impossible_bounds,
+    impossible_bounds_line,
+    informative,
+    is_lower_bound,
+    same_job,
+)
 from jointopt.surrogate.features import HEAT_COLUMNS
 from jointopt.surrogate.held_out import (
     FOLDS,
@@ -32,7 +40,7 @@ from jointopt.surrogate.held_out import (
     HeldOut,
     Scores,
     group_folds,
-    joined,
+    joined_held_out,
     judge_new_groups,
     measured_split,
     predict_pairs,
@@ -40,9 +48,9 @@ from jointopt.surrogate.held_out import (
     score_table,
     with_calibrated_widths,
 )
-from jointopt.surrogate.kernel import Kernel, Runs, learn, together
+from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
-from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns, judge_shared, learn_own, supporting
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, SourceRuns, judge_shared, learn_own, remembered_rows
 from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
@@ -159,10 +167,10 @@ def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: 
     names = data.known.runs.names
     best = _best_strength(data, rows, names, seed) if strength is None else strength
     trees = shared_trees(data, rows, names, best, seed)
-    return Surrogate(kernel, trees, names, *_supporting(data, rows, seed))
+    return Surrogate(kernel, trees, names, *_remembered_runs(data, rows, seed))
 
 
-def _supporting(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Floats]:
+def _remembered_runs(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Floats]:
     """At most `MOST_SUPPORT` runs of every source among ``rows`` and their residuals, which a surrogate remembers."""
     rng = np.random.default_rng(seed)
     parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
@@ -191,7 +199,9 @@ def leave_groups_out(
     The surrogate's own support holds nothing of the source. At most ``most`` parts are left out.
     """
     known, folds = data.known.runs, group_folds(group[rows], most=most)
-    return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
+    return joined_held_out(
+        [predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds]
+    )
 
 
 def leave_size_out(data: TrainingSet, surrogate: Surrogate, rows: Ints) -> HeldOut | None:
@@ -218,7 +228,7 @@ def leave_source_out(
     draws = min(-(-ENOUGH_JUDGED // len(first[1])), MOST_DRAWS) if per_group else 1
     splits = (measured_split(groups, per_group, seed + draw) for draw in range(draws))
     answers = (predicted(surrogate, runs, residual, rows[s[1]], rows[s[0]], fitted) for s in splits if s is not None)
-    return joined([answer for answer in answers if answer is not None])
+    return joined_held_out([answer for answer in answers if answer is not None])
 
 
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
@@ -248,7 +258,7 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
     return scores
 
 
-def _of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
+def _new_groups_of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
     """A `NewGroups` of each origin with few runs, by what surrogates without it answered for its groups left out."""
     held = [s.held["by_size"] for s in scores if "by_size" in s.held]
     wide = [replace(h, half_width=widths.of_measured(h.known) * h.half_width) for h in held]
@@ -283,17 +293,17 @@ def train(
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with one_blas_thread:
         if len(names) < 2 and base is not None:
-            surrogate, judged = _of_one_source(data, base, seed)
+            surrogate, judged = _train_one_source(data, base, seed)
         else:
             surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
             scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
             own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
             surrogate = with_calibrated_widths(surrogate, scores)
-            groups = () if for_others else _of_few(data, scores, surrogate.widths)
+            groups = () if for_others else _new_groups_of_few(data, scores, surrogate.widths)
             surrogate, judged = replace(surrogate, new_groups=groups), score_table(scores, surrogate.widths)
             held = [(s.source, s.held["group_out"]) for s in scores if "group_out" in s.held]
             judged.attrs |= _attributes(data, held, own)
-            surrogate = with_own(surrogate, own)
+            surrogate = with_own_runs(surrogate, own)
         if not for_others:
             surrogate, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)
     return surrogate, judged
@@ -313,34 +323,34 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
         priced = price(ended)
     except TableError:
         return surrogate, (len(ended), 0)
-    far = far_bounds(ended, priced, OWN_BROKEN)
-    for line in far_line(far, len(ended), OWN_BROKEN, row_names(table, is_lower_bound(clean))):
+    far = impossible_bounds(ended, priced, OWN_BROKEN)
+    for line in impossible_bounds_line(far, len(ended), OWN_BROKEN, row_names(table, is_lower_bound(clean))):
         _log.warning("%s", line)
     priced = priced.take(np.flatnonzero(~np.isin(priced.rows, far)).astype(np.int64))
     parts, filled = [surrogate.support], [surrogate.residual]
     for source in np.unique(priced.runs.source).tolist():
         some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))
         if (own := surrogate.own_of(source)) is not None:
-            change = as_it_is if own.response is None else own.response.response.on
+            change = same_job if own.response is None else own.response.response.on
             some = some.under(change, own.measured_power)
         mean, half_width, _ = surrogate.conditioned(source, bool(some.fitted[0])).predict(some.runs)
         bounds = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows]), mean, half_width / Z_90
-        kept = np.flatnonzero(telling(*bounds)).astype(np.int64)
+        kept = np.flatnonzero(informative(*bounds)).astype(np.int64)
         parts.append(some.runs.take(kept))
-        filled.append(np.clip(beyond(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
-    support, residual = together(parts), np.concatenate(filled)
+        filled.append(np.clip(expected_above(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
+    support, residual = joined_runs(parts), np.concatenate(filled)
     return replace(surrogate, support=support, residual=residual), (len(ended), len(support) - len(surrogate.support))
 
 
-def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
+def _train_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
     """The same as `train` of runs of one source: what they teach of it, around the kernel of ``base``."""
     found, origin = learn_every_own(data, base.kernel, seed), str(data.source[0])
-    supporting = _supporting(data, data.of({origin}), seed)
+    supporting = _remembered_runs(data, data.of({origin}), seed)
     surrogate = Surrogate(base.kernel, None, data.known.runs.names, *supporting, widths=base.widths)
-    bare, surrogate = surrogate.without_runs(), with_own(surrogate, found)
+    bare, surrogate = surrogate.without_runs(), with_own_runs(surrogate, found)
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
-    if (every := joined([each for _, each in held])) is not None:
+    if (every := joined_held_out([each for _, each in held])) is not None:
         # as weights were chosen: means over what was left out at a time, by the roots of its runs
         counts = [len(f.rows) for f in found]
         for name, of in (("physics", "physics"), ("group out", "time")):
@@ -414,9 +424,9 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
 
 def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int = 0) -> LearnedOwn:
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
-    some, priced = measured(data, rows), data.known.take(rows)
+    some, priced = source_runs(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
-    kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW).astype(np.int64)
+    kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW_TOP).astype(np.int64)
     if sweep.off_below and count_distinct(some.runs.take(kept)) >= LEAST_LEFT_OUT:
         rows, some, priced = rows[kept], some.take(kept), priced.take(kept)
     response, again, moved = sweep.response, priced, 0.0 * some.residual
@@ -426,7 +436,7 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     if (limits_w != again.limit_w).any():  # by the power of runs under the highest limit those under others are priced
         scale = scale_at_limit(some.log_power, some.static_share, some.static_w, limits_w)
         if scale.log_sd is not None:
-            some, again, by_limits = _priced_again(some, again, as_it_is, MeasuredPower(scale, again.limit_w))
+            some, again, by_limits = _priced_again(some, again, same_job, MeasuredPower(scale, again.limit_w))
             moved = moved + by_limits
     learned = learn_own if count_distinct(some.runs) >= LEAST_RUNS else judge_shared
     own, mean, half_width = learned(key, some, shared, seed)
@@ -437,8 +447,8 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
 
 
 def _priced_again(
-    some: Measured, priced: Priced, change: Callable[[Job], Job], power: MeasuredPower | None = None
-) -> tuple[Measured, Priced, Floats]:
+    some: SourceRuns, priced: Priced, change: Callable[[Job], Job], power: MeasuredPower | None = None
+) -> tuple[SourceRuns, Priced, Floats]:
     """Runs and their pricing on the jobs that ``change`` makes of theirs, and log(time before / time after) (n,).
 
     ``power``: by which limits hold.
@@ -456,7 +466,7 @@ def _priced_again(
     return found, again, moved
 
 
-def measured(data: TrainingSet, rows: Ints) -> Measured:
+def source_runs(data: TrainingSet, rows: Ints) -> SourceRuns:
     """The runs ``rows`` of a training set, all of one source."""
     known = data.known
     gpu = known.works[int(known.work[rows[0]])].job.cluster.gpu
@@ -464,17 +474,17 @@ def measured(data: TrainingSet, rows: Ints) -> Measured:
     share = static_w / known.physics["avg_power_w"][rows]
     heat = {name: (ratio[rows], known.physics[name][rows]) for name, ratio in data.heat.items()}
     of_power = data.log_power[rows], share, static_w
-    return Measured(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
+    return SourceRuns(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
 
 
-def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
+def with_own_runs(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
     """The surrogate and all that was learned of single sources, of which more runs are remembered."""
     if not found:
         return surrogate
     of_own = np.isin(surrogate.support.source, [f.own.source for f in found])
     rest = np.flatnonzero(~of_own).astype(np.int64)
-    kept = [supporting(np.arange(len(f.rows), dtype=np.int64)) for f in found]
-    support = together([*(f.runs.take(at) for f, at in zip(found, kept, strict=True)), surrogate.support.take(rest)])
+    kept = [remembered_rows(np.arange(len(f.rows), dtype=np.int64)) for f in found]
+    support = joined_runs([*(f.runs.take(at) for f, at in zip(found, kept, strict=True)), surrogate.support.take(rest)])
     residual = np.concatenate([
         *(np.clip(f.residual[at], -LARGEST_RESIDUAL, LARGEST_RESIDUAL) for f, at in zip(found, kept, strict=True)),
         surrogate.residual[rest],

@@ -10,18 +10,18 @@ from scipy.special import gammaln
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import LOG_COLUMNS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
-from jointopt.surrogate.evidence import beyond
-from jointopt.surrogate.kernel import Kernel, Runs, together
+from jointopt.surrogate.evidence import expected_above
+from jointopt.surrogate.kernel import Kernel, Runs, joined_runs
 from jointopt.surrogate.own_cluster import (
     LEAST_RUNS,
     SUPPORT,
-    Measured,
     OwnRuns,
-    crossed_process,
+    SourceRuns,
+    cross_fitted_process,
     learn_own,
-    supporting,
+    remembered_rows,
 )
-from jointopt.surrogate.own_mix import FOLDS, LEAST_GAIN, count_distinct, mixed_again
+from jointopt.surrogate.own_mix import FOLDS, LEAST_GAIN, count_distinct, cross_fitted_mix
 from jointopt.surrogate.power import PowerScale
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def plan_features(plans: Columns) -> Floats:
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """Logarithms of what a run of each plan (n,) would show."""
+class PlanEstimates:
+    """Joint normal distribution of the logarithm of time (or power) that a run of each of n plans would show."""
 
-    mean: Floats
+    mean: Floats  # (n,)
     loadings: Floats  # (n, d): what plans err by together, per independent unit normal
     noise: float  # standard deviation of what each errs by alone
 
@@ -83,8 +83,8 @@ class Adapted:
         return np.asarray(np.sqrt((self.loadings**2).sum(axis=1) + self.noise**2))
 
     @property
-    def apart(self) -> Floats:
-        """Standard deviations (n,) without what all plans err by."""
+    def own_deviation(self) -> Floats:
+        """Standard deviations (n,) less the error that all plans have in common."""
         return np.asarray(np.sqrt(((self.loadings - self.loadings.mean(axis=0)) ** 2).sum(axis=1) + self.noise**2))
 
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
@@ -93,51 +93,52 @@ class Adapted:
         return np.asarray(self.mean[:, None] + together + self.noise * rng.standard_normal((len(self.mean), count)))
 
 
-def adapted(
+def estimate_plans(
     features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread | None = None,
     bounded: Bools | None = None,
-) -> Adapted:  # fmt: skip
-    """The log of every plan (n,), given that of the measured ones ``index`` (m,).
+) -> PlanEstimates:  # fmt: skip
+    """Estimates for all n plans from the measured logarithms (m,) of the plans ``index`` (m,).
 
-    Bayesian linear regression (Rasmussen and Williams 2006, equation 2.8) on a common factor and the features (n, d);
-    without measurements, the prediction itself. Noise is Student's, by reweighting, and its scale is learned, so that
-    one run that stalled moves the others little and many that scatter widen everything. Of runs that are ``bounded``
-    (m,) the time is what they would have taken at least: each counts as what is expected beyond (Schmee and Hahn 1979).
+    ``log_predicted`` (n,): before measurements. Bayesian linear regression (Rasmussen and Williams 2006, equation 2.8)
+    on a common factor and the features (n, d); without measurements, the prediction itself. Noise is Student's, by
+    reweighting, and its scale is learned, so that one run that stalled moves the others little and many that scatter
+    widen everything. Of runs that are ``bounded`` (m,) the time is what they would have taken at least: each counts as
+    what is expected beyond (Schmee and Hahn 1979).
     """
     if bounded is not None and bounded.any():
-        log_measured = _beyond(features, log_predicted, index, log_measured, spread, bounded)
+        log_measured = _with_expected_bounds(features, log_predicted, index, log_measured, spread, bounded)
     spread = spread or Spread()
     scaled = np.column_stack([np.full(len(features), spread.shared), spread.trend * features])
     if not len(index):
-        return Adapted(log_predicted, scaled, spread.noise)
+        return PlanEstimates(log_predicted, scaled, spread.noise)
     residual = log_measured - log_predicted[index]
     seen = scaled[index]
     variance, scale = _noise(seen @ seen.T, residual, spread.noise**2)
     precision = np.eye(scaled.shape[1]) + (seen.T / variance) @ seen
     weights = np.linalg.solve(precision, (seen.T / variance) @ residual)
     root = np.linalg.inv(np.linalg.cholesky(precision)).T
-    return Adapted(log_predicted + scaled @ weights, scaled @ root, float(np.sqrt(scale)))
+    return PlanEstimates(log_predicted + scaled @ weights, scaled @ root, float(np.sqrt(scale)))
 
 
-def _beyond(
+def _with_expected_bounds(
     features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread | None, bounded: Bools
 ) -> Floats:
-    """The measured logarithms (m,), those of bounded runs as expected from all runs, beyond their bounds."""
+    """The measured logarithms (m,), those of ``bounded`` runs replaced by their expectation above the bound."""
     bound, known = log_measured[bounded], ~bounded
     expected = np.array(log_measured)
-    found = adapted(features, log_predicted, index[known], log_measured[known], spread)
+    found = estimate_plans(features, log_predicted, index[known], log_measured[known], spread)
     for _ in range(_BOUND_ROUNDS):
         mean, deviation = found.mean[index[bounded]], found.deviation[index[bounded]]
-        expected[bounded] = beyond(bound, mean, deviation)
-        found = adapted(features, log_predicted, index, expected, spread)
+        expected[bounded] = expected_above(bound, mean, deviation)
+        found = estimate_plans(features, log_predicted, index, expected, spread)
     return expected
 
 
-def left_out(
+def leave_one_out(
     features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread,
     bounded: Bools | None = None,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """(error, its standard deviation) (m,) of the log of each measured plan when all others are known.
+    """(error, its standard deviation), (m,) each, of each measured plan's logarithm as estimated from all others.
 
     NaN for those that are ``bounded``, of which only the least is known.
     """
@@ -145,13 +146,13 @@ def left_out(
     off, deviation = np.full((2, len(index)), np.nan)
     for i in np.flatnonzero(~bounded):
         row, others = index[i], np.arange(len(index)) != i
-        rest = adapted(features, log_predicted, index[others], log_measured[others], spread, bounded[others])
+        rest = estimate_plans(features, log_predicted, index[others], log_measured[others], spread, bounded[others])
         off[i], deviation[i] = log_measured[i] - rest.mean[row], rest.deviation[row]
     return off, deviation
 
 
 def mean_loss(off: Floats, deviation: Floats) -> float:
-    """The mean of -log of the density of errors ``off`` (m,) that are expected to be so wide; NaN aside.
+    """Mean negative log density of errors ``off`` (m,) of that expected ``deviation`` (m,); NaN aside.
 
     Student's density, whose tails one stalled run does not decide by.
     """
@@ -162,10 +163,10 @@ def mean_loss(off: Floats, deviation: Floats) -> float:
     return float(np.mean(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled)))
 
 
-def unmoved_scatter(off: Floats, least: float) -> Floats:
-    """Standard deviation (m,) of errors ``off`` (m,) of what runs do not move, by all others; NaN aside.
+def fixed_prediction_error(off: Floats, least: float) -> Floats:
+    """Root mean square (m,) of all other errors ``off`` (m,) of a prediction that runs do not change; NaN aside.
 
-    ``least``: the least of them.
+    ``least``: a floor.
     """
     squares = off**2
     others = max(np.isfinite(squares).sum() - 1, 1)
@@ -189,20 +190,20 @@ def _noise(kernel: Floats, residual: Floats, usual: float) -> tuple[Floats, floa
 # A model of a cluster from its runs of other jobs, for the first runs of a new one, and beside these.
 
 
-MOST = 2_000  # runs that are learned from: more take longer than they are worth before a run
+MOST_RUNS = 2_000  # runs that are learned from: more take longer than they are worth before a run
 BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
 
 
 @dataclass(frozen=True)
 class OtherJobs:
-    """A ``surrogate`` that learned from runs of other jobs, and how far plans of one left out are off by it.
+    """A surrogate that learned from runs of other jobs of the cluster, and its errors on jobs left out.
 
-    ``without`` and with it (``error``): means of absolute logarithms, what all plans of a job have in common aside.
+    Errors are means of absolute logarithms, less what all plans of a job have in common.
     """
 
     surrogate: Surrogate
-    without: float
-    error: float
+    without: float  # of the physics alone
+    error: float  # with the surrogate
 
     @property
     def orders_better(self) -> bool:
@@ -210,14 +211,14 @@ class OtherJobs:
         return self.error < (1.0 - LEAST_GAIN) * self.without
 
 
-def sound_runs(known: Measured, source: str, most: int = MOST, seed: int = 0) -> Measured:
-    """At most so many of the ``known`` runs of a source, drawn at random, without those that went wrong."""
+def sound_runs(known: SourceRuns, source: str, most: int = MOST_RUNS, seed: int = 0) -> SourceRuns:
+    """At most ``most`` of the ``known`` runs of a source, drawn at random, without those that went wrong."""
     of_source = (np.abs(known.residual) < np.log(BROKEN)) & (known.runs.source == source)
     rows = np.flatnonzero(of_source).astype(np.int64)
     return known.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
 
 
-def of_other_jobs(source: Source, known: Measured, shared: Surrogate, seed: int = 0) -> OtherJobs | None:
+def learn_other_jobs(source: Source, known: SourceRuns, shared: Surrogate, seed: int = 0) -> OtherJobs | None:
     """What ``known`` runs of other jobs on the cluster teach of the next one; None where they are few.
 
     ``shared``: the surrogate with the kernel of all sources.
@@ -228,17 +229,17 @@ def of_other_jobs(source: Source, known: Measured, shared: Surrogate, seed: int 
     own, crossed, _ = learn_own(str(source), some, shared.kernel, seed)
     if own.knows_power and own.errors["power"] >= own.errors["power physics"]:
         own = replace(own, power=PowerScale())
-    kept = supporting(np.arange(len(some.runs), dtype=np.int64), seed)
+    kept = remembered_rows(np.arange(len(some.runs), dtype=np.int64), seed)
     learned = replace(
         shared, support=some.runs.take(kept), residual=some.residual[kept], own=(own,), new_groups=(),
         card={"recipe_classes": {str(source): "several"}},  # each job is priced by its own
     )  # fmt: skip
-    without, error = (_apart(off, some.runs.group) for off in (some.residual, some.residual - crossed))
+    without, error = (_scatter_in_groups(off, some.runs.group) for off in (some.residual, some.residual - crossed))
     return OtherJobs(learned, without, error)
 
 
-def with_own_rows(
-    plans: Runs, index: Ints, residual: Floats, known: Measured | None, shared: Kernel, seed: int = 0
+def residual_by_own_runs(
+    plans: Runs, index: Ints, residual: Floats, known: SourceRuns | None, shared: Kernel, seed: int = 0
 ) -> Floats:
     """log(measured / physics) (n,) of plans by runs of plans ``index`` (m,), ``residual`` (m,), and of other jobs.
 
@@ -249,19 +250,19 @@ def with_own_rows(
     source, runs, y = str(plans.source[0]), plans.take(index), residual
     if known is not None:
         others = sound_runs(known, source, max(SUPPORT - len(index), 0), seed)
-        runs, y = together([others.runs, runs]), np.concatenate([others.residual, residual])
+        runs, y = joined_runs([others.runs, runs]), np.concatenate([others.residual, residual])
     blank = np.full(len(y), np.nan)
-    every, own = Measured(runs, y, blank, blank, np.nan), OwnRuns(source)
+    every, own = SourceRuns(runs, y, blank, blank, np.nan), OwnRuns(source)
     if count_distinct(runs) >= LEAST_RUNS:
         own = learn_own(source, every, shared, seed)[0]
     fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS
-    near, _ = crossed_process(own, shared, every, fold, seed)
+    near, _ = cross_fitted_process(own, shared, every, fold, seed)
     found = own.mean(own.process(shared, runs, y), plans, runs)
-    found[index] = mixed_again(own.time, runs, y, near, fold, seed)[-len(index) :]
+    found[index] = cross_fitted_mix(own.time, runs, y, near, fold, seed)[-len(index) :]
     return found
 
 
-def _apart(log_ratio: Floats, group: np.ndarray[tuple[int], np.dtype[np.str_]]) -> float:
-    """Mean distance from the median of each run's group."""
+def _scatter_in_groups(log_ratio: Floats, group: np.ndarray[tuple[int], np.dtype[np.str_]]) -> float:
+    """Mean absolute distance of ``log_ratio`` (n,) from the median of its group."""
     middle = {name: np.median(log_ratio[group == name]) for name in np.unique(group)}
     return float(np.mean([abs(value - middle[name]) for value, name in zip(log_ratio, group, strict=True)]))

@@ -51,7 +51,7 @@ def compare(
 
 
 def against_first(model: JobModel, plans: Sequence[Explanation]) -> list[dict[str, float]]:
-    """Each later plan against the first, as `surrogate.differences.against` has it; nothing with limits of stages."""
+    """`surrogate.intervals.plan_differences` of each later plan and the first; nothing with limits of stages."""
     if any("stage_power_limit_w" in plan.plan for plan in plans):
         return [{} for _ in plans[1:]]
     parsed = [parse_plan(plan.plan, model.job) for plan in plans]

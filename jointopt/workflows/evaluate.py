@@ -23,12 +23,12 @@ from jointopt.runs.table import doubtful_precision
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import (
     MeasuredWatts,
-    apart_lines,
-    doubts,
-    impossible,
-    off_scale,
-    set_apart,
+    doubted_sources,
+    impossible_outliers,
+    outlier_lines,
     static_power_w,
+    unit_lines,
+    unit_outliers,
 )
 from jointopt.surrogate.measurements import Measurements, precision_lines
 from jointopt.surrogate.surrogate import Fingerprints, fingerprints
@@ -87,9 +87,9 @@ def _with_doubts(judged: pd.DataFrame, table: pd.DataFrame) -> tuple[pd.DataFram
     source = judged["source"].to_numpy(str) if "source" in judged else np.full(len(judged), "")
     ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0)
     ratio = np.log((judged["iteration_time_s"] / judged["predicted_iteration_time_s"]).where(ran).to_numpy(float))
-    apart, rows = set_apart(ratio, source), np.arange(len(judged))
-    lost = impossible(ratio, apart)
-    lines = apart_lines(ratio, rows, apart, source, _PREDICTED)
+    apart, rows = unit_outliers(ratio, source), np.arange(len(judged))
+    lost = impossible_outliers(ratio, apart)
+    lines = outlier_lines(ratio, rows, apart, source, _PREDICTED)
     judged = judged.assign(iteration_time_s=judged["iteration_time_s"].mask(lost))
     # evidence of each source, of many runs that of some, of which the next precision may explain the times
     timed = table.assign(iteration_time_s=judged["iteration_time_s"].to_numpy(float))
@@ -102,8 +102,8 @@ def _with_doubts(judged: pd.DataFrame, table: pd.DataFrame) -> tuple[pd.DataFram
         of_precision = precision_lines(Measurements(some.sort_index().reset_index(drop=True)).evidence_by_source())
     ratio = np.where(lost, np.nan, ratio)
     unasked = np.where(doubtful_precision(judged), np.nan, ratio)
-    explained = {*(one.origin for one in of_precision), *set_apart(ratio, source)}
-    lines += [*doubts(off_scale(unasked, source), _PREDICTED, explained), *of_precision.values()]
+    explained = {*(one.origin for one in of_precision), *unit_outliers(ratio, source)}
+    lines += [*unit_lines(doubted_sources(unasked, source), _PREDICTED, explained), *of_precision.values()]
     if "predicted_avg_power_w" in judged and "gpu" in judged:
         static_w = {name: static_power_w(name) for name in judged["gpu"].dropna().unique()}
         predicted_w, idle_w = (

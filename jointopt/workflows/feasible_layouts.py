@@ -28,7 +28,7 @@ from jointopt.jobs.plans.stages import (
     tail_layers,
 )
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cooling import leave_power
+from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
@@ -37,7 +37,7 @@ from jointopt.search.exact import fastest_layout, rank
 from jointopt.search.pareto import concat, non_dominated, take
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
+from jointopt.surrogate.memory import CERTAIN, FEASIBLE, NOT_TIGHT, cost_of_failing
 from jointopt.workflows.remedy import remedy
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -101,14 +101,14 @@ def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Column
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
-        return np.where(model.surely_out(some), 0.0, model.fit_probability_of(peaks[-1]))
+        return np.where(model.certain_oom(some), 0.0, model.fit_probability_of(peaks[-1]))
 
     layouts, fitting, needed = add_recompute_steps(job, space.layouts, fits(space.layouts), fits, least)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
     needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
-    out = model.surely_out(layouts)
+    out = model.certain_oom(layouts)
     for reason, of in ((RAN_OUT, out), (NO_MEMORY, ~(fit | tight | out)), (TIGHT, tight), (NEEDLESS, fit & ~needed)):
         if of.any():
             dropped[reason] = int(of.sum())
@@ -124,7 +124,7 @@ def searched_limits(job: Job, count: int) -> tuple[tuple[float, ...] | None, dic
     limits, power = job.search.power_limit_w, job.cluster.gpu.power
     if limits is None or power is None:
         return limits, {}
-    some = leave_power(np.array(limits), job.cluster, power).tolist()
+    some = above_idle_power(np.array(limits), job.cluster, power).tolist()
     if all(some) or not any(some):
         return limits, {}
     runs, idle = ([w for w, one in zip(limits, some, strict=True) if one is wanted] for wanted in (True, False))
@@ -181,7 +181,7 @@ def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Boo
     (`cost_of_failing`), is below that of every layout that surely fits. All where none surely does, or none may fit.
     """
     fits = fitting[: problem.num_distinct]
-    sure, tight = np.flatnonzero(fits >= SURE), np.flatnonzero((fits < SURE) & (fits >= FEASIBLE))
+    sure, tight = np.flatnonzero(fits >= NOT_TIGHT), np.flatnonzero((fits < NOT_TIGHT) & (fits >= FEASIBLE))
     if not len(sure) or not len(tight):
         return np.ones(len(fits), np.bool_)
     time_of, cost = top_times(problem, physics), cost_of_failing(fits)
@@ -190,7 +190,7 @@ def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Boo
         if bound is not None and len(tight):
             tight = tight[bound(tight)[0] * cost[tight] < least_s]
     tight = tight[time_of(tight) * cost[tight] < least_s] if len(tight) else tight
-    worth = fits >= SURE
+    worth = fits >= NOT_TIGHT
     worth[tight] = True
     return worth
 

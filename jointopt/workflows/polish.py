@@ -24,12 +24,12 @@ from jointopt.physics.polish.graph import (
     Options,
     Problem,
     beyond_schedule_s,
-    efficient,
+    efficient_options,
+    extend_choice,
     instruction_costs,
-    widened,
-    window,
+    windowed_problem,
 )
-from jointopt.physics.polish.solvers import least_energy, need_lowtime, shortened
+from jointopt.physics.polish.solvers import least_energy, lowtime_schedules, need_lowtime
 from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
@@ -74,7 +74,7 @@ def polish(
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     physics = _feasible(model, record, parsed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
-    part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
+    part = windowed_problem(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     batches, all_batches = part.graph.num_micro_batches, schedule.problem.graph.num_micro_batches
     size = f"{part.graph.pp} stages x {batches} micro-batches"
@@ -175,7 +175,7 @@ def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waitin
         for time_s, energy_j in (forward, (seconds, joules), (seconds, joules + passes.step_j[rank])):
             alone_j = energy_j + waiting_w * time_s
             at = passes.clock_mhz >= min(plan_mhz, float(passes.clock_mhz[alone_j.argmin()]))
-            out.append(efficient(passes.clock_mhz[at], time_s[at], energy_j[at]))
+            out.append(efficient_options(passes.clock_mhz[at], time_s[at], energy_j[at]))
     return out
 
 
@@ -199,7 +199,7 @@ def _points(schedule: Schedule, part: Problem, unit_s: float | None, slowdown: f
 def _by_lowtime(schedule: Schedule, part: Problem, unit_s: float) -> Iterator[Ints]:
     """Choices of least energy, slow to fast, down to the plan's makespan."""
     fastest_s = part.makespan_s(schedule.plan_choice(part))
-    for seconds in shortened(part, unit_s):
+    for seconds in lowtime_schedules(part, unit_s):
         choice = part.within(seconds)
         yield choice
         if part.makespan_s(choice) <= fastest_s:
@@ -235,10 +235,10 @@ def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) ->
     """A window's choice made whole, its middle at the pace with which the iteration ends at the limit."""
     whole = schedule.problem
     more = whole.graph.num_micro_batches - part.graph.num_micro_batches
-    out = widened(part, choice, whole, 0.0)
+    out = extend_choice(part, choice, whole, 0.0)
     pace_s = (limit_s - schedule.beyond_s(out) - part.makespan_s(choice)) / more
     for _ in range(_PACES):
-        out = widened(part, choice, whole, pace_s)
+        out = extend_choice(part, choice, whole, pace_s)
         excess_s = schedule.time_s(out) - limit_s
         if excess_s <= 0.0:
             break
@@ -267,7 +267,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
             "pp of 2 or more."
         )
-    if record["schedule"] != "1f1b" or physics.groups[0].split.walked.any():
+    if record["schedule"] != "1f1b" or physics.groups[0].split.irregular.any():
         raise InfeasibleError(
             "Polishing supports 1F1B, and interleaved 1F1B whose chunks have equal layers; the plan has "
             f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "

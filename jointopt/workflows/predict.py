@@ -35,7 +35,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import kinship
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.surrogate.sources import answering, at_hand, of_learned_class
+from jointopt.surrogate.sources import evidence_as_source, of_learned_class, surrogate_for_job
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -197,8 +197,8 @@ def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Ev
     stated, job = Source.parse(part.source), part.work.job
     source, known = stated, with_kin(evidence, stated)
     if surrogate is not None and of_user:
-        surrogate, source = answering(surrogate, stated, job, known.runs is not None)
-        known = at_hand(known, stated, source)
+        surrogate, source = surrogate_for_job(surrogate, stated, job, known.runs is not None)
+        known = evidence_as_source(known, stated, source)
     model = JobModel(job, surrogate, known, stated_source=source)
     if surrogate is not None:
         of_learned_class(job, surrogate.class_of(str(source)))
@@ -228,10 +228,10 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
             out.append((work, str(error), plan_of_row))
             continue
         asked.append((work, here, plans, described, plan_of_row, violations(work.job, distinct)[layout[first]]))
-    moves = model.moves([described for _, _, _, described, *_ in asked])
-    for (work, here, plans, _, plan_of_row, broken), move in zip(asked, moves, strict=True):
+    corrections = model.plan_corrections([described for _, _, _, described, *_ in asked])
+    for (work, here, plans, _, plan_of_row, broken), correction in zip(asked, corrections, strict=True):
         try:
-            columns = here.predict(plans, move)
+            columns = here.predict(plans, correction)
         except JointOptError as error:
             out.append((work, str(error), plan_of_row))
             continue

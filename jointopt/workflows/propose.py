@@ -40,7 +40,7 @@ from jointopt.search.pareto import below_chord, concat, front_order, front_rows,
 from jointopt.search.problem import Problem
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import SURE
+from jointopt.surrogate.memory import NOT_TIGHT
 from jointopt.workflows.answers import Against, answered, assumptions, check_priceable, from_files
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, place_of, prepared, top_times
@@ -250,8 +250,8 @@ def beside(
         own_sd = 0.5 * np.log(high / low) / (2.0 * Z_90)
         behind_low = float((1.0 + other.behind) * np.exp(-Z_90 * own_sd) - 1.0)
         found.append(replace(other, behind_low=behind_low, reasons=reasons))
-    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= SURE)
-    if odds_of_first < SURE and len(sure):
+    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= NOT_TIGHT)
+    if odds_of_first < NOT_TIGHT and len(sure):
         other = _fastest_of(sure, model, problem, physics, answer, fitting)
         found.append(replace(other, fitting=True, reasons=(f"probability {odds(odds_of_first)}",)))
     return tuple(found)

@@ -39,7 +39,7 @@ def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | N
     if probability >= FEASIBLE:
         return None
     changes = [] if plan is None else list(islice(_helpful_changes(model, plan), MOST_CHANGES))
-    ran_out = bool(model.surely_out(physics.layouts)[0])
+    ran_out = bool(model.certain_oom(physics.layouts)[0])
     return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, changes, ran_out)
 
 

@@ -22,8 +22,8 @@ from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, quoted_cell, read_columns
 from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import JobModel, of_surrogate
-from jointopt.surrogate.sources import in_part
+from jointopt.surrogate.job_model import JobModel, surrogate_place
+from jointopt.surrogate.sources import kin_place
 from jointopt.workflows.answers import with_limits
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
@@ -136,8 +136,8 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
     plans = _columns(_frame(entries, source), source)
     job = _job(document["job_file"], source) if "job_file" in document else None
     surrogate = str(document.get("surrogate") or "")
-    known = of_surrogate(surrogate)
-    at_hand = set(document.get("informed_by") or ()) <= {known, in_part(known)}  # others are not kept with plans
+    known = surrogate_place(surrogate)
+    at_hand = set(document.get("informed_by") or ()) <= {known, kin_place(known)}  # others are not kept with plans
     return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate if at_hand else "")
 
 

@@ -30,7 +30,7 @@ from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.memory import OUT
+from jointopt.surrogate.memory import OOM_STATUS
 from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import (
@@ -110,7 +110,7 @@ class _Loop(Campaign):
         self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        self._out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
+        self._out = model.certain_oom(candidates.plans)  # candidates that run out of memory, as a run did
         earlier = with_factors(self.earlier(candidates.rows), model, candidates)
         self._out |= False if earlier.out is None else earlier.out
         for index, row in zip(earlier.index, earlier.rows, strict=True):  # as runs of round 0
@@ -361,7 +361,7 @@ class _Loop(Campaign):
         run = TunedRun(
             plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
         )
-        if run.status == OUT:  # at whatever clocks, as memory belongs to the layout
+        if run.status == OOM_STATUS:  # at whatever clocks, as memory belongs to the layout
             self._out |= self.candidates.holding_as_much(index)
         self.runs.insert(place, run)
         self._index.insert(place, index)

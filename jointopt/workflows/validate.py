@@ -26,7 +26,7 @@ from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.memory import FEASIBLE, OUT, cost_of_failing, holding_as_much
+from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, cost_of_failing, needs_as_much
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely, why_none
 from jointopt.workflows.campaign.candidates import (
@@ -184,10 +184,10 @@ class _Bench(Campaign):
             reference=index == self.plans.reference, earlier=earlier, **self._supported(index),
         )  # fmt: skip
 
-        if row["status"] == OUT:
+        if row["status"] == OOM_STATUS:
             columns, one = self.plans.columns, slice(index, index + 1)
             peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
-            self._out |= holding_as_much(columns, peak, of, peak[one])
+            self._out |= needs_as_much(columns, peak, of, peak[one])
 
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns
@@ -254,7 +254,7 @@ def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     columns["in_domain"] = answers["in_domain"].to_numpy(bool)
     columns["doubts"] = answers["doubts"].to_numpy(object)
-    fitting = np.where(model.surely_out(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
+    fitting = np.where(model.certain_oom(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
     return _best(candidates, columns, fitting, model.job, top)
 
 

@@ -39,7 +39,7 @@ from jointopt.search.pareto import (
 )
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import OUT, surely_out
+from jointopt.surrogate.memory import OOM_STATUS, certain_oom
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
 from jointopt.workflows.functions import Answer, load_function
@@ -100,8 +100,9 @@ def work(
         worked = work_on_study(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
-            ahead=int(runner is not None), also_out_of_memory=lambda out: np.flatnonzero(
-                surely_out(job, problem.layouts, [take(problem.layouts, out)])
+            ahead=int(runner is not None),
+            also_out_of_memory=lambda ran: np.flatnonzero(
+                certain_oom(job, problem.layouts, [take(problem.layouts, ran)])
             ),
         )  # fmt: skip
     finished = len(worked.plans["slack"])
@@ -197,18 +198,18 @@ class _Runs:
 
         def new() -> Iterator[Mapping[str, Any]]:
             for place, key in enumerate(keys):
-                if key not in self._rows and not surely_out(job, take(plans, np.array([place])), self._out)[0]:
+                if key not in self._rows and not certain_oom(job, take(plans, np.array([place])), self._out)[0]:
                     begun.append(place)
                     yield records[place]
 
         for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
             self.know(keys[begun[run.place]], run.row)
-            if run.row["status"] == OUT:
+            if run.row["status"] == OOM_STATUS:
                 self._out.append(take(plans, np.array([begun[run.place]])))
-        rows = [self._rows.get(key, {"status": OUT, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
+        rows = [self._rows.get(key, {"status": OOM_STATUS, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
         for row in rows:
             if row["status"] != STATUSES[0]:
-                failure = OutOfMemoryError if row["status"] == OUT else RunFailedError
+                failure = OutOfMemoryError if row["status"] == OOM_STATUS else RunFailedError
                 raise failure(f"{row['status']}: {row['notes']}")
         blank = {name for name in self._goals for row in rows if is_blank(row.get(name))}
         if lacking := sorted(blank - {MEAN_POWER}):

@@ -25,8 +25,8 @@ from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs, default_kernel
-from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, supporting
-from jointopt.surrogate.own_mix import crossed, folds_by_model, inputs
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, remembered_rows
+from jointopt.surrogate.own_mix import cross_fitted, folds_by_model, inputs
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, learn_source, training_set
 
@@ -95,7 +95,7 @@ def answers(
         "trees on raw columns": lambda: (
             trees(cluster.raw[fit], cluster.log_time_s[fit])(cluster.raw[at]) - log_physics_s[at]
         ),
-        "process": lambda: condition(kernel, runs.take(kept := supporting(fit)), residual[kept]).mean(new),
+        "process": lambda: condition(kernel, runs.take(kept := remembered_rows(fit)), residual[kept]).mean(new),
         "trees on residual": lambda: trees(inputs(known, runs.names), y)(inputs(new, runs.names)),
     } | {name: lambda name=name: own()[name] for name in (OWN_PROCESS, WITH_PROCESS, BOTH)}
     return {name: every[name]() for name in learners}
@@ -115,7 +115,7 @@ def own_answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[s
     process = process_of(own, kernel, known, residual)
     every = process(np.arange(len(known)), new.runs)
     stacked = with_process(process, known, residual)(new.runs, every)
-    kept = supporting(np.arange(len(known), dtype=np.int64))
+    kept = remembered_rows(np.arange(len(known), dtype=np.int64))
     both = own.mean(own.process(kernel, known.take(kept), residual[kept]), new.runs, known)
     return {OWN_PROCESS: every + moved, WITH_PROCESS: stacked + moved, BOTH: both + moved}
 
@@ -124,7 +124,7 @@ def process_of(own: OwnRuns, kernel: Kernel, known: Runs, residual: Floats) -> C
     """A function of rows of ``known`` and of new runs (n,): what the process says of these (n,) after those."""
 
     def mean(rows: Ints, new: Runs) -> Floats:
-        kept = supporting(rows)
+        kept = remembered_rows(rows)
         return own.process(kernel, known.take(kept), residual[kept]).mean(new)
 
     return mean
@@ -137,7 +137,7 @@ def with_process(
 
     Its answers (n,) are a function of new runs and of what the process says of these (n,) after all known ones.
     """
-    before = crossed(folds_by_model(known)[0], lambda fit, at: process(fit, known.take(at)))
+    before = cross_fitted(folds_by_model(known)[0], lambda fit, at: process(fit, known.take(at)))
 
     def columns(runs: Runs, means: Floats) -> Floats:
         return np.column_stack([inputs(runs, known.names), means])

@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.sensitivities import NETWORK, only
+from jointopt.physics.sensitivities import NETWORK, one_constant
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, price, source_keys, timed_runs
@@ -67,7 +67,7 @@ class Recorded:
 
     def slowed(self, factor: float) -> Recorded:
         """The same runs on a network that is slower by ``factor``."""
-        there = self.priced.moved(only(NETWORK, np.log(factor)))
+        there = self.priced.with_constants(one_constant(NETWORK, np.log(factor)))
         slow = there.physics["iteration_time_s"] / self.priced.physics["iteration_time_s"]
         times = self.table["iteration_time_s"].to_numpy(float, copy=True)
         times[self.priced.rows] *= slow
@@ -123,8 +123,8 @@ def predicted(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Int
         correction = Correction(
             surrogate, str(source), bool(some.fitted[0]), with_kin(evidence, Source.parse(str(source)))
         )
-        again = some.moved(correction.by)
-        move = correction.moves([again.runs], [None])[0]
+        again = some.with_constants(correction.shifts)
+        move = correction.plan_corrections([again.runs], [None])[0]
         mean[at], half[at] = np.log(again.physics["iteration_time_s"]) + move.mean, move.half_width
     return mean, half
 

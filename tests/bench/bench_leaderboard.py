@@ -51,7 +51,7 @@ from jointopt.studies import figures
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, timed_runs
 from jointopt.surrogate.files import save
-from jointopt.surrogate.held_out import HeldOut, Scores, pairs, predict_pairs, with_calibrated_widths
+from jointopt.surrogate.held_out import HeldOut, Scores, predict_pairs, run_pairs, with_calibrated_widths
 from jointopt.surrogate.new_sources import NewSource, factors_by_others
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, cross_validate, fit, learn_kernel, training_set
@@ -124,7 +124,7 @@ def differences(surrogate: Surrogate, table: pd.DataFrame) -> dict[str, float]:
     split = drawn(table["gpu"].iloc[priced.rows].reset_index(drop=True), 3, 0)
     three = split and predict_pairs(surrogate, runs, residual, split[1], split[0], fitted)
     off = float(np.quantile(np.abs(none.mean - none.truth), 0.9))
-    line = {"pairs": float(len(none.truth)), "off": off, "twins": twins(table, pairs(runs, every), priced.rows)}
+    line = {"pairs": float(len(none.truth)), "off": off, "twins": twins(table, run_pairs(runs, every), priced.rows)}
     return line | _of_pairs(none, "") | (_of_pairs(three, " 3") if three else {})
 
 

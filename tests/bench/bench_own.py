@@ -29,7 +29,7 @@ from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.held_out import HeldOut, judge_new_groups
 from jointopt.surrogate.kernel import Kernel
 from jointopt.surrogate.new_sources import NewGroups, size_groups
-from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, supporting
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, remembered_rows
 from jointopt.surrogate.own_mix import folds_by_model, units_left_out
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import LEAST_ROWS, OWN_BROKEN, TrainingSet, learn_source, leave_size_out, training_set
@@ -92,7 +92,7 @@ def of_many(key: str, data: TrainingSet, rows: Ints, kernel: Kernel) -> dict[str
     for one in np.unique(fold):
         at = np.flatnonzero(fold == one).astype(np.int64)
         found = learn_source(key, data, rows[fold != one], kernel)
-        kept = supporting(np.arange(len(found.rows), dtype=np.int64))
+        kept = remembered_rows(np.arange(len(found.rows), dtype=np.int64))
         process = found.own.process(kernel, found.runs.take(kept), found.residual[kept])
         nested[at] = found.own.mean(process, runs.take(at), found.runs)
         chosen.append(_parts(found.own))

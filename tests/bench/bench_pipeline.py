@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.makespan import chunked_time_s, iteration_time_s
+from jointopt.physics.makespan import chunked_time_s, regular_makespan_s
 from jointopt.physics.schedule import Pass, replay
 
 PLANS = 100_000
@@ -42,7 +42,7 @@ def print_cost(rng: np.random.Generator) -> None:
         m = pp * rng.integers(1, 17, PLANS)
         interleaved = np.where(pp > 1, rng.choice([2, 4], PLANS), 1)
         for label, vpp in (("1F1B", np.ones_like(pp)), ("interleaved", interleaved)):
-            cost = microseconds_per_plan(lambda v=vpp, p=pp, n=m: iteration_time_s(f, b, p, v, n))  # type: ignore[misc]
+            cost = microseconds_per_plan(lambda v=vpp, p=pp, n=m: regular_makespan_s(f, b, p, v, n))  # type: ignore[misc]
             print(f"  pp {name:16s} {label:12s} {cost:6.3f}")
     for p, v, groups in ((4, 3, 8), (8, 2, 16), (8, 4, 4), (16, 8, 1), (16, 8, 8), (64, 2, 1)):
         times = random_times(rng, (v, p, 2000), 1.5)
@@ -65,7 +65,7 @@ def largest_deviation(rng: np.random.Generator, spread: float, vpps: tuple[int, 
                     return (b if op.backward else f)[:, rank] / vpp
 
                 exact = np.max(list(replay(pp, vpp, m, duration_s).values()), axis=0)
-                closed = iteration_time_s(f, b, *(np.full(500, x) for x in (pp, vpp, m)))
+                closed = regular_makespan_s(f, b, *(np.full(500, x) for x in (pp, vpp, m)))
                 deviation = closed / exact - 1.0
                 plans, low, high = plans + 500, min(low, deviation.min()), max(high, deviation.max())
     return plans, low, high

@@ -21,7 +21,7 @@ from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import format_stage_clocks, parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import Options, Problem, efficient
+from jointopt.physics.polish.graph import Options, Problem, efficient_options
 from jointopt.physics.polish.solvers import least_energy
 from jointopt.physics.schedule import schedule_graph
 from jointopt.report.plans import short_clocks
@@ -111,9 +111,9 @@ def stage(profile: pd.DataFrame, share: float) -> list[Options]:
     for name in ("forward", "backward"):
         rows = profile[profile["instruction"] == name]
         clock, seconds, joules = (rows[c].to_numpy(float) for c in ("clock_mhz", "time_s", "energy_j"))
-        alone = efficient(clock, share * seconds, share * joules)
+        alone = efficient_options(clock, share * seconds, share * joules)
         waited: Floats = alone.energy_j - WAITING_W * alone.duration_s
-        out.append(efficient(alone.clock_mhz, alone.duration_s, waited))
+        out.append(efficient_options(alone.clock_mhz, alone.duration_s, waited))
     return [*out, out[1]]
 
 

@@ -25,9 +25,9 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price
-from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.memory import MemoryEvidence, fit_draws, fit_probability, memory_margin, source_weights
-from jointopt.surrogate.tune_model import INFORMED, Adapted, Spread, adapted, plan_features
+from jointopt.surrogate.tune_model import INFORMED, PlanEstimates, Spread, estimate_plans, plan_features
 from jointopt.workflows.campaign.candidates import Candidates, listed
 from jointopt.workflows.tune import tune
 
@@ -162,23 +162,23 @@ def prepared(known: bool) -> list[Group]:
     return out
 
 
-Model = Callable[[Group, np.ndarray], Adapted]
+Model = Callable[[Group, np.ndarray], PlanEstimates]
 Choice = Callable[..., np.ndarray]
 
 
-def independent(mean: np.ndarray, deviation: np.ndarray) -> Adapted:
-    return Adapted(mean, np.diag(deviation), 0.0)
+def independent(mean: np.ndarray, deviation: np.ndarray) -> PlanEstimates:
+    return PlanEstimates(mean, np.diag(deviation), 0.0)
 
 
-def physics_alone(group: Group, index: np.ndarray) -> Adapted:
+def physics_alone(group: Group, index: np.ndarray) -> PlanEstimates:
     return independent(group.log_physics, np.full(group.candidates.size, 0.1))
 
 
-def local(group: Group, index: np.ndarray) -> Adapted:
-    return adapted(group.features, group.log_physics, index, group.log_time[index], Spread())
+def local(group: Group, index: np.ndarray) -> PlanEstimates:
+    return estimate_plans(group.features, group.log_physics, index, group.log_time[index], Spread())
 
 
-def surrogate(group: Group, index: np.ndarray) -> Adapted:
+def surrogate(group: Group, index: np.ndarray) -> PlanEstimates:
     """The shipped Gaussian process conditioned on the group's own runs (it has seen these tables: a lenient trial)."""
     known = (group.runs.take(index), group.log_time[index] - group.log_physics[index])
     mean, half, _ = load_surrogate("default").predict(group.runs, group.fitted, known)
@@ -194,19 +194,19 @@ def after_others(everything: list[Group]) -> Model:
         for other in others:
             ran = np.flatnonzero(np.isfinite(other.log_time))
             own = other.runs.take(ran), (other.log_time - other.log_physics)[ran]
-            known = own if known is None else (together([known[0], own[0]]), np.concatenate([known[1], own[1]]))
+            known = own if known is None else (joined_runs([known[0], own[0]]), np.concatenate([known[1], own[1]]))
         factor = 0.0
         if known is not None:
             factor = load_surrogate("default").predict(group.runs, group.fitted, known)[0]
         moved[id(group)] = group.log_physics + factor
 
-    def model(group: Group, index: np.ndarray) -> Adapted:
-        return adapted(group.features, moved[id(group)], index, group.log_time[index], INFORMED)
+    def model(group: Group, index: np.ndarray) -> PlanEstimates:
+        return estimate_plans(group.features, moved[id(group)], index, group.log_time[index], INFORMED)
 
     return model
 
 
-def gain(found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):
+def gain(found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):
     half = HALF * found.deviation
     columns = {
         "iteration_time_s": np.exp(found.mean), "iteration_time_s_low": np.exp(found.mean - half),
@@ -214,12 +214,12 @@ def gain(found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left:
     }  # fmt: skip
     costs = 120.0 + 20.0 * columns["iteration_time_s"]
     measured = {"iteration_time_s": known}
-    apart = {"iteration_time_s": found.apart}
+    apart = {"iteration_time_s": found.own_deviation}
     return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws, apart=apart)
 
 
 def best_predicted(
-    found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
+    found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
 ):
     likely = left & (fits >= memory_margin().cut)
     likely = likely if likely.any() else left
@@ -227,7 +227,7 @@ def best_predicted(
 
 
 def random_from_front(
-    found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
+    found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
 ):
     """Of the plans that are left, fit and are predicted within 10 % of the best: the front of one objective."""
     likely = left & (fits >= memory_margin().cut)
@@ -301,8 +301,8 @@ def parts() -> None:
             found += [group, *(part(group, keep) for keep in some)]
         for spread in (Spread(), *(Spread(trend=t, noise=n) for t in (0.02, 0.03, 0.04) for n in (0.05, 0.08))):
 
-            def model(group: Group, index: np.ndarray, spread: Spread = spread) -> Adapted:
-                return adapted(group.features, group.log_physics, index, group.log_time[index], spread)
+            def model(group: Group, index: np.ndarray, spread: Spread = spread) -> PlanEstimates:
+                return estimate_plans(group.features, group.log_physics, index, group.log_time[index], spread)
 
             print(
                 "known" if known else "unknown", spread, summary([played(g, model, gain, 1) for g in found]), flush=True

@@ -52,7 +52,7 @@ def good() -> Path:
     assert default is not None
     of_power = {name: 0.05 for of in ("power", *HEAT_NAMES.values()) for name in (of, f"{of} physics", f"{of} process")}
     own = OwnRuns(
-        SOURCE, Kernel.own(default.kernel), _mix(default, 0), 1.2, 1.1, PowerScale(1.1, 0.05, 3.0),
+        SOURCE, Kernel.of_one_source(default.kernel), _mix(default, 0), 1.2, 1.1, PowerScale(1.1, 0.05, 3.0),
         _mix(default, 1), (0.6, 1.0), {"time": 0.02, "process": 0.03, "physics": 0.1} | of_power, "groups",
         {"time": {"log2_tp": 0.02}}, LearnedResponse(ClockResponse(0.8, 0.1), 0.05, 0.03), 0.01, "as it is", 300.0,
         {PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0), 1.02)}, as_sure=True, of_new=0.9,

@@ -17,10 +17,10 @@ from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.makespan import (
     chunk_times_s,
     chunked_time_s,
-    iteration_time_s,
     least_makespan_s,
     most_makespan_s,
     path_bound_s,
+    regular_makespan_s,
 )
 from jointopt.physics.schedule import replay
 from tests.physics.conftest import gpt
@@ -74,7 +74,7 @@ def test_equal_chunks_take_the_closed_form() -> None:
     f = np.random.default_rng(1).uniform(1.0, 2.0, (50, 8))
     chunks = np.repeat(f.T[None] / 4, 4, axis=0)
     plan = (np.full(50, 8), np.full(50, 4), np.full(50, 64))
-    np.testing.assert_allclose(chunked_time_s(chunks, 2 * chunks, 64), iteration_time_s(f, 2 * f, *plan), rtol=1e-9)
+    np.testing.assert_allclose(chunked_time_s(chunks, 2 * chunks, 64), regular_makespan_s(f, 2 * f, *plan), rtol=1e-9)
 
 
 @pytest.mark.parametrize("groups", [10**6, 10**9])
@@ -105,7 +105,7 @@ def test_a_pipeline_takes_at_most_what_chunks_as_long_as_the_longest_of_their_ra
     pipes, rows = uneven.groups[0].pipelines, np.arange(2)
     t = uneven.times(0, rows, np.full((2, 2), uneven.top_mhz))
     longest = [2.0 * s.max(axis=0).T for s in chunk_times_s(pipes, rows[:1], t.forward_s[:1], t.backward_s[:1])]
-    by_hand = iteration_time_s(*longest, np.array([2]), np.array([2]), pipes.num_micro_batches[:1])
+    by_hand = regular_makespan_s(*longest, np.array([2]), np.array([2]), pipes.num_micro_batches[:1])
     most = most_makespan_s(pipes, rows, t.forward_s, t.backward_s)
     assert most == pytest.approx([by_hand[0], t.makespan_s[1]])
     assert least_makespan_s(pipes, rows, t.forward_s, t.backward_s)[0] < t.makespan_s[0] < 0.95 * most[0]

@@ -228,7 +228,7 @@ def test_spending_slack_costs_no_more_than_fill_and_drain(
         assert slowest[1] <= slowest[0] * (1 + 1e-9)
         lead = float(uneven.makespan_s[0] - even.makespan_s[0])
         assert lead >= -1e-9
-        if not pipes.split.walked[pipes.split.which[row]].any():
+        if not pipes.split.irregular[pipes.split.which[row]].any():
             assert lead <= float((uneven.forward_s + uneven.backward_s).sum())
 
 

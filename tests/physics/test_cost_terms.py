@@ -14,7 +14,7 @@ from jointopt.physics.bounds import _fewest_layers
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import phases, utilization
 from jointopt.physics.layouts import LayoutArrays
-from jointopt.physics.makespan import StageTimes, dp_exposed_s, iteration_time_s, most_makespan_s
+from jointopt.physics.makespan import StageTimes, dp_exposed_s, most_makespan_s, regular_makespan_s
 from jointopt.physics.memory import LiveLayers, user_buffer_bytes
 from jointopt.physics.throughput import throughput
 from tests.physics.hand.plain_machine import DENSE, FLOPS_PER_S, LATENT, MOE, gpu_constants, physics, seconds, stages
@@ -138,7 +138,7 @@ def test_few_micro_batches_wait_on_the_way_in_or_on_the_way_out(
     forward: list[float], backward: list[float], batches: int, time_s: float
 ) -> None:
     shape = (np.array([value]) for value in (len(forward), 1, batches))
-    assert iteration_time_s(np.array([forward]), np.array([backward]), *shape) == pytest.approx([time_s])
+    assert regular_makespan_s(np.array([forward]), np.array([backward]), *shape) == pytest.approx([time_s])
 
 
 def test_a_gpu_without_a_lowest_clock_is_slowed_to_a_tenth_of_its_highest() -> None:

@@ -11,7 +11,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.explain.parts import LEVELS, _traffic, breakdown, energy_by_level
+from jointopt.physics.explain.parts import LEVELS, _operand_bytes, breakdown, energy_by_level
 from jointopt.studies.evidence import STUDIES
 
 BLOCK = load_job(STUDIES / "rack-scale-jobs" / "feed-forward.yaml")
@@ -36,7 +36,7 @@ def test_levels_add_up_to_the_parts_compute_and_memory(plan: str) -> None:
 def test_operands_and_results_of_a_block_s_products_by_hand() -> None:
     """Two products forward and two for each backward: every matrix is read twice and written once, in 16 bit."""
     physics, *_ = priced(BLOCK, "dp=4 zero_stage=0 overlap=none recompute=none")
-    operands, results, streams = _traffic(physics, 0)
+    operands, results, streams = _operand_bytes(physics, 0)
     matrices = 2 * (TOKENS * HIDDEN + TOKENS * INNER + HIDDEN * INNER)
     assert operands[0] == pytest.approx(2 * 2 * matrices)
     assert results[0] == pytest.approx(2 * matrices)
@@ -46,7 +46,7 @@ def test_operands_and_results_of_a_block_s_products_by_hand() -> None:
 def test_tiles_of_128_by_256_read_operands_from_l2_by_hand() -> None:
     physics, levels, parts = priced(BLOCK, "dp=4 zero_stage=0 overlap=none recompute=none")
     flops = 6 * 2 * TOKENS * HIDDEN * INNER
-    operands, *_ = _traffic(physics, 0)
+    operands, *_ = _operand_bytes(physics, 0)
     from_l2 = flops * (1 / 128 + 1 / 256) - operands[0]  # two bytes for two operations
     l2_share = 15.48 / (15.48 + 30.55)
     share = from_l2 * physics.power.pj_per_hbm_byte * l2_share / (physics.power.pj_per_flop * flops)
@@ -56,7 +56,7 @@ def test_tiles_of_128_by_256_read_operands_from_l2_by_hand() -> None:
 
 def test_reads_and_writes_of_the_optimizer_are_half_each_and_results_are_written() -> None:
     physics, levels, _ = priced(BLOCK, "dp=4 zero_stage=0 overlap=none recompute=none")
-    _, results, streams = _traffic(physics, 0)
+    _, results, streams = _operand_bytes(physics, 0)
     costs = physics.groups[0]
     batches, step = float(costs.num_micro_batches[0]), costs.iteration_hbm_bytes[0, 0]
     written = batches * (results[0] + 0.4 * streams[0]) + 0.5 * step
@@ -68,6 +68,6 @@ def test_reads_and_writes_of_the_optimizer_are_half_each_and_results_are_written
 def test_operands_of_eight_bits_are_half_as_many_bytes_and_results_as_many() -> None:
     wide = shipped_job("llama-3-8b-1x8-h100")
     narrow = replace(wide, training=replace(wide.training, dtype="fp8"))
-    (operands, results, _), (less, as_many, _) = (_traffic(priced(job, "dp=8")[0], 0) for job in (wide, narrow))
+    (operands, results, _), (less, as_many, _) = (_operand_bytes(priced(job, "dp=8")[0], 0) for job in (wide, narrow))
     assert less[0] == pytest.approx(0.5 * operands[0])
     assert as_many[0] == pytest.approx(results[0])

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats
 from jointopt.physics import makespan, schedule
-from jointopt.physics.makespan import iteration_time_s
+from jointopt.physics.makespan import regular_makespan_s
 from jointopt.physics.schedule import (
     FORWARD,
     MOST_GROUPS,
     WHOLE,
     Pass,
-    alive_chunks,
+    live_chunks_of_1f1b,
     predecessor,
     replay,
     schedule_graph,
@@ -48,7 +48,7 @@ def plans_interleaved(draw: st.DrawFn) -> tuple[list[float], list[float], int, i
 
 def closed_form_s(f: list[float], b: list[float], vpp: int, m: int) -> float:
     pp = np.array([len(f)])
-    return float(iteration_time_s(np.array([f]), np.array([b]), pp, np.array([vpp]), np.array([m]))[0])
+    return float(regular_makespan_s(np.array([f]), np.array([b]), pp, np.array([vpp]), np.array([m]))[0])
 
 
 def replayed_s(f: Floats, b: Floats, m: int) -> Floats:
@@ -97,7 +97,7 @@ def test_interleaved_closed_form_equals_the_schedule_of_many_unequal_plans(pp: i
     f, b = np.exp(rng.normal(0.0, 1.5, (2, 200, pp)))
     chunks = [np.repeat(a[:, :, None] / vpp, vpp, axis=2) for a in (f, b)]
     exact = replayed_s(*chunks, groups * pp)
-    closed = iteration_time_s(f, b, *(np.full(200, x) for x in (pp, vpp, groups * pp)))
+    closed = regular_makespan_s(f, b, *(np.full(200, x) for x in (pp, vpp, groups * pp)))
     np.testing.assert_allclose(closed, exact, rtol=1e-12)
 
 
@@ -125,7 +125,7 @@ def test_many_plans_at_once_equal_each_plan_alone() -> None:
     vpp = np.where(pp > 1, rng.choice([1, 2, 3], n), 1)
     m = pp * rng.integers(1, 6, n)
     f, b = rng.uniform(0.5, 2.0, (2, n, 8))
-    together = iteration_time_s(f, b, pp, vpp, m)
+    together = regular_makespan_s(f, b, pp, vpp, m)
     for i in range(0, n, 97):
         p = pp[i]
         assert together[i] == pytest.approx(closed_form_s(list(f[i, :p]), list(b[i, :p]), int(vpp[i]), int(m[i])))
@@ -133,13 +133,13 @@ def test_many_plans_at_once_equal_each_plan_alone() -> None:
 
 def test_columns_beyond_the_ranks_are_ignored() -> None:
     f = np.array([[1.0, 1.0, np.nan, np.inf]])
-    time_s = iteration_time_s(f, 2 * f, np.array([2]), np.array([1]), np.array([4]))
+    time_s = regular_makespan_s(f, 2 * f, np.array([2]), np.array([1]), np.array([4]))
     assert time_s[0] == pytest.approx(15.0)
 
 
 def test_no_plans_take_no_time() -> None:
     none = np.array([], dtype=np.int64)
-    assert iteration_time_s(np.empty((0, 4)), np.empty((0, 4)), none, none, none).shape == (0,)
+    assert regular_makespan_s(np.empty((0, 4)), np.empty((0, 4)), none, none, none).shape == (0,)
 
 
 def test_a_head_on_the_last_chunk_costs_the_same_as_spread_over_its_rank() -> None:
@@ -188,25 +188,25 @@ def test_what_unequal_chunks_hold_at_most_is_what_the_schedule_does(
     m = groups * pp if pp > 1 and vpp > 1 else data.draw(st.integers(1, 20))
     vpp = vpp if pp > 1 else 1
     weights = [data.draw(st.lists(st.integers(0, 9).map(float), min_size=vpp, max_size=vpp)) for _ in range(pp)]
-    held = np.einsum("itc,ic->it", alive_chunks(pp, vpp, min(m, MOST_GROUPS * pp)), weights).max(axis=1)
+    held = np.einsum("itc,ic->it", live_chunks_of_1f1b(pp, vpp, min(m, MOST_GROUPS * pp)), weights).max(axis=1)
     assert held.tolist() == [most_held(schedule_order(pp, vpp, m, rank), weights[rank]) for rank in range(pp)]
 
 
 def test_in_flight_micro_batches_approach_the_published_factor() -> None:
     """Korthikanti et al. 2022: interleaving multiplies the first stage's activations by 1 + (p - 1)/(p v)."""
-    first = [float(alive_chunks(p, v, 64)[0].sum(axis=-1).max() / v) for p, v in ((8, 1), (8, 4), (4, 2))]
+    first = [float(live_chunks_of_1f1b(p, v, 64)[0].sum(axis=-1).max() / v) for p, v in ((8, 1), (8, 4), (4, 2))]
     assert first == [8.0, 8 * (1 + 7 / 32), 4 * (1 + 3 / 8)]
 
 
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(4, 2, 6), (4, 1, 0), (0, 1, 4), (4, 0, 4)])
 def test_a_plan_without_a_schedule_is_refused(pp: int, vpp: int, m: int) -> None:
     with pytest.raises(PlanError, match="Plan 1 has no pipeline schedule"):
-        iteration_time_s(np.ones((2, 4)), np.ones((2, 4)), np.array([4, pp]), np.array([1, vpp]), np.array([8, m]))
+        regular_makespan_s(np.ones((2, 4)), np.ones((2, 4)), np.array([4, pp]), np.array([1, vpp]), np.array([8, m]))
 
 
 def test_too_few_columns_are_refused() -> None:
     with pytest.raises(PlanError, match="expected at least 4"):
-        iteration_time_s(np.ones((1, 2)), np.ones((1, 2)), np.array([4]), np.array([1]), np.array([8]))
+        regular_makespan_s(np.ones((1, 2)), np.ones((1, 2)), np.array([4]), np.array([1]), np.array([8]))
 
 
 def test_a_deadlocked_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +219,6 @@ def test_plans_beyond_a_block_are_priced_as_those_within_it(monkeypatch: pytest.
     rng = np.random.default_rng(0)
     count = 50
     given = *rng.uniform(0.5, 1.5, (2, count, 4)), np.full(count, 4), np.ones(count, int), rng.integers(4, 9, count)
-    whole = iteration_time_s(*given)
+    whole = regular_makespan_s(*given)
     monkeypatch.setattr(makespan, "BLOCK_TIMES", 28)
-    np.testing.assert_array_equal(iteration_time_s(*given), whole)
+    np.testing.assert_array_equal(regular_makespan_s(*given), whole)

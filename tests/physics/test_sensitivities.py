@@ -46,7 +46,7 @@ def test_a_constant_that_is_moved_moves_its_own_figure_alone(make_job, name):
     job = make_job()
     job = replace(job, training=replace(job.training, framework=replace(job.training.framework, **own)),
                   cluster=replace(job.cluster, **links))  # fmt: skip
-    found = moving.moved(job, np.where(np.array(CONSTANTS) == name, 0.1, 0.0))
+    found = moving.with_constants(job, np.where(np.array(CONSTANTS) == name, 0.1, 0.0))
     now = {field: getattr(found.training.framework if field in own else found.cluster, field) for field in own | links}
     field, _, expected = FIGURES[name]
     assert now == pytest.approx(own | links | {field: expected})
@@ -56,14 +56,16 @@ def test_a_slower_host_has_longer_launches_and_half_a_millisecond_where_none_is_
     job, by = make_job(), np.where(np.array(CONSTANTS) == "host", 0.1, 0.0)
     for floor, expected in ((0.02, 0.02 * np.exp(0.1)), (0.0, 5e-4 * np.expm1(0.1))):
         framework = replace(job.training.framework, host_floor_s=floor, host_floor_pp_s=floor, host_floor_pp_tp_s=0.01)
-        found = moving.moved(replace(job, training=replace(job.training, framework=framework)), by).training.framework
+        found = moving.with_constants(
+            replace(job, training=replace(job.training, framework=framework)), by
+        ).training.framework
         assert (found.host_floor_s, found.host_floor_pp_s) == pytest.approx((expected, expected))
         assert found.host_floor_pp_tp_s == pytest.approx(0.01 * np.exp(0.1))
 
 
 @pytest.mark.parametrize("name", ["micro_batch", "iteration"])
 def test_no_time_that_is_added_falls_below_zero(make_job, name):
-    found = moving.moved(make_job(), np.where(np.array(CONSTANTS) == name, -1e3, 0.0))
+    found = moving.with_constants(make_job(), np.where(np.array(CONSTANTS) == name, -1e3, 0.0))
     assert getattr(found.training.framework, FIGURES[name][0]) == 0.0
 
 

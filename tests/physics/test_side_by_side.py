@@ -12,8 +12,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics import sensitivities
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import Common
-from jointopt.physics.sensitivities import CONSTANTS, moved
+from jointopt.physics.costs import SharedCosts
+from jointopt.physics.sensitivities import CONSTANTS, with_constants
 
 PRICED = ("compute", "elementwise", "intra_node", "inter_node", "tp_overlap", "loss", "attention")
 Layouts = Callable[..., Columns]
@@ -32,8 +32,8 @@ def test_jobs_side_by_side_take_the_times_that_each_takes_alone(
     job = make_job(16)
     physics, index = physics_of(job, layouts_of), np.array([4, 0, 2, 1, 3, 0])
     clocks = uniform_stage_clocks(physics.layouts["pp"][index], 1200.0)
-    jobs = [moved(job, 0.1 * (np.array(CONSTANTS) == name)) for name in PRICED]
-    common = Common(physics.hardware, physics.shapes)
+    jobs = [with_constants(job, 0.1 * (np.array(CONSTANTS) == name)) for name in PRICED]
+    common = SharedCosts(physics.hardware, physics.shapes)
     found = list(sensitivities.least_times_s(jobs, physics, index, clocks, common))
     for one, times in zip(jobs, found, strict=True):
         np.testing.assert_array_equal(times, CostModel(one, physics.layouts).least_time_s(index, clocks))
@@ -45,8 +45,8 @@ def test_row_of_a_model_side_by_side_is_the_layout_of_the_job_in_turn(
 ) -> None:
     job = make_job(16)
     physics = physics_of(job, layouts_of)
-    jobs = [job, moved(job, np.full(len(CONSTANTS), 0.1))]
-    model = sensitivities.side_by_side(jobs, physics, Common(physics.hardware, physics.shapes))
+    jobs = [job, with_constants(job, np.full(len(CONSTANTS), 0.1))]
+    model = sensitivities.model_of_jobs(jobs, physics, SharedCosts(physics.hardware, physics.shapes))
     assert len(model.layouts["pp"]) == 10
     for position in range(10):
         alone = CostModel(jobs[position // 5], physics.layouts)

@@ -15,7 +15,7 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, burst_limit_w, cooler, peak_share
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import breakdown
-from jointopt.physics.explain.timeline import Warming, felt_w, reached_s, warming
+from jointopt.physics.explain.timeline import Warming, filtered_w, rise_time_s, warming
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 TAU = 10.0
@@ -30,13 +30,13 @@ def found(plan: str, **cluster: float) -> tuple[Warming, CostModel]:
 
 def test_a_step_up_and_down_by_hand() -> None:
     """500 W for 10 s, 100 W for 5 s: x = 100 + 400·(1 - e^-1)/(1 - e^-1.5) at the end of the burst."""
-    high, low = felt_w(np.array([10.0, 5.0]), np.array([5000.0, 500.0]), TAU)
+    high, low = filtered_w(np.array([10.0, 5.0]), np.array([5000.0, 500.0]), TAU)
     assert high == pytest.approx(100.0 + 400.0 * (1.0 - np.exp(-1.0)) / (1.0 - np.exp(-1.5)))
     assert low == pytest.approx(100.0 + (high - 100.0) * np.exp(-0.5))
 
 
 def test_the_share_of_a_burst_is_what_the_response_feels_of_it() -> None:
-    felt = felt_w(np.array([10.0, 5.0]), np.array([10.0, 0.0]), TAU)
+    felt = filtered_w(np.array([10.0, 5.0]), np.array([10.0, 0.0]), TAU)
     assert float(peak_share(10.0 / 15.0, 15.0, TAU)) == pytest.approx(felt.max())
 
 
@@ -58,10 +58,10 @@ def test_pauses_leave_kernels_as_much_more_as_keeps_the_hottest_moment_at_the_th
 
 
 def test_the_time_to_a_rise_is_that_of_an_exponential() -> None:
-    half, most = reached_s(np.array([20.0, 38.0]), np.array([40.0, 40.0]), TAU)
+    half, most = rise_time_s(np.array([20.0, 38.0]), np.array([40.0, 40.0]), TAU)
     assert half == pytest.approx(TAU * np.log(2.0))
     assert most == pytest.approx(TAU * np.log(20.0))
-    assert reached_s(np.array([41.0]), np.array([40.0]), TAU)[0] == np.inf
+    assert rise_time_s(np.array([41.0]), np.array([40.0]), TAU)[0] == np.inf
 
 
 def mean_c(plan: str) -> Floats:

@@ -25,7 +25,7 @@ from jointopt.physics.schedule import (
     WEIGHT,
     WHOLE,
     Pass,
-    held_chunks,
+    live_chunks_of_zero_bubble,
     rank_order,
     zero_bubble_time_s,
 )
@@ -111,8 +111,8 @@ def test_equal_passes_along_a_v_leave_no_bubble_but_the_way_to_the_last_rank(sch
 @settings(max_examples=30, deadline=None)
 @given(SCHEDULES, st.integers(2, 8), st.integers(1, 8))
 def test_ranks_hold_no_more_than_1f1b_and_repeat(schedule: str, pp: int, rounds: int) -> None:
-    held = held_chunks(schedule, pp, min(rounds, MOST_ROUNDS) * pp).sum(axis=2).max(axis=1)
-    assert held.tolist() == held_chunks(schedule, pp, rounds * pp).sum(axis=2).max(axis=1).tolist()
+    held = live_chunks_of_zero_bubble(schedule, pp, min(rounds, MOST_ROUNDS) * pp).sum(axis=2).max(axis=1)
+    assert held.tolist() == live_chunks_of_zero_bubble(schedule, pp, rounds * pp).sum(axis=2).max(axis=1).tolist()
     assert held.max() <= pp * CHUNKS_OF_SCHEDULE[schedule] + (schedule == "dualpipev")
 
 

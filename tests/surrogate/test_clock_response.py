@@ -19,12 +19,12 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.clock_response import (
-    BELOW,
+    BELOW_TOP,
     LEAST_BELOW,
     ClockResponse,
     LearnedResponse,
     Sweep,
-    _left_below,
+    _unexplained_below_top,
     learn_response,
 )
 from jointopt.surrogate.files import load, save, write_card
@@ -59,7 +59,7 @@ def learned(data: TrainingSet) -> LearnedResponse | None:
 def of_rows(data: TrainingSet, rows: Ints, slower: float = 1.0) -> Sweep:
     """The clock response learned from some rows, those below the top clock so many times slower."""
     some = data.known.take(rows)
-    residual = data.known_residual[rows] + np.log(slower) * (some.runs.features["clock"] < BELOW)
+    residual = data.known_residual[rows] + np.log(slower) * (some.runs.features["clock"] < BELOW_TOP)
     return learn_response(some, residual, KERNEL, *folds_by_model(some.runs))
 
 
@@ -69,7 +69,9 @@ def data() -> TrainingSet:
 
 
 def top_and(data: TrainingSet, below: Ints) -> Ints:
-    return np.sort(np.concatenate([below, np.flatnonzero(data.known.runs.features["clock"] >= BELOW)])).astype(np.int64)
+    return np.sort(np.concatenate([below, np.flatnonzero(data.known.runs.features["clock"] >= BELOW_TOP)])).astype(
+        np.int64
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_runs_that_follow_the_clock_as_the_physics_has_it_or_have_one_clock_leav
 
 
 def test_fewer_than_twenty_runs_below_the_top_clock_teach_nothing_and_are_not_in_domain(data: TrainingSet) -> None:
-    below = np.flatnonzero(data.known.runs.features["clock"] < BELOW)[: LEAST_BELOW - 1]
+    below = np.flatnonzero(data.known.runs.features["clock"] < BELOW_TOP)[: LEAST_BELOW - 1]
     found = of_rows(data, top_and(data, below))
     assert (found.response, found.holds) == (None, False)
     assert found.remark.startswith("19 runs below the top clock are fewer than 20: no clock response learned")
@@ -106,7 +108,7 @@ def test_fewer_than_twenty_runs_below_the_top_clock_teach_nothing_and_are_not_in
 
 def test_runs_below_the_top_clock_of_one_model_teach_nothing_of_others(data: TrainingSet) -> None:
     of_model = np.char.startswith(data.known.runs.group.astype(str), SMALL[0])
-    below = np.flatnonzero(of_model & (data.known.runs.features["clock"] < BELOW))
+    below = np.flatnonzero(of_model & (data.known.runs.features["clock"] < BELOW_TOP))
     found = of_rows(data, top_and(data, below))
     assert len(below) >= LEAST_BELOW
     assert (found.response, found.holds) == (None, False)
@@ -127,8 +129,9 @@ def test_runs_below_the_top_clock_that_something_else_slowed_are_left_out_with_t
 def by_clock(wrong: str, clock: Floats) -> Floats:
     """What a broken sweep adds to the logarithm of time, (n,), most of whose runs are below the top clock."""
     depth = np.log(clock.max() / clock)
-    return {"slower": np.log(1.5) * (clock < BELOW), "faster at a lower clock": -1.3 * depth, "steeper than 1 / clock":
-            0.5 * depth, "a third of them sound": np.log(1.5) * ((clock < BELOW) & (np.arange(len(clock)) % 3 > 0)),
+    below = clock < BELOW_TOP
+    return {"slower": np.log(1.5) * below, "faster at a lower clock": -1.3 * depth, "steeper than 1 / clock":
+            0.5 * depth, "a third of them sound": np.log(1.5) * (below & (np.arange(len(clock)) % 3 > 0)),
             "sound": 0.0 * depth}[wrong]  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def by_clock(wrong: str, clock: Floats) -> Floats:
 )
 def test_broken_runs_below_the_top_clock_are_found_where_they_outnumber_those_at_it(data: TrainingSet, wrong) -> None:
     clock = data.known.runs.features["clock"]
-    assert (clock < BELOW).mean() > 0.9
+    assert (clock < BELOW_TOP).mean() > 0.9
     residual = data.known_residual + by_clock(wrong, clock)
     found = learn_response(data.known, residual, KERNEL, *folds_by_model(data.known.runs))
     assert (found.holds, found.response) == (False, None)
@@ -152,14 +155,14 @@ def test_a_step_below_the_top_clock_is_shrunk_by_a_prior_of_one_and_refused_beyo
     runs = Runs(np.zeros((8, 1)), {"clock": clock}, np.full(8, "s"), np.full(8, "g"))
     precision = 4 / 0.1**2 * (1.0 + np.log(2.0) ** 2)  # of four runs with 10 % of noise, whose step and slope are one
     for step, left in ((np.log(1.5), np.expm1(np.log(1.5) * precision / (1.0 + precision))), (0.04, 0.0)):
-        found = _left_below(0.1**2 * np.eye(8), np.where(clock < BELOW, step, 0.0), runs)
+        found = _unexplained_below_top(0.1**2 * np.eye(8), np.where(clock < BELOW_TOP, step, 0.0), runs)
         assert found == pytest.approx(left, rel=1e-9)
 
 
 def test_a_broken_sweep_is_reported_and_moves_no_prediction(tmp_path: Path) -> None:
     table = pd.concat([swept("T", rows=100), swept("T", rows=30, clocks=False, seed=4)], ignore_index=True)
     clock = table["clock_mhz"].to_numpy() / table["clock_mhz"].max()
-    low = table["clock_mhz"] < BELOW * table["clock_mhz"].max()
+    low = table["clock_mhz"] < BELOW_TOP * table["clock_mhz"].max()
     table["iteration_time_s"] *= np.exp(by_clock("slower", clock))
     sound, printed = {}, {}
     for name, rows in (("all", table), ("top", table[~low])):

@@ -12,20 +12,27 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
 from jointopt.jobs.jobfile import job_from_options, shipped_job, with_changes
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, pairs, predict_pairs, with_calibrated_widths
+from jointopt.surrogate.held_out import (
+    HeldOut,
+    Scores,
+    predict_pairs,
+    run_pairs,
+    with_calibrated_widths,
+    with_conformal_widths,
+)
 from jointopt.surrogate.intervals import (
-    Apart,
-    against,
+    DifferenceDoubt,
     difference_half_width,
     difference_variance,
-    of_limits,
+    dissimilarity,
+    limit_half_widths,
+    physics_difference_half_width,
     physics_errors,
+    plan_differences,
     posterior_of_new,
-    recorded,
-    share_of_unlike,
 )
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.kernel import Kernel, Runs, default_kernel, terms, variances
+from jointopt.surrogate.kernel import Kernel, Runs, covariance_terms, default_kernel, variances
 from jointopt.surrogate.posterior import condition_alone
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.workflows.propose import propose
@@ -48,7 +55,7 @@ THREE = runs([0.0, 0.0, 3.0], [[1.0, 0.0], [1.0, 0.0], [0.2, 0.5]])
 
 def test_the_variance_of_a_difference_is_that_of_both_less_twice_what_they_share() -> None:
     first, second = THREE.take(np.array([0, 1, 2])), THREE.take(np.array([2, 0, 1]))
-    shared = np.diagonal(terms(kernel(), first, second), axis1=1, axis2=2)
+    shared = np.diagonal(covariance_terms(kernel(), first, second), axis1=1, axis2=2)
     expected = variances(kernel(), first) + variances(kernel(), second) - 2.0 * shared
     assert variances(kernel(), first, second) == pytest.approx(expected)
 
@@ -77,13 +84,13 @@ def test_a_measured_run_narrows_differences_from_plans_that_are_unlike_it() -> N
 
 def test_pairs_are_of_one_source_and_group_and_of_each_pair_of_runs_once() -> None:
     every = Runs(np.zeros((5, 2)), {}, np.array(list("aaaab")), np.array(list("xxyxx")))
-    first, second = pairs(every, np.arange(5))
+    first, second = run_pairs(every, np.arange(5))
     assert sorted(zip(first.tolist(), second.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 3)]
 
 
 def test_of_the_pairs_of_a_large_group_four_hundred_are_drawn_and_all_of_a_small_one() -> None:
     group = np.repeat(["large", "small"], [40, 6])  # 780 pairs and 15
-    first, second = pairs(Runs(np.zeros((46, 2)), {}, np.full(46, "a"), group), np.arange(46))
+    first, second = run_pairs(Runs(np.zeros((46, 2)), {}, np.full(46, "a"), group), np.arange(46))
     assert np.bincount((first >= 40).astype(int)).tolist() == [400, 15]
     assert len(set(zip(first.tolist(), second.tolist(), strict=True))) == 415
     assert (group[first] == group[second]).all()
@@ -92,7 +99,7 @@ def test_of_the_pairs_of_a_large_group_four_hundred_are_drawn_and_all_of_a_small
 def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None:
     off = HeldOut(np.linspace(0.0, 1.0, 11), np.zeros(11), np.full(11, 0.3), np.arange(11))
     unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
-    widths = calibrated(unseen, {"fitted": [off]}, {"fitted": [replace(off, truth=2.0 * off.truth)]}).widths
+    widths = with_conformal_widths(unseen, {"fitted": [off]}, {"fitted": [replace(off, truth=2.0 * off.truth)]}).widths
     assert (widths.fitted, widths.difference) == (pytest.approx(3.0), pytest.approx(2.0))
     known = replace(unseen, widths=Widths(fitted=3.0, difference=2.0)).conditioned("a", True)
     one = THREE.take(np.array([0]))
@@ -103,7 +110,7 @@ def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_p
     roots = np.linspace(0.1, 0.4, 11)
     off = HeldOut(1.5 * roots, np.zeros(11), roots**2, np.arange(11), known=3)
     unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
-    widths = calibrated(unseen, {"few": [off]}, {"few": [off]}).widths
+    widths = with_conformal_widths(unseen, {"few": [off]}, {"few": [off]}).widths
     assert widths.difference_after == pytest.approx(1.5)
     known = replace(unseen, widths=widths).conditioned("a", True, (THREE, np.array([0.1, 0.2, 0.1])))
     one = THREE.take(np.array([0]))
@@ -145,7 +152,7 @@ def test_plans_alike_are_as_sure_as_repeats_and_half_of_the_noise_counts_where_t
 def test_what_the_physics_was_off_by_counts_in_full_of_plans_30_percent_apart_and_in_part_of_plans_alike() -> None:
     new = kernel(noise=0.03, constants=(0.1, 0.1))
     usual = np.sqrt(difference_variance(new, *alike(1.0)))[0]
-    near, mid, far = (share_of_unlike(new, *alike(by / usual))[0] for by in (0.0, 0.15, 0.4))
+    near, mid, far = (dissimilarity(new, *alike(by / usual))[0] for by in (0.0, 0.15, 0.4))
     noise = 4 * 6.784 * 0.03**2
     unlike = np.sqrt(0.3**2 + noise * 0.09 / (0.09 + 0.15**2))
     assert (near, far) == (pytest.approx(np.sqrt(0.06 / unlike), rel=1e-3), 1.0)
@@ -182,7 +189,7 @@ def plans(clocks_mhz: list[float], time_s: list[float], energy_j: list[float]) -
 
 def test_probabilities_are_those_of_a_normal_error_and_none_of_the_plan_itself() -> None:
     columns = plans([1410.0, 1410.0], [10.0, 9.0], [100.0, np.nan])
-    found = against(JOB, columns, 0, Apart(np.array([0.0, 0.2]), np.array([False, True])))
+    found = plan_differences(JOB, columns, 0, DifferenceDoubt(np.array([0.0, 0.2]), np.array([False, True])))
     assert found["time_vs_first_percent"] == pytest.approx([0.0, -10.0])
     assert found["time_vs_first_percent_high"] == pytest.approx([0.0, 100 * (0.9 * np.exp(0.2) - 1)])
     better = NormalDist().cdf(-np.log(0.9) / (0.2 / 1.645))
@@ -192,13 +199,13 @@ def test_probabilities_are_those_of_a_normal_error_and_none_of_the_plan_itself()
 
 def test_a_clock_of_the_same_layout_is_doubted_by_its_distance_alone() -> None:
     columns = plans([1410.0, 1395.0, 1005.0], [10.0, 10.1, 13.0], [100.0, 97.0, 70.0])
-    same = Apart(np.full(3, 0.3), np.zeros(3, bool))
-    found = against(JOB, columns, 0, same)
+    same = DifferenceDoubt(np.full(3, 0.3), np.zeros(3, bool))
+    found = plan_differences(JOB, columns, 0, same)
     width = found["time_vs_first_percent_high"] - found["time_vs_first_percent_low"]
     assert width[1] < 0.3 < width[2] < 10.0
     assert found["leaner_probability"][1:].tolist() == pytest.approx([1.0, 1.0])
     unmeasured = replace(JOB, cluster=replace(JOB.cluster, gpu=replace(JOB.cluster.gpu, id="h100-sxm5-80gb")))
-    wider = against(unmeasured, columns, 0, same)
+    wider = plan_differences(unmeasured, columns, 0, same)
     assert wider["energy_vs_first_percent_high"][2] > found["energy_vs_first_percent_high"][2] + 10.0
 
 
@@ -235,17 +242,17 @@ def test_plans_that_nothing_recorded_supports_differ_by_more_than_those_of_a_mea
     columns = {name: np.repeat(values, 2, axis=0) for name, values in layouts.items()}
     columns |= {"stage_clock_mhz": np.full((2, 1), 1980.0)}
     errors = physics_errors()["difference"]
-    assert recorded(job, columns, 0).tolist() == [errors["unknown"]] * 2
-    assert recorded(job, columns, 0, known=True).tolist() == [errors["known"]] * 2
+    assert physics_difference_half_width(job, columns, 0).tolist() == [errors["unknown"]] * 2
+    assert physics_difference_half_width(job, columns, 0, known=True).tolist() == [errors["known"]] * 2
     assert errors["known"] < errors["unknown"]
 
 
 def test_what_limits_leave_cancels_where_all_gpus_are_off_by_the_same_but_for_what_layouts_are_off_by() -> None:
     moved = np.array([[-0.04, -0.04, -0.04, 0.0], [0.02, 0.02, 0.02, 0.0]])
-    found = of_limits(moved, np.full(4, 0.2), 0, np.array([False, False, True, False]))
+    found = limit_half_widths(moved, np.full(4, 0.2), 0, np.array([False, False, True, False]))
     assert found[0] == pytest.approx([0.0, 0.0, 0.25 * 0.04, 0.04])  # 5 % of power of layouts, of the 20 % of all
     assert found[1] == pytest.approx([0.0, 0.0, 0.25 * 0.02, 0.02])
-    assert of_limits(moved, np.zeros(4), 0, np.full(4, True))[0] == pytest.approx([0.04] * 3 + [0.04])
+    assert limit_half_widths(moved, np.zeros(4), 0, np.full(4, True))[0] == pytest.approx([0.04] * 3 + [0.04])
 
 
 def test_a_plan_under_a_limit_is_in_doubt_by_what_gpus_that_draw_less_would_run_at() -> None:

@@ -14,7 +14,7 @@ from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, power_log_ratio, source_of_job
 from jointopt.surrogate.kernel import FEATURES, Runs
-from jointopt.surrogate.sources import of_kind
+from jointopt.surrogate.sources import sources_of_kind
 
 
 def evidence(count: int, source: str = "lab", static_w: float = 0.0, first: float = 0.0) -> Evidence:
@@ -36,14 +36,14 @@ def test_parts_join_in_order_with_the_largest_static_power() -> None:
 
 
 def test_runs_of_kin_count_for_time_alone() -> None:
-    found = evidence(2, static_w=50.0).beside([evidence(3, "kin", 99.0, first=7.0)])
+    found = evidence(2, static_w=50.0).with_runs_of([evidence(3, "kin", 99.0, first=7.0)])
     assert found.residual.tolist() == [0.0, 1.0, 7.0, 8.0, 9.0]
     assert (found.log_power_ratio.tolist(), found.static_w, found.counts) == ([0.0, 1.0], 50.0, {"lab": 2})
 
 
 @pytest.mark.parametrize("most", [1, 4, 9, 10, 11])
 def test_at_most_so_many_runs_are_drawn_each_once_and_in_their_order(most: int) -> None:
-    found = evidence(10).some(most)
+    found = evidence(10).sample(most)
     assert found.runs is not None
     assert len(found.runs) == len(found.residual) == found.timed.sum() == min(most, 10)
     assert (np.diff(found.residual) > 0).all()
@@ -51,7 +51,7 @@ def test_at_most_so_many_runs_are_drawn_each_once_and_in_their_order(most: int) 
 
 def test_runs_that_a_surrogate_remembers_have_no_rows_to_draw_and_stay_all() -> None:
     remembered = replace(evidence(49), timed=np.zeros(0, bool))
-    assert remembered.some(40) is remembered
+    assert remembered.sample(40) is remembered
 
 
 def test_measured_power_is_a_column_or_energy_over_time_and_gpus_of_runs_that_ended_well(synthetic_runs) -> None:
@@ -89,9 +89,9 @@ def test_on_another_network_each_row_is_priced_anew_and_time_and_power_over_it_m
     found, priced, time_s = of_table(table)
     by = np.zeros(len(CONSTANTS))
     by[CONSTANTS.index("intra_node")] = 1.0
-    again = found.moved(by)
+    again = found.with_constants(by)
     assert again is not None
-    alone = [priced.take(np.array([i])).moved(by).physics for i in range(6)]
+    alone = [priced.take(np.array([i])).with_constants(by).physics for i in range(6)]
     time, power = (np.array([one[name][0] for one in alone]) for name in ("iteration_time_s", "avg_power_w"))
     assert again.priced[0].physics["iteration_time_s"] == pytest.approx(time)
     assert again.residual == pytest.approx(np.log(time_s / time))
@@ -105,7 +105,7 @@ def test_on_another_network_each_row_is_priced_anew_and_time_and_power_over_it_m
 def test_runs_of_two_tables_are_drawn_with_their_own_prices(synthetic_runs) -> None:
     one, other = (of_table(synthetic_runs(rows=6, groups=(size,), seed=size))[0] for size in (256, 512))
     both = Evidence.joined([one, other])
-    few = both.some(7)
+    few = both.sample(7)
     times = np.concatenate([part.physics["iteration_time_s"] for part in few.priced])
     every = np.concatenate([part.physics["iteration_time_s"] for part in both.priced])
     at = [int(np.flatnonzero(both.residual == value)[0]) for value in few.residual]
@@ -117,4 +117,4 @@ def test_sources_of_a_kind_share_gpu_gpus_per_node_and_framework() -> None:
     job = shipped_job("opt-350m-8x4-gh200")
     like = source_of_job(job, "lab")
     others = [replace(like, gpu="a40"), replace(like, gpus_per_node=like.gpus_per_node + 4)]
-    assert of_kind(map(str, [like, *others]), source_of_job(job, "this job"), job) == [like]
+    assert sources_of_kind(map(str, [like, *others]), source_of_job(job, "this job"), job) == [like]

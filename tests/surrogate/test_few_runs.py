@@ -16,11 +16,11 @@ from jointopt.jobs.jobfile import job_from_options, with_changes
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.sensitivities import CONSTANTS, NETWORK, moved, only
+from jointopt.physics.sensitivities import CONSTANTS, NETWORK, one_constant, with_constants
 from jointopt.report.plans import plan_frame
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import price
-from jointopt.surrogate.evidence import _Moved, evidence_by_source
+from jointopt.surrogate.evidence import _ShiftedRuns, evidence_by_source
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
 
@@ -30,7 +30,7 @@ JOB = with_changes(JOB, FUSED)
 SLOW = replace(JOB, cluster=replace(JOB.cluster, inter_node_gbytes_per_s=JOB.cluster.inter_node_gbytes_per_s / 6.0))
 SMALL = job_from_options("pythia-1b", "a100-sxm4-80gb", 8, 64, 2048, dtype="bf16", framework="megatron-lm")
 SMALL = with_changes(SMALL, FUSED)
-SLOW_HOST = moved(SMALL, np.where(np.array(CONSTANTS) == "host", 3.0, 0.0))
+SLOW_HOST = with_constants(SMALL, np.where(np.array(CONSTANTS) == "host", 3.0, 0.0))
 TOP_MHZ = 1410.0
 Runs = Callable[..., pd.DataFrame]
 
@@ -92,13 +92,13 @@ def test_a_few_runs_show_a_network_of_a_sixth_and_move_plans_by_what_they_send(r
 def far(table: pd.DataFrame, constant: str = "inter_node") -> float:
     """How far from what was assumed the runs of a table show a constant, as a logarithm."""
     ((source, evidence),) = evidence_by_source(table, price(table), "few").items()
-    by = Correction(load_surrogate("default"), str(source), True, evidence).by
+    by = Correction(load_surrogate("default"), str(source), True, evidence).shifts
     return float(by[CONSTANTS.index(constant)])
 
 
 @pytest.mark.parametrize("draw", [0, 4, 9])
 def test_three_runs_that_are_slow_in_products_are_not_given_a_slow_network(runs, draw):
-    slow = runs(moved(JOB, np.where(np.array(CONSTANTS) == "compute", 0.3, 0.0)))
+    slow = runs(with_constants(JOB, np.where(np.array(CONSTANTS) == "compute", 0.3, 0.0)))
     assert np.median(slow["iteration_time_s"] / runs()["iteration_time_s"]) > 1.1
     few = np.random.default_rng(draw).choice(len(slow), 3, replace=False)
     assert far(slow.iloc[np.sort(few)].reset_index(drop=True)) == 0.0
@@ -112,8 +112,8 @@ def test_ten_runs_on_a_network_of_a_sixth_show_it(runs):
 def test_between_two_priced_networks_runs_are_nearly_as_priced_there(runs, network):
     table = runs()
     (evidence,) = evidence_by_source(table, price(table), "few").values()
-    by, found = only(NETWORK, network), _Moved(evidence)
-    wanted, known = evidence.moved(by), []
+    by, found = one_constant(NETWORK, network), _ShiftedRuns(evidence)
+    wanted, known = evidence.with_constants(by), []
     assert found.log_evidence(by, lambda there: known.append(there) or 0.0) == 0.0
     np.testing.assert_allclose(known[0].residual, wanted.residual, atol=0.05)
     assert (np.abs(known[0].runs.sensitivity - wanted.runs.sensitivity) < 0.12).mean() > 0.99  # traffic that shows late
@@ -174,7 +174,7 @@ def against_constant(table: pd.DataFrame, count: int, draws: int) -> Floats:
         given, judged = np.split(rng.permutation(len(truth)), [count])
         ((source, evidence),) = evidence_by_source(noisy, priced.take(given), "few").items()
         correction = Correction(load_surrogate("default"), str(source), True, evidence)
-        there = priced.take(judged).moved(correction.by)
+        there = priced.take(judged).with_constants(correction.shifts)
         after = np.log(there.physics["iteration_time_s"]) + correction.log_factor(there.runs)
         constant = log_physics[judged] + np.median((truth - log_physics)[given])
         out.append(np.subtract(*(np.median(np.abs(np.expm1(by - truth[judged]))) for by in (after, constant))))

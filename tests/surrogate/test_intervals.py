@@ -16,21 +16,21 @@ from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.intervals import (
-    APART,
+    ADDED_DOUBTS,
     RESULTS,
     add_intervals,
     bounds_within_limits,
     clock_doubt,
     doubts,
-    narrower,
+    nearest_bounds,
     new_kinds,
     open_doubts,
     outside_of_domain,
     physics_errors,
-    supported,
     with_measured_intervals,
     with_new_interval,
     with_time_interval,
+    without_doubts,
 )
 
 
@@ -309,7 +309,7 @@ def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
     assert new_kinds(alibi, [plain]) == {"form"}
     for one, supports in ((plain, True), (other, False)):
         found = open_doubts(one, columns(), True, new=new_kinds(one, [plain]))
-        assert supported(found).all() == supported(found, APART).all() == supports
+        assert without_doubts(found).all() == without_doubts(found, ADDED_DOUBTS).all() == supports
     assert list(open_doubts(other, columns(), True, new=new_kinds(other, [plain]))) == [
         "link", "attention", "network", "clock",
     ]  # fmt: skip
@@ -333,7 +333,7 @@ def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:
         with_new_interval(one, add_intervals(one, columns()), (np.full(2, low), np.full(2, high)))
         for low, high in ((0.3, 0.3), (0.2, 0.4))
     )
-    both = narrower(wide, skew)
+    both = nearest_bounds(wide, skew)
     assert np.log(times(both)) == pytest.approx([-0.2, 0.3])
     assert (both["energy_j_low"] == skew["energy_j_low"]).all()
     assert (both["energy_j_high"] == wide["energy_j_high"]).all()

@@ -15,13 +15,13 @@ from jointopt.surrogate.kernel import (
     Runs,
     _penalised,
     _tasks,
+    covariance_of_rows,
+    covariance_terms,
     default_kernel,
     learn,
-    scaled_terms,
-    terms,
     variances,
 )
-from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition, condition_alone
+from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _posterior_of_scales, condition, condition_alone
 
 KERNEL = default_kernel(2)
 
@@ -64,7 +64,9 @@ def test_runs_that_a_kernel_without_noise_cannot_be_conditioned_on_are_an_error_
 def test_one_scale_answers_as_two_that_are_the_same():
     rows, y, new = runs(30), np.random.default_rng(1).normal(0.1, 0.05, 30), runs(8, seed=9)
     y[4] = 1.2  # noise that is reweighted
-    one, two = (_under(KERNEL, np.ones((n, 5)), np.full(n, 1.0 / n), rows, y)[1].predict(new) for n in (1, 2))
+    one, two = (
+        _posterior_of_scales(KERNEL, np.ones((n, 5)), np.full(n, 1.0 / n), rows, y)[1].predict(new) for n in (1, 2)
+    )
     np.testing.assert_allclose(one, two, rtol=1e-9)
 
 
@@ -73,8 +75,10 @@ def test_the_sum_of_scaled_terms_is_that_of_the_terms_one_by_one(other: str):
     kernel, mine, seen = default_kernel(8), runs(7, source="o|nemo|h100|8"), runs(5, seed=1, source=other)
     mine, seen = (replace(r, sensitivity=np.random.default_rng(2).normal(size=(len(r), 8))) for r in (mine, seen))
     factors, rows = np.array([0.5, 2.0, 3.0, 0.7]), np.array([1, 4, 6])
-    (summed,) = scaled_terms(kernel, mine, seen, factors[None])(rows)
-    np.testing.assert_allclose(summed, np.tensordot(factors, terms(kernel, mine.take(rows), seen), 1), rtol=1e-9)
+    (summed,) = covariance_of_rows(kernel, mine, seen, factors[None])(rows)
+    np.testing.assert_allclose(
+        summed, np.tensordot(factors, covariance_terms(kernel, mine.take(rows), seen), 1), rtol=1e-9
+    )
 
 
 def test_an_outlier_moves_the_mean_little():
@@ -126,7 +130,7 @@ def test_covariance_is_symmetric_and_positive_semidefinite(n, m, seed, scale):
         {k: np.concatenate([v, second.features[k]]) for k, v in first.features.items()},
         np.concatenate([first.source, second.source]), np.concatenate([first.group, second.group]),
     )  # fmt: skip
-    for prior, variance in zip(terms(kernel, both, both), variances(kernel, both), strict=True):
+    for prior, variance in zip(covariance_terms(kernel, both, both), variances(kernel, both), strict=True):
         np.testing.assert_allclose(prior, prior.T, atol=1e-12)
         assert np.linalg.eigvalsh(prior).min() >= -1e-9 * np.trace(prior)
         np.testing.assert_allclose(np.diag(prior), variance, rtol=1e-9, atol=1e-15)

@@ -22,7 +22,7 @@ from jointopt.search.pareto import is_covered, objectives
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.power import PowerScale, at_limit, drawn_by
+from jointopt.surrogate.power import PowerScale, at_limit, board_power_of
 from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import search_problem
 from jointopt.workflows.predict import predict
@@ -121,7 +121,7 @@ def test_a_cluster_s_limit_holds_as_that_of_its_plans() -> None:
 
 def test_kernels_that_the_limit_holds_draw_it_however_far_off_the_mean_is() -> None:
     physics = CostModel(at_limit(job(), 200.0), layouts())
-    found = drawn_by(physics, PowerScale(1.5, None, 0.0), 200.0)
+    found = board_power_of(physics, PowerScale(1.5, None, 0.0), 200.0)
     held = found.burst_w[-1] > 200.0 / 1.5
     assert held.all()
     np.testing.assert_allclose(found.line[0] * found.burst_w[-1] + found.line[1], 200.0)

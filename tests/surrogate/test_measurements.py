@@ -10,7 +10,7 @@ from jointopt import explain, load_job, propose
 from jointopt.core.errors import TableError
 from jointopt.runs.store import Store
 from jointopt.surrogate import measurements
-from jointopt.surrogate.data_doubts import check_scale, off_scale
+from jointopt.surrogate.data_doubts import check_scale, doubted_sources
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.ingest import ingest
@@ -21,7 +21,7 @@ from jointopt.workflows.predict import predict
 def test_a_source_is_doubted_beyond_five_times_either_way(factor, found):
     log_ratio = np.log([1.0, 1.1, 0.9, factor, factor, factor, np.nan])
     source = np.array(["good"] * 3 + ["odd"] * 3 + ["untimed"])
-    assert list(off_scale(log_ratio, source)) == ["odd"] * found
+    assert list(doubted_sources(log_ratio, source)) == ["odd"] * found
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e-3])

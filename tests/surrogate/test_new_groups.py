@@ -18,10 +18,10 @@ from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.held_out import HeldOut, Scores, judge_new_groups
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, joined_runs
 from jointopt.surrogate.new_sources import NewGroups
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.training import _of_few
+from jointopt.surrogate.training import _new_groups_of_few
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
 
@@ -187,7 +187,7 @@ def test_the_weight_is_kept_with_the_surrogate_and_an_older_one_has_none(tmp_pat
 
 def test_each_source_has_the_weight_that_its_own_groups_chose() -> None:
     other = NewGroups((OTHER,), 0.0, 1.0, JUDGED.errors, 6)
-    some = replace(surrogate(JUDGED, other), support=together([runs("abcd"), runs("abcd", OTHER)]))
+    some = replace(surrogate(JUDGED, other), support=joined_runs([runs("abcd"), runs("abcd", OTHER)]))
     found = {name: some.conditioned(name, True).parts(runs("y", name))[0] for name in (LAB, OTHER)}
     assert {name: part.tolist() for name, part in found.items()} == {LAB: [0.5], OTHER: [0.0]}
     of_kin = some.new_groups_of(LAB.replace("a100", "h100"))
@@ -258,12 +258,12 @@ def test_explain_and_propose_state_that_the_process_counts_in_part(tmp_path: Pat
 
 
 def test_each_source_of_few_runs_is_judged_at_the_width_that_intervals_have() -> None:
-    both = together([runs("abcde"), runs("abcde", OTHER)])
+    both = joined_runs([runs("abcde"), runs("abcde", OTHER)])
     held = [HeldOut(np.full(5, 0.1), np.full(5, mean), np.full(5, 0.02), np.arange(5) + at, 4)
             for mean, at in ((0.1, 0), (0.15, 5))]  # fmt: skip
     scores = [Scores(name, 0.1, {"by_size": one}) for name, one in zip(("lab", "hub"), held, strict=True)]
     nothing = Scores("many runs", 0.1)
     data = SimpleNamespace(known=SimpleNamespace(runs=both))
-    found = _of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
+    found = _new_groups_of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
     assert [(one.sources, one.weight) for one in found] == [((LAB,), 1.0), ((OTHER,), 1.0)]
     assert found[1].wider == pytest.approx(1.25 * 2.015 / 1.645, rel=1e-3)  # 0.05 off at 0.04

@@ -10,14 +10,14 @@ import pytest
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.new_sources import (
-    DOUBT,
-    HOST,
-    MOST,
+    FACTOR_DOUBT,
+    HOST_WORK,
+    MOST_ABOVE,
     NewSource,
     bounds_of_clusters,
     bounds_of_software,
     host_share,
-    stand_in,
+    unfitted_residuals,
 )
 from jointopt.surrogate.surrogate import Surrogate, Widths
 
@@ -44,28 +44,28 @@ def surrogate(widths: Widths = WIDTHS) -> Surrogate:
 
 def test_a_stand_in_is_off_by_what_other_sources_of_its_framework_would_have_fitted() -> None:
     mine, kin = source([0.0, 0.1]), source([0.2, 0.2])
-    nearly = 0.2 / (1.0 + DOUBT)
-    assert stand_in(mine, [kin]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
+    nearly = 0.2 / (1.0 + FACTOR_DOUBT)
+    assert unfitted_residuals(mine, [kin]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
     unrelated = source([0.0], "nanotron", factor=3.0)
-    assert stand_in(mine, [kin, unrelated]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
+    assert unfitted_residuals(mine, [kin, unrelated]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
 
 
 def test_a_framework_of_one_source_stands_in_with_the_products_and_the_network_of_all_others() -> None:
     mine = replace(source([0.0], factor=1.5), log_efficiency=np.log([0.5]))
     others = [source([0.0], "nanotron", factor=factor) for factor in (1.0, 1.21)]
-    assert stand_in(mine, others) == pytest.approx([np.log(1.5 / 1.1) - 0.1 * np.log(0.5)])
+    assert unfitted_residuals(mine, others) == pytest.approx([np.log(1.5 / 1.1) - 0.1 * np.log(0.5)])
 
 
 def test_a_source_alone_or_without_a_profile_has_no_other_to_stand_in_for_it() -> None:
-    assert stand_in(source([0.3]), []).tolist() == [0.3]
-    assert stand_in(source([0.3], framework=""), [source([0.1])]).tolist() == []
+    assert unfitted_residuals(source([0.3]), []).tolist() == [0.3]
+    assert unfitted_residuals(source([0.3], framework=""), [source([0.1])]).tolist() == []
     assert bounds_of_clusters([source([0.3], framework="")]) is None
     assert bounds_of_software([]) is None
 
 
 def test_sources_that_hardly_depend_on_products_are_weak_evidence_of_them() -> None:
     mine, kin = source([0.0]), replace(source([0.1]), compute=np.array([0.1]))
-    assert -0.3 < stand_in(mine, [kin])[0] < 0.0
+    assert -0.3 < unfitted_residuals(mine, [kin])[0] < 0.0
 
 
 def test_a_new_cluster_is_as_far_off_as_one_recorded_source_is_from_another() -> None:
@@ -103,7 +103,7 @@ def test_what_short_micro_batches_explain_does_not_widen_the_bounds_of_long_ones
     )
 
 
-@pytest.mark.parametrize(("fitted", "upper"), [(True, 0.3), (False, 0.5 + np.log1p(HOST * 0.2))])
+@pytest.mark.parametrize(("fitted", "upper"), [(True, 0.3), (False, 0.5 + np.log1p(HOST_WORK * 0.2))])
 def test_short_micro_batches_widen_the_upper_end_under_unknown_software_alone(fitted: bool, upper: float) -> None:
     found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", fitted).bounds_of_new(short(0.2))
     assert found is not None
@@ -115,7 +115,7 @@ def test_short_micro_batches_widen_the_upper_end_under_unknown_software_alone(fi
 def test_an_upper_end_is_an_order_of_magnitude_above_at_most() -> None:
     found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", False).bounds_of_new(short(1e6))
     assert found is not None
-    assert found[1].tolist() == [MOST, MOST]
+    assert found[1].tolist() == [MOST_ABOVE, MOST_ABOVE]
     assert host_share(short(-1.0)).tolist() == [0.0, 0.0]
 
 

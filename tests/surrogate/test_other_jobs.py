@@ -11,9 +11,9 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.kernel import Runs
-from jointopt.surrogate.own_cluster import Measured
+from jointopt.surrogate.own_cluster import SourceRuns
 from jointopt.surrogate.surrogate import Surrogate
-from jointopt.surrogate.tune_model import OtherJobs, of_other_jobs, with_own_rows
+from jointopt.surrogate.tune_model import OtherJobs, learn_other_jobs, residual_by_own_runs
 from tests.surrogate.test_own_cluster import KERNEL, noise, runs, steps, timed
 
 
@@ -21,7 +21,7 @@ def learned(plans: Runs, known: Runs, residual: Floats, log_power: float = np.na
     """What runs teach whose power is off by one factor (NaN: not measured), a fifth of it drawn whatever runs."""
     power, share = np.full(len(known), log_power), np.full(len(known), 0.2)
     shared = Surrogate(KERNEL, None, (), known.take(np.empty(0, np.int64)), np.empty(0))
-    return of_other_jobs(Source.parse(plans.source[0]), Measured(known, residual, power, share, 60.0), shared)
+    return learn_other_jobs(Source.parse(plans.source[0]), SourceRuns(known, residual, power, share, 60.0), shared)
 
 
 def predicted(found: OtherJobs, plans: Runs) -> Correction:
@@ -83,7 +83,7 @@ def test_runs_of_a_job_that_is_off_by_more_than_all_others_teach_the_plans_that_
     plans, known = wide(runs(60, seed=7)), runs(others)
     truth = steps(plans) + 0.3
     index = np.arange(0, 60, 5)
-    found = with_own_rows(plans, index, truth[index], timed(known, steps(known) + noise(others)), KERNEL)
+    found = residual_by_own_runs(plans, index, truth[index], timed(known, steps(known) + noise(others)), KERNEL)
     left = np.setdiff1d(np.arange(60), index)
     assert abs(np.median(found[left] - truth[left])) < 0.15  # 0.3 by the other jobs alone
 
@@ -92,7 +92,7 @@ def test_at_a_plan_that_ran_the_answer_is_that_of_all_other_runs() -> None:
     plans, known = runs(30, seed=7), timed(runs(20), steps(runs(20)))
     index, residual = np.arange(8), steps(plans)[:8]
     moved = residual + np.array([0.5, *np.zeros(7)])
-    before, after = (with_own_rows(plans, index, seen, known, KERNEL) for seen in (residual, moved))
+    before, after = (residual_by_own_runs(plans, index, seen, known, KERNEL) for seen in (residual, moved))
     assert after[0] == before[0]
     assert (np.abs(after - before)[8:] > 1e-6).all()
-    assert len(with_own_rows(plans, index, residual, None, KERNEL)) == 30
+    assert len(residual_by_own_runs(plans, index, residual, None, KERNEL)) == 30

@@ -18,13 +18,13 @@ from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
-from jointopt.surrogate.own_cluster import Measured, OwnRuns, best_part, best_process, learn_own
+from jointopt.surrogate.own_cluster import OwnRuns, SourceRuns, best_process, best_process_weight, learn_own
 from jointopt.surrogate.own_mix import (
     Mix,
     at_rest_w,
     best_mix,
     count_distinct,
-    crossed_trees,
+    cross_fitted_trees,
     folds_by_layout,
     folds_by_model,
     held_half_width,
@@ -61,9 +61,9 @@ def steps(some: Runs) -> Floats:
     return 0.2 + 0.15 * (f["log2_tp"] >= 3) - 0.2 * ((f["log2_pp"] >= 2) & (f["log2_vpp"] < 1))
 
 
-def timed(some: Runs, residual: Floats, log_power: Floats | None = None) -> Measured:
+def timed(some: Runs, residual: Floats, log_power: Floats | None = None) -> SourceRuns:
     blank = np.full(len(some), np.nan)
-    return Measured(some, residual, blank if log_power is None else log_power, np.full(len(some), 0.25), STATIC_W)
+    return SourceRuns(some, residual, blank if log_power is None else log_power, np.full(len(some), 0.25), STATIC_W)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def chosen(
     trees = np.full(40, np.log(of_trees)), np.zeros(40)  # those on what is left are of no use
     truth, fold = np.full(40, np.log(1.1)), np.arange(40) % 4
     own = OwnRuns(SOURCE, held_out=held_out)
-    return best_part(own, trees, (), process, np.full(40, deviation), truth, fold)[:2]
+    return best_process_weight(own, trees, (), process, np.full(40, deviation), truth, fold)[:2]
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,10 @@ def test_trees_of_power_are_evaluated_once_per_clock_for_all_jobs_of_a_source() 
     surrogate = Surrogate(default_kernel(len(CONSTANTS)), None, (), known, noise(9), own=(own,))
     correction, rng = Correction(surrogate, SOURCE, True), np.random.default_rng(0)
     watts = [np.sort(rng.uniform(200.0, 650.0, (5, len(part))), axis=0) for part in parts]
-    together = correction.moves(parts, watts)
+    together = correction.plan_corrections(parts, watts)
     assert trees.calls == len(own.power_clocks)
     for part, values, move in zip(parts, watts, together, strict=True):
-        alone = correction.moves([part], [values])[0].power
+        alone = correction.plan_corrections([part], [values])[0].power
         np.testing.assert_array_equal(move.power.over(values), alone.over(values))
 
 
@@ -306,7 +306,7 @@ def test_what_only_the_process_knows_leaves_the_trees_its_rest() -> None:
     fold, _ = folds_by_model(some)
     names = tuple(sorted(some.features))
     truth = known + steps(some)
-    trees = [crossed_trees(some, truth, known, fold, names, beyond) for beyond in (False, True)]
+    trees = [cross_fitted_trees(some, truth, known, fold, names, beyond) for beyond in (False, True)]
     mix, answer, _ = best_mix(known, trees, truth, fold, names)
     assert (mix.beyond, mix.weight) == (True, 1.0)
     assert np.abs(answer - known - steps(some)).mean() < 0.5 * np.abs(steps(some)).mean()
@@ -326,7 +326,7 @@ def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
 ) -> None:
     off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
     monkeypatch.setattr(own_cluster, "learn_alone", lambda *_: KERNEL)
-    monkeypatch.setattr(own_cluster, "crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
+    monkeypatch.setattr(own_cluster, "cross_fitted_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
     found, mean, _, errors = best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
     assert (found.kernel is not None, mean is off[kept]) == (kept, True)
     assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))
@@ -377,7 +377,7 @@ def test_a_kernel_is_learned_anew_without_each_fold_up_to_400_runs(
     some, learned_on = runs(count), []
     monkeypatch.setattr(own_cluster, "learn_alone", lambda runs, *rest: learned_on.append(len(runs)) or KERNEL)
     fold = np.arange(count) % 2
-    own_cluster.crossed_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
+    own_cluster.cross_fitted_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
     assert len(learned_on) == again
     assert sum(learned_on) == (count if again else 0)
 
@@ -386,7 +386,7 @@ def test_power_that_is_a_line_in_that_of_the_physics_is_learned_as_one() -> None
     some = runs(60)
     physics_w = np.random.default_rng(3).uniform(200.0, 600.0, 60)
     watts = 1.1 * STATIC_W + 0.8 * (physics_w - STATIC_W)
-    measured = Measured(some, noise(60), np.log(watts / physics_w) + noise(60, 4), STATIC_W / physics_w, STATIC_W)
+    measured = SourceRuns(some, noise(60), np.log(watts / physics_w) + noise(60, 4), STATIC_W / physics_w, STATIC_W)
     own, errors = own_cluster.learn_targets(OwnRuns(SOURCE), measured, 0)
     assert own.power.over(physics_w) * physics_w == pytest.approx(watts, rel=0.03)
     assert errors["power physics"] == pytest.approx(np.median(1.0 - watts / physics_w), abs=0.03)

@@ -17,16 +17,16 @@ from jointopt.surrogate.kernel import (
     Runs,
     _penalised,
     _task,
+    covariance_terms,
     default_kernel,
     learn_alone,
-    terms,
-    unlikelihood,
+    negative_log_likelihood,
     variances,
 )
 from jointopt.surrogate.posterior import condition_alone
 
 SHARED = default_kernel(2)
-KERNEL = replace(Kernel.own(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
+KERNEL = replace(Kernel.of_one_source(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
 
 
 def drawn(count: int, seed: int = 0) -> Runs:
@@ -47,7 +47,7 @@ def test_constants_vary_with_the_shape_and_the_smooth_function_follows_shares_an
     away = 0.5 * (1 / 2) ** 2
     varying = (0.09 * 1.0 + 0.16 * 2.0 * 2.3) * np.exp(-away)
     smooth = 0.25 * np.exp(-away - 0.5 * (0.3 / 0.3) ** 2 - 0.5 * (0.3 / 0.3) ** 2)
-    assert terms(KERNEL, some, some)[3, 0, 1] == pytest.approx(varying + smooth)
+    assert covariance_terms(KERNEL, some, some)[3, 0, 1] == pytest.approx(varying + smooth)
 
 
 @pytest.mark.parametrize("name", OF_MODELS)
@@ -60,9 +60,9 @@ def test_what_only_distinguishes_models_is_no_input(name: str) -> None:
 
 def test_variances_are_the_diagonal_and_differences_what_two_runs_do_not_share() -> None:
     a, b = drawn(6), drawn(6, 1)
-    for prior, variance in zip(terms(KERNEL, a, a), variances(KERNEL, a), strict=True):
+    for prior, variance in zip(covariance_terms(KERNEL, a, a), variances(KERNEL, a), strict=True):
         np.testing.assert_allclose(np.diagonal(prior), variance)
-    shared = np.diagonal(terms(KERNEL, a, b), axis1=1, axis2=2)
+    shared = np.diagonal(covariance_terms(KERNEL, a, b), axis1=1, axis2=2)
     expected = variances(KERNEL, a) + variances(KERNEL, b) - 2.0 * shared
     np.testing.assert_allclose(variances(KERNEL, a, b), expected, atol=1e-12)
     one = variances(KERNEL, a, b.take(np.zeros(1, np.int64)))
@@ -78,7 +78,7 @@ def test_logarithms_are_those_of_every_hyperparameter() -> None:
 
 def test_the_gradient_of_learning_is_that_of_what_it_minimises() -> None:
     rng, some = np.random.default_rng(0), drawn(14)
-    centre = Kernel.own(SHARED)
+    centre = Kernel.of_one_source(SHARED)
     given = [[_task(some, 0.2 * rng.standard_normal(14), 1.0, centre)]], centre
     middle = np.append(centre.pack(), np.log(0.03))
     logs = middle + 0.1 * rng.standard_normal(len(middle))
@@ -103,9 +103,9 @@ def test_sums_over_runs_are_those_of_their_covariance(
 
 def test_residuals_have_the_likelihood_of_their_covariance() -> None:
     some, y = drawn(3), np.array([0.1, -0.2, 0.3])
-    covariance = terms(KERNEL, some, some).sum(axis=0) + KERNEL.noise**2 * np.eye(3)
+    covariance = covariance_terms(KERNEL, some, some).sum(axis=0) + KERNEL.noise**2 * np.eye(3)
     expected = 0.5 * y @ np.linalg.solve(covariance, y) + 0.5 * np.linalg.slogdet(covariance)[1]
-    assert unlikelihood(KERNEL, _task(some, y, 1.0, KERNEL))[0] == pytest.approx(expected)
+    assert negative_log_likelihood(KERNEL, _task(some, y, 1.0, KERNEL))[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("far", [-4.0, 4.0])

@@ -20,7 +20,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.bounds import idle_power_w
-from jointopt.physics.cost_model import CostModel, by_physics_alone
+from jointopt.physics.cost_model import CostModel, unscaled_heat
 from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import heat_log_ratios
@@ -29,8 +29,8 @@ from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.intervals import with_measured_intervals
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.own_cluster import Measured, OwnRuns
-from jointopt.surrogate.own_mix import Mix, OwnTarget, at_rest_w, limit_cut, limit_overshoot
+from jointopt.surrogate.own_cluster import OwnRuns, SourceRuns
+from jointopt.surrogate.own_mix import Mix, OwnTarget, at_rest_w, limit_overshoot, peak_cut
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import training_set
@@ -233,7 +233,7 @@ def own_of_steps() -> OwnRuns:
     rare = np.where(np.arange(120) < 40, np.log(0.9), np.nan)
     blank = np.full(120, np.nan)
     heat = {PEAK: (peaks, values), RISE: (rare, values / 10.0)}
-    measured = Measured(some, noise(120), blank, np.full(120, 0.25), STATIC_W, heat)
+    measured = SourceRuns(some, noise(120), blank, np.full(120, 0.25), STATIC_W, heat)
     return own_cluster.learn_own("lab|megatron-lm|h100-sxm5-80gb|8", measured, KERNEL)[0]
 
 
@@ -354,7 +354,7 @@ def test_peaks_of_the_physics_alone_know_nothing_of_what_was_learned() -> None:
     parsed = parse_plan(PLAN, job())
     index = np.zeros(1, np.int64)
     physics = JobModel(job(), learned(peak_power_w=PowerScale(1.3, 0.03))).cost_model(parsed.layouts)
-    alone = by_physics_alone(physics, index, parsed.stage_clock_mhz)["peak_power_w"]
+    alone = unscaled_heat(physics, index, parsed.stage_clock_mhz)["peak_power_w"]
     assert alone == pytest.approx(heat_of(None)["peak_power_w"])
     assert physics.heat(index, parsed.stage_clock_mhz)["peak_power_w"] == pytest.approx(1.3 * alone)
 
@@ -393,10 +393,10 @@ def test_predictions_of_an_earlier_surrogate_go_where_the_next_one_has_none(synt
 def test_a_run_left_out_is_cut_by_what_the_others_show_of_the_limit() -> None:
     fold = np.arange(12) % 2
     peak_w, values, limits_w = np.where(fold == 0, 520.0, 550.0), np.full(12, 400.0), np.full(12, 500.0)
-    overshoot, most = limit_cut(fold, np.log(peak_w / values), values, limits_w)
+    overshoot, most = peak_cut(fold, np.log(peak_w / values), values, limits_w)
     assert overshoot == pytest.approx(1.1)
     assert np.exp(most) == pytest.approx(np.where(fold == 0, 1.1, 1.04) * 500.0 / 400.0)
-    assert limit_cut(fold, np.log(peak_w / values), values, None) == (None, np.inf)
+    assert peak_cut(fold, np.log(peak_w / values), values, None) == (None, np.inf)
 
 
 def judged(*, limited: bool) -> tuple[OwnTarget, float]:
@@ -404,7 +404,7 @@ def judged(*, limited: bool) -> tuple[OwnTarget, float]:
     values, of_run = np.linspace(200.0, 600.0, 120), np.where(np.arange(120) % 3 == 0, 300.0, 500.0)
     log_ratio = np.log(np.minimum(1.3 * values, 1.04 * of_run) / values)
     blank = np.full(120, np.nan)
-    some = Measured(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
+    some = SourceRuns(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
     target, errors, _ = own_cluster.learn_target("peak power", some, log_ratio, values, 0)
     return target, errors["peak power"]
 

@@ -12,13 +12,23 @@ from jointopt.surrogate.kernel import (
     Runs,
     _penalised,
     _tasks,
+    covariance_terms,
     default_kernel,
     kinship,
-    terms,
-    unlikelihood,
+    negative_log_likelihood,
     variances,
 )
-from jointopt.surrogate.posterior import LARGE, SCALES, SHARES, Posterior, _pieces, _squared, _under, condition, root_of
+from jointopt.surrogate.posterior import (
+    LARGE,
+    SCALES,
+    SHARES,
+    Posterior,
+    _pieces,
+    _posterior_of_scales,
+    _quadratic_forms,
+    condition,
+    root_of,
+)
 
 KERNEL = replace(default_kernel(2), constants=(0.1, 0.2), source=0.3, shape=0.5, noise=0.03)
 SMOOTH = 0.25 * np.exp(-0.5 * ((1 / 2) ** 2 + (0.3 / 0.3) ** 2))  # lengths 2 of log2_tp and 0.3 of a share
@@ -35,7 +45,7 @@ TWO = runs([[1.0, 2.0], [3.0, -1.0]], [0.0, 1.0], [0.2, 0.5])
 
 def test_two_runs_of_a_source_share_constants_scale_and_a_smooth_function() -> None:
     # 0.01·1·3 - 0.04·2·1 for the constants, none of which is the network's
-    assert terms(KERNEL, TWO, TWO)[:, 0, 1] == pytest.approx([0.09, 0.0, 0.03 - 0.08, SMOOTH])
+    assert covariance_terms(KERNEL, TWO, TWO)[:, 0, 1] == pytest.approx([0.09, 0.0, 0.03 - 0.08, SMOOTH])
     assert variances(KERNEL, TWO)[:, 0] == pytest.approx([0.09, 0.0, 0.01 + 0.16, 0.25])
     assert variances(KERNEL, TWO)[:, 1] == pytest.approx([0.09, 0.0, 0.09 + 0.04, 0.25])
 
@@ -94,7 +104,9 @@ def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> Non
     kernel = replace(KERNEL, constants=(0.1 / 0.6, 0.2 / 0.6), shape=0.5 / 0.8, noise=0.3 / 0.8)
     over, total, weight = reweighted(0.09 + 0.17 + 0.25, used, 0.09)
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
-    mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
+    mean, deviation = _posterior_of_scales(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(
+        second
+    )
     assert mean[0] == pytest.approx(cross * over)
     assert deviation[0] == pytest.approx(
         np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 2.5 * 0.09 * min(weight, 20.0))
@@ -122,7 +134,7 @@ def tasks_of(y: float = 0.2, n: int = 1):
 
 def test_a_source_of_one_run_has_the_likelihood_of_a_normal() -> None:
     # y²/2K + log(K)/2, without the constant
-    value, _ = unlikelihood(replace(KERNEL, noise=0.1), tasks_of()[0])
+    value, _ = negative_log_likelihood(replace(KERNEL, noise=0.1), tasks_of()[0])
     assert value == pytest.approx(0.5 * 0.04 / 0.52 + 0.5 * np.log(0.52))
 
 
@@ -147,7 +159,7 @@ def test_learning_weighs_a_prior_on_logarithms_and_on_the_noise_of_each_source()
     logs[2] += 0.5
     kernel = replace(KERNEL, source=0.3 * np.exp(0.5), noise=0.06)
     tasks = tasks_of()
-    own = sum(task.weight * unlikelihood(kernel, task)[0] for task in tasks)
+    own = sum(task.weight * negative_log_likelihood(kernel, task)[0] for task in tasks)
     value, _ = _penalised(logs, [tasks], KERNEL)
     assert value == pytest.approx(0.125 + 0.5 * (np.log(2) / 0.7) ** 2 + own)
 
@@ -179,9 +191,9 @@ def test_a_difference_is_as_unsure_as_both_runs_are_less_what_they_share_at_ever
     mean, variance = np.zeros((2, len(known.share), 5))
     for i, squares in enumerate(known.squares):
         cross, cross_other = (
-            np.tensordot(squares[:4], terms(known.kernel, one, known.runs), 1) for one in (new, other)
+            np.tensordot(squares[:4], covariance_terms(known.kernel, one, known.runs), 1) for one in (new, other)
         )
-        shared = np.diagonal(np.tensordot(squares[:4], terms(known.kernel, new, other), 1))
+        shared = np.diagonal(np.tensordot(squares[:4], covariance_terms(known.kernel, new, other), 1))
         before = squares[:4] @ (variances(known.kernel, new) + variances(known.kernel, other)) - 2 * shared
         apart = cross - cross_other
         mean[i] = apart @ known.weights[i]
@@ -204,4 +216,4 @@ def test_squares_by_blocks_are_those_of_the_whole_matrix(count: int) -> None:
     half, rows = rng.standard_normal((2, count, count)), rng.standard_normal((2, 5, count))
     inverse = half @ half.transpose(0, 2, 1) + np.eye(count)
     expected = [[row @ one @ row for row in some] for one, some in zip(inverse, rows, strict=True)]
-    np.testing.assert_allclose(_squared(rows, inverse, root_of(inverse)), expected, rtol=1e-5)
+    np.testing.assert_allclose(_quadratic_forms(rows, inverse, root_of(inverse)), expected, rtol=1e-5)

@@ -14,7 +14,16 @@ from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power import power_scale
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import fit_trees
-from jointopt.surrogate.tune_model import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
+from jointopt.surrogate.tune_model import (
+    INFORMED,
+    OF_POWER,
+    ROUGH,
+    Spread,
+    estimate_plans,
+    leave_one_out,
+    mean_loss,
+    plan_features,
+)
 from tests.bench.memory_margin import loss
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1)
@@ -52,7 +61,7 @@ def noise_of(kernel: float, residual: float, usual: float) -> tuple[float, float
 
 @pytest.mark.parametrize("residual", [0.1, 0.8])
 def test_one_run_moves_all_plans_by_the_common_factor(residual: float) -> None:
-    found = adapted(np.zeros((2, 3)), np.array([1.0, 2.0]), np.array([0]), np.array([1.0 + residual]))
+    found = estimate_plans(np.zeros((2, 3)), np.array([1.0, 2.0]), np.array([0]), np.array([1.0 + residual]))
     run, plan = noise_of(0.04, residual, 0.0049)
     assert found.mean == pytest.approx(np.array([1.0, 2.0]) + 0.04 / (0.04 + run) * residual)
     assert found.deviation == pytest.approx(np.sqrt([0.04 * run / (0.04 + run) + plan] * 2))
@@ -61,7 +70,7 @@ def test_one_run_moves_all_plans_by_the_common_factor(residual: float) -> None:
 def test_a_doubling_away_a_run_counts_less_by_the_trend() -> None:
     # covariance of plans at 1 and -1 doublings: shared² - trend²
     spread = Spread(shared=0.3, trend=0.2, noise=0.1)
-    found = adapted(np.array([[1.0], [-1.0]]), np.zeros(2), np.array([0]), np.array([0.2]), spread)
+    found = estimate_plans(np.array([[1.0], [-1.0]]), np.zeros(2), np.array([0]), np.array([0.2]), spread)
     run, plan = noise_of(0.13, 0.2, 0.01)
     assert found.mean == pytest.approx([0.13 / (0.13 + run) * 0.2, 0.05 / (0.13 + run) * 0.2])
     assert found.deviation[1] == pytest.approx(np.sqrt(0.13 - 0.05**2 / (0.13 + run) + plan))
@@ -69,7 +78,7 @@ def test_a_doubling_away_a_run_counts_less_by_the_trend() -> None:
 
 
 def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
-    found = adapted(np.array([[2.0], [-2.0]]), np.zeros(2), NONE, np.empty(0), Spread(0.3, 0.2, 0.1))
+    found = estimate_plans(np.array([[2.0], [-2.0]]), np.zeros(2), NONE, np.empty(0), Spread(0.3, 0.2, 0.1))
     assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + 0.01] * 2))
     assert Spread() == Spread(0.2, 0.03, 0.07)
     assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05), Spread(0.15, 0.03, 0.05)) == (ROUGH, INFORMED, OF_POWER)
@@ -82,7 +91,7 @@ def test_a_run_left_out_has_the_density_that_the_other_leaves() -> None:
         gain = 0.09 / (0.09 + run)
         width = np.sqrt(0.09 - 0.09 * gain + plan)
         losses.append(np.log(width) - t.logpdf((one - gain * other) / width, 3))
-    found = left_out(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
+    found = leave_one_out(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
     assert mean_loss(*found) == pytest.approx(np.mean(losses))
 
 

@@ -13,9 +13,15 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.evidence import Evidence, source_of_job
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.sources import answering, as_one, at_hand, of_kind, remembered
+from jointopt.surrogate.sources import (
+    evidence_as_source,
+    merged_name,
+    remembered_runs,
+    sources_of_kind,
+    surrogate_for_job,
+)
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.workflows.predict import predict
 from tests.surrogate.test_job_model import measured_runs
@@ -37,40 +43,40 @@ def of(source: Source, count: int = 3) -> Runs:
 
 def few(*parts: Runs) -> Surrogate:
     """Remembers these runs, of no source many."""
-    every = together(parts)
+    every = joined_runs(parts)
     return Surrogate(KERNEL, None, (), every, np.zeros(len(every)))
 
 
 def test_sources_that_are_one_take_their_kin_along_and_leave_others() -> None:
     keys = ["lab|a|g|8", "hub|a|g|8", "lab|a|h|8", "hub|b|g|8", "else|a|g|8"]
     sources = [*map(Source.parse, keys)]
-    name = as_one(sources[:2], Source.parse("this job|a|g|8"))
+    name = merged_name(sources[:2], Source.parse("this job|a|g|8"))
     assert [str(name(one)) for one in sources] == [*["this job|a|g|8"] * 2, "this job|a|h|8", "this job|b|g|8", keys[4]]
 
 
 def test_software_without_a_profile_is_that_of_the_job_on_every_gpu() -> None:
-    name = as_one([Source("lab", "mine", "g", 8)], Source("this job", "", "g", 8))
+    name = merged_name([Source("lab", "mine", "g", 8)], Source("this job", "", "g", 8))
     assert name(Source("lab", "mine", "h", 8)) == Source("this job", "", "h", 8)
 
 
 def test_a_source_is_known_by_its_name_else_by_software_and_machines_else_by_the_kind_of_the_job(job: Job) -> None:
     lab, hub = str(LAB), str(HUB)
     assert source_of_job(job, "this job") == HERE
-    assert of_kind([lab, hub], HUB, job) == [HUB]
-    assert of_kind([lab, hub, str(ON_H100)], HERE, job) == [LAB, HUB]
-    assert of_kind([lab.replace(PROFILE, "nemo")], HERE, job) == []
+    assert sources_of_kind([lab, hub], HUB, job) == [HUB]
+    assert sources_of_kind([lab, hub, str(ON_H100)], HERE, job) == [LAB, HUB]
+    assert sources_of_kind([lab.replace(PROFILE, "nemo")], HERE, job) == []
 
 
 def test_many_runs_of_the_kind_stand_for_a_source_of_another_name(job: Job) -> None:
     some = replace(few(of(LAB)), own=(OwnRuns(str(LAB)),))
-    assert answering(some, HERE, job, measured=True) == (some, LAB)
+    assert surrogate_for_job(some, HERE, job, measured=True) == (some, LAB)
 
 
 def test_few_runs_of_the_kind_and_their_kin_stand_for_the_job_by_its_source(job: Job) -> None:
     lab, kin, hub = of(LAB, 3), of(ON_H100, 2), of(HUB, 1)
-    found, source = answering(few(lab, kin, hub), HERE, job, measured=False)
+    found, source = surrogate_for_job(few(lab, kin, hub), HERE, job, measured=False)
     assert source == HERE
-    own, near = remembered(found, source)
+    own, near = remembered_runs(found, source)
     assert (own.tolist(), near.tolist()) == ([0, 1, 2, 5], [3, 4])
     known = found.conditioned(str(source), True).known
     assert len(known) == 6
@@ -79,33 +85,33 @@ def test_few_runs_of_the_kind_and_their_kin_stand_for_the_job_by_its_source(job:
 def test_runs_on_another_gpu_are_kin_to_the_job_by_whatever_name_its_source_has(job: Job) -> None:
     kin = few(of(ON_H100, 2))
     for name in (HERE, LAB, ELSE):
-        found, source = answering(kin, name, job, measured=False)
+        found, source = surrogate_for_job(kin, name, job, measured=False)
         assert source == name  # the name by which `JobModel` asks for its correction
-        assert [part.tolist() for part in remembered(found, source)] == [[], [0, 1]]
+        assert [part.tolist() for part in remembered_runs(found, source)] == [[], [0, 1]]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_cluster_of_another_name_is_a_new_one_to_a_surrogate_of_several(job: Job, count: int) -> None:
     learned = few(*[of(LAB), of(HUB)][:count])
-    found, source = answering(learned, ELSE, job, measured=False)
+    found, source = surrogate_for_job(learned, ELSE, job, measured=False)
     assert source == ELSE
-    assert len(remembered(found, source)[0]) == (3 if count == 1 else 0)
+    assert len(remembered_runs(found, source)[0]) == (3 if count == 1 else 0)
 
 
 def test_runs_priced_as_another_recipe_class_are_left_out_of_those_that_stand_for_the_job(job: Job) -> None:
     lab, hub = of(LAB, 3), of(HUB, 1)
     some = replace(few(lab, hub), card={"recipe_classes": {str(LAB): "vendor"}})
-    found, source = answering(some, HERE, job, measured=False)
-    assert [part.tolist() for part in remembered(found, source)] == [[0, 1, 2], []]
+    found, source = surrogate_for_job(some, HERE, job, measured=False)
+    assert [part.tolist() for part in remembered_runs(found, source)] == [[0, 1, 2], []]
     assert found.class_of(str(source)) == "vendor"
 
 
 def test_measured_runs_displace_few_remembered_ones(job: Job) -> None:
     some = few(of(LAB))
-    found, source = answering(some, LAB, job, measured=True)
+    found, source = surrogate_for_job(some, LAB, job, measured=True)
     assert (found, source) == (some, HERE)
-    given = Evidence(together([of(LAB), of(replace(LAB, gpu="a100-sxm4-80gb"), 2)]), np.zeros(5))
-    moved = at_hand(given, LAB, source)
+    given = Evidence(joined_runs([of(LAB), of(replace(LAB, gpu="a100-sxm4-80gb"), 2)]), np.zeros(5))
+    moved = evidence_as_source(given, LAB, source)
     assert moved.runs is not None
     assert not np.isin(moved.runs.source, some.support.source).any()
     assert len(found.conditioned(str(source), True, moved.known).known) == 5

@@ -18,7 +18,7 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import load, save, write_card
-from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, joined_runs
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import fit_trees
 
@@ -160,7 +160,7 @@ def test_runs_of_dense_models_are_not_known_runs_of_experts(surrogate: Surrogate
 def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:
     first, second = runs(2), runs(3, source=B)
     second.features["extra"] = np.ones(3)
-    both = together([first, second])
+    both = joined_runs([first, second])
     assert len(both) == 5
     np.testing.assert_array_equal(both.features["extra"], [0, 0, 1, 1, 1])
     assert both.source.tolist() == [A, A, B, B, B]

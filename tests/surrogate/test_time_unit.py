@@ -8,7 +8,7 @@ import pytest
 
 from jointopt import explain, load_job
 from jointopt.runs.store import Store
-from jointopt.surrogate.data_doubts import as_wide_as_doubt, impossible, set_apart, span_of_doubt
+from jointopt.surrogate.data_doubts import impossible_outliers, span_of_doubt, unit_outliers, widen_to_doubt
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.ingest import ingest
@@ -27,18 +27,18 @@ def with_times(table: pd.DataFrame, factor: float) -> pd.DataFrame:
     ([1.0, 3.0, 7.0, 20.0], None), ([20.0, 25.0, 30.0, 18.0], None), ([4.0, 19.0, 4.0, np.nan], None),
 ])  # fmt: skip
 def test_runs_are_set_apart_by_a_gap_of_five_times_beyond_five_times_the_physics(ratios, apart):
-    found = set_apart(np.log(ratios), np.full(4, "mine"))
+    found = unit_outliers(np.log(ratios), np.full(4, "mine"))
     assert found == {} if apart is None else found["mine"].tolist() == apart.tolist()
 
 
 def test_runs_are_compared_with_those_of_their_own_source_alone():
-    assert set_apart(np.log([1.0, 1.1, 30.0, 31.0]), np.array(["a", "a", "b", "b"])) == {}
+    assert unit_outliers(np.log([1.0, 1.1, 30.0, 31.0]), np.array(["a", "a", "b", "b"])) == {}
 
 
 @pytest.mark.parametrize(("factor", "odd"), [(49.0, 0), (51.0, 2), (1 / 51, 2)])
 def test_times_are_impossible_where_they_are_set_apart_beyond_fifty_times(factor, odd):
     log_ratio = np.log([1.0, factor, 1.0, factor])
-    assert impossible(log_ratio, set_apart(log_ratio, np.full(4, ""))).sum() == odd
+    assert impossible_outliers(log_ratio, unit_outliers(log_ratio, np.full(4, ""))).sum() == odd
 
 
 @pytest.mark.parametrize(("ratios", "span"), [
@@ -51,10 +51,10 @@ def test_the_span_of_doubt_holds_the_physics_and_the_measured_times(ratios, span
 
 def test_intervals_reach_as_far_beyond_both_ends_of_the_doubt_as_they_did_beyond_the_prediction():
     columns = {"iteration_time_s_low": np.array([7.2]), "iteration_time_s_high": np.array([8.8])}
-    found = as_wide_as_doubt(columns, np.log([8.0]), (0.0, np.log(10.0)))  # 8 s, the physics 1 s, runs of up to 10
+    found = widen_to_doubt(columns, np.log([8.0]), (0.0, np.log(10.0)))  # 8 s, the physics 1 s, runs of up to 10
     assert found["iteration_time_s_low"] == pytest.approx(0.9)
     assert found["iteration_time_s_high"] == pytest.approx(11.0)
-    assert as_wide_as_doubt(columns, np.log([8.0]), None) is columns
+    assert widen_to_doubt(columns, np.log([8.0]), None) is columns
 
 
 def test_evaluate_says_that_times_look_like_milliseconds(synthetic_runs, caplog):

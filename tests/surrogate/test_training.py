@@ -16,18 +16,26 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate import training
 from jointopt.surrogate import training as own_training
-from jointopt.surrogate.held_out import LEFT_OUT, HeldOut, Scores, calibrated, group_folds, measured_split, score_table
+from jointopt.surrogate.held_out import (
+    LEFT_OUT,
+    HeldOut,
+    Scores,
+    group_folds,
+    measured_split,
+    score_table,
+    with_conformal_widths,
+)
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
     TrainingSet,
-    _supporting,
+    _remembered_runs,
     cross_validate,
     fit,
     leave_groups_out,
     leave_source_out,
-    measured,
+    source_runs,
     source_weights,
     train,
     training_set,
@@ -153,7 +161,7 @@ def test_a_source_is_judged_after_no_run_three_and_ten_of_each_group_or_of_its_s
 
 def test_the_static_share_of_a_measured_run_is_of_the_power_that_the_physics_predicts(data):
     rows = data.of({"h100"})
-    found = measured(data, rows)
+    found = source_runs(data, rows)
     assert found.static_w == load_gpu("h100-sxm5-80gb").power.static_w
     assert found.static_share * data.known.physics["avg_power_w"][rows] == pytest.approx(found.static_w)
     assert found.residual == pytest.approx(np.full(20, np.log(0.9)), abs=0.08)
@@ -178,7 +186,7 @@ def test_widths_are_calibrated_to_cover_nine_tenths_of_sources_weighed_alike(dat
         HeldOut(scale * rng.normal(size=n), np.zeros(n), np.full(n, 0.1), np.arange(n))
         for scale, n in ((0.1, 2000), (0.3, 100))
     ]
-    surrogate = calibrated(without(data, "a100"), {"fitted": parts, "measured": [], "unknown": []})
+    surrogate = with_conformal_widths(without(data, "a100"), {"fitted": parts, "measured": [], "unknown": []})
     covered = [replace(p, half_width=p.half_width * surrogate.widths.fitted).coverage for p in parts]
     assert np.mean(covered) == pytest.approx(0.9, abs=0.01)
     assert surrogate.widths.measured == 1.0
@@ -217,7 +225,7 @@ def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_residuals_that_are_remembered_lie_within_what_a_factor_can_be(data, sign) -> None:
     far = np.where(np.arange(len(data.known_residual)) % 4, data.known_residual, sign * 9.0)
-    support, residual = _supporting(replace(data, known_residual=far), data.of({"h100"}), 0)
+    support, residual = _remembered_runs(replace(data, known_residual=far), data.of({"h100"}), 0)
     assert len(support) == len(residual) == 20
     assert np.abs(residual).max() == LARGEST_RESIDUAL
     assert np.median(residual) == pytest.approx(np.log(0.9), abs=0.1)

@@ -23,7 +23,7 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.runs.store import Store
 from jointopt.search.pareto import take
-from jointopt.surrogate.memory import surely_out
+from jointopt.surrogate.memory import certain_oom
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.feasible_layouts import RAN_OUT
 from jointopt.workflows.propose import propose
@@ -146,9 +146,9 @@ def test_recomputing_less_and_larger_micro_batches_are_ruled_out_too() -> None:
     space = enumerate_layouts(small()).layouts
     whole = (space["recompute"] == RECOMPUTE_CODES["full"]) & (space["tp"] == 2)
     of = take(space, np.flatnonzero(whole & (space["micro_batch_size"] == 1)))
-    assert surely_out(small(), space, [of])[space["tp"] == 2].all()
+    assert certain_oom(small(), space, [of])[space["tp"] == 2].all()
     less = take(space, np.flatnonzero((space["recompute"] == 0) & (space["micro_batch_size"] == 2)))
-    assert not surely_out(small(), space, [less])[whole | (space["micro_batch_size"] == 1)].any()
+    assert not certain_oom(small(), space, [less])[whole | (space["micro_batch_size"] == 1)].any()
 
 
 def test_validate_leaves_out_other_clocks_of_what_ran_out_of_memory(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import InstructionCosts, window
+from jointopt.physics.polish.graph import InstructionCosts, windowed_problem
 from jointopt.workflows import polish as polishing
 from jointopt.workflows.polish import (
     SLOWDOWNS,
@@ -129,7 +129,7 @@ def test_lowtime_comes_near_the_linear_programme() -> None:
 @pytest.mark.parametrize(("solver", "batches"), [("lowtime", 32), ("linear", 96)])
 def test_a_pipeline_of_8_ranks_is_solved_by_512_or_1536_instructions(solver: str, batches: int) -> None:
     problem = schedule_of("dp=4 pp=8 mbs=2 clock=1980").problem
-    assert window(problem, polishing._MOST_INSTRUCTIONS[solver]).graph.num_micro_batches == batches
+    assert windowed_problem(problem, polishing._MOST_INSTRUCTIONS[solver]).graph.num_micro_batches == batches
 
 
 def test_the_unit_of_time_is_what_the_seconds_allow_and_no_finer_than_a_64th_of_a_pass() -> None:
@@ -207,7 +207,7 @@ def test_of_a_window_s_schedules_all_or_of_48_every_second_are_tried_as_ends(
     count: int, place: int, tried: bool
 ) -> None:
     schedule = schedule_of("dp=8 pp=4 mbs=1 clock=1980")
-    part = window(schedule.problem, 64)
+    part = windowed_problem(schedule.problem, 64)
     candidates = [part.slowest()] * count
     candidates[place] = part.fastest()
     limit_s = schedule.time_s(schedule.problem.fastest()) * (1 + 1e-9)  # which slow ends cannot keep to
@@ -228,7 +228,7 @@ def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_pl
 def test_a_window_made_whole_runs_at_the_first_pace_that_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, slower: float, pace_s: float
 ) -> None:
-    monkeypatch.setattr("jointopt.workflows.polish.widened", lambda part, choice, whole, pace: pace)
+    monkeypatch.setattr("jointopt.workflows.polish.extend_choice", lambda part, choice, whole, pace: pace)
     problem, piece = (SimpleNamespace(graph=SimpleNamespace(num_micro_batches=n)) for n in (48, 8))
     piece.makespan_s = lambda _: 9.0
     # one second lies beyond the pipeline: 80 of 90 are left for 40 micro-batches, which take so much longer together
@@ -255,7 +255,7 @@ def test_gradients_hide_under_the_last_backward_and_weights_under_the_first_forw
 
 
 def test_a_window_made_whole_is_tried_at_three_paces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jointopt.workflows.polish.widened", lambda part, choice, whole, pace: pace)
+    monkeypatch.setattr("jointopt.workflows.polish.extend_choice", lambda part, choice, whole, pace: pace)
     problem, piece = (SimpleNamespace(graph=SimpleNamespace(num_micro_batches=n)) for n in (48, 8))
     piece.makespan_s = lambda _: 9.0
     schedule: Any = SimpleNamespace(problem=problem, beyond_s=lambda _: 1.0, time_s=lambda p: 94.0)  # 4 s too late

@@ -16,7 +16,7 @@ from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.jobs.catalog.gpus import load_gpu, response_figures
 from jointopt.jobs.cluster import Gpu
 from jointopt.physics.calibrate.stage_tables import ResponseTable
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, switching_shape
+from jointopt.physics.clock_law import CurveConstants, GpuConstants, log_power_w, log_time_s, switching_shape
 
 _SHARED = 9  # parameters of the GPU
 _FLOOR = 0.92  # clock below which limits pause work, over that of the knee: 0.89-0.95 on A100-PCIe and A40
@@ -27,7 +27,7 @@ _WATTS = ("static_w", "wait_w", "pause_w", "limit_w")  # of a `ResponsePrior`, w
 
 @dataclass(frozen=True)
 class ResponsePrior:
-    """Prior of a GPU before any reading: values and, as ``_sd``, how sure (relative where not a fraction)."""
+    """Prior of a GPU before any reading: values, and deviations ``_sd`` (relative, but for fractions)."""
 
     knee: float = 0.75
     knee_sd: float = 0.05
@@ -46,9 +46,12 @@ class ResponsePrior:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Parameters of a GPU, of its kinds of work (forward, backward), and of every curve, in one vector.
+    """The parameter vector ``theta`` of a hierarchical model: of a GPU, its kinds of work, and every curve.
 
-    Kinds and curves are departures from the GPU's values with narrow priors, so that few readings suffice.
+    A curve is one stage's passes of one kind (forward, backward). Kinds and curves are departures from the GPU's values
+    with narrow priors, so that few readings suffice. In order: the GPU's knee; logarithms of rise, softness, floor and
+    idle power; logit of the share that follows the clock [5]; logarithms of static power [6], board limit [7] and
+    switching power [8]. Then shares and static powers of the kinds, then the five ``own`` figures of `work` per curve.
     """
 
     kind_of: Ints  # (curves,)
@@ -60,21 +63,21 @@ class Hierarchy:
         """Number of parameters."""
         return _SHARED + 2 * self.kinds + _CURVE_FIELDS * len(self.kind_of)
 
-    def shape(self, theta: Floats) -> Shape:
+    def shape(self, theta: Floats) -> GpuConstants:
         """Parameters of the law that all work on the GPU shares."""
         knee = float(np.clip(theta[0], 0.2, 0.98))
         rise, softness, floor, idle_w = np.exp(theta[1:5]).tolist()
-        return Shape(knee, rise, softness, floor, idle_w, self.lowest)
+        return GpuConstants(knee, rise, softness, floor, idle_w, self.lowest)
 
     def limit_w(self, theta: Floats) -> float:
         """The power limit of the board itself."""
         return float(np.exp(theta[7]))
 
-    def work(self, theta: Floats) -> Work:
+    def work(self, theta: Floats) -> CurveConstants:
         """Constants of every curve, (curves,)."""
         share, static = theta[_SHARED : _SHARED + 2 * self.kinds].reshape(2, self.kinds)[:, self.kind_of]
         own = theta[_SHARED + 2 * self.kinds : self.size].reshape(_CURVE_FIELDS, len(self.kind_of))
-        return Work(
+        return CurveConstants(
             log_time_s=own[0],
             share=1.0 / (1.0 + np.exp(-(theta[5] + share + own[2]))),
             static_w=np.exp(theta[6] + static + own[3]),
@@ -82,8 +85,8 @@ class Hierarchy:
             limit_factor=np.exp(own[4]),
         )
 
-    def follows(self, curve: Ints) -> Ints:
-        """Parameters (k, n) on which readings (n,) of these curves depend: the GPU's, their kind's, their own."""
+    def depends_on(self, curve: Ints) -> Ints:
+        """Positions in ``theta``, (k, n), of all parameters that readings (n,) of these curves depend on."""
         shared = np.repeat(np.arange(_SHARED)[:, None], len(curve), axis=1)
         kinds = _SHARED + np.arange(2)[:, None] * self.kinds + self.kind_of[curve]
         own = _SHARED + 2 * self.kinds + np.arange(_CURVE_FIELDS)[:, None] * len(self.kind_of) + curve
@@ -103,9 +106,9 @@ class Hierarchy:
         return np.concatenate([shared, nothing, own]), np.concatenate([shared_sd, kinds_sd, own_sd])
 
 
-def take(work: Work, index: Ints) -> Work:
+def constants_of_rows(work: CurveConstants, index: Ints) -> CurveConstants:
     """The constants of the curve of every row."""
-    return Work(*(getattr(work, field.name)[index] for field in fields(work)))
+    return CurveConstants(*(getattr(work, field.name)[index] for field in fields(work)))
 
 
 def matern(distance: Floats, length: float) -> Floats:
@@ -188,14 +191,14 @@ _TAIL = 4.0  # degrees of freedom of the Student distribution that judges outlie
 
 @dataclass(frozen=True)
 class Law:
-    """Readings (n,) without error, ``at(theta)``, and the parameters that each of them follows.
+    """A law ``at(theta)`` for n readings, (n,), without error.
 
-    ``follows`` (k, n): no reading depends on any parameter but those of its column. Derivatives take k steps, in each
-    of which all parameters of a row move at once.
+    ``depends_on`` (k, n): positions in theta of the parameters that each reading depends on. A derivative takes k
+    steps, one per row of these.
     """
 
     at: Callable[[Floats], Floats]
-    follows: Ints
+    depends_on: Ints
 
 
 @dataclass(frozen=True)
@@ -222,13 +225,13 @@ class Prior:
 
 @dataclass(frozen=True)
 class Fit:
-    """Most likely parameters, and the weight of every reading's noise, (n,) (1 = no outlier)."""
+    """Most likely parameters (p,), and a weight per reading, (n,): 1, and less for outliers."""
 
     theta: Floats
     weight: Floats
 
-    def padded(self, columns: int, count: int) -> Fit:
-        """For readings of ``columns`` quantities each, after which others were appended to ``count`` in all."""
+    def with_new_rows(self, columns: int, count: int) -> Fit:
+        """The fit for ``count`` rows of ``columns`` quantities each, of which later ones are new (weight 1)."""
         own = self.weight.reshape(columns, -1)
         more = ((0, 0), (0, count - own.shape[1]))
         return Fit(self.theta, np.pad(own, more, constant_values=1.0).reshape(-1))
@@ -245,9 +248,10 @@ class Prediction:
 
 
 def fit(law: Law, readings: Readings, prior: Prior, two_sided: tuple[int, float] | None = None) -> Fit:
-    """Parameters of the optimum that holds most of the posterior.
+    """Parameters of the optimum that holds most of the posterior, robust against outliers.
 
-    ``two_sided``: a parameter with an optimum on either side of its prior, and how far from it searches start.
+    ``two_sided``: (position of a parameter that may have an optimum on either side of its prior, by how much searches
+    start off it).
     """
     weight, starts = np.ones(len(readings.value)), [prior.mean]
     if two_sided:
@@ -272,7 +276,7 @@ def fit(law: Law, readings: Readings, prior: Prior, two_sided: tuple[int, float]
 
 
 def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Prediction:
-    """Every reading, queried or known, given law and known readings: Gaussian process regression on the linearised law.
+    """Predictions (n,) of all readings, queried or known: Gaussian process regression on the linearised law.
 
     Rasmussen and Williams 2006, section 2.7 (explicit basis functions); its scale is Student's, of prior and readings.
     """
@@ -324,7 +328,7 @@ def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
     """The law at theta (n,) and its derivatives (n, p), by central differences of `_STEP`."""
     value = law.at(theta)
     slope, rows = np.zeros((value.size, theta.size)), np.arange(value.size)
-    for moved in law.follows:
+    for moved in law.depends_on:
         step = np.zeros_like(theta)
         step[moved] = _STEP
         slope[rows, moved] = (law.at(theta + step) - law.at(theta - step)) / (2.0 * _STEP)
@@ -385,19 +389,19 @@ class StageFit:
 def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) -> StageFit:
     """The clock response of every curve; each needs at least one reading of its time and of its power.
 
-    ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
+    ``found``: the fit of an earlier call with the same readings and other queried rows; it is kept.
     """
     hierarchy, n = Hierarchy(rows.kind_of, int(rows.kind_of.max()) + 1, known.lowest), len(rows.x)
 
     def logarithms(theta: Floats) -> Floats:
-        shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)
+        shape, work = hierarchy.shape(theta), constants_of_rows(hierarchy.work(theta), rows.curve)
         limit = np.fmin(rows.limit_w, hierarchy.limit_w(theta))
         return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
 
-    law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
+    law = Law(logarithms, np.tile(hierarchy.depends_on(rows.curve), 2))
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, *_first_guesses(rows, known)))
-    found = found.padded(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
+    found = found.with_new_rows(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
     predicted = predict(law, readings, prior, found)
     # distance of every row's clock from those read, in log x; 0 between them
     z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)
@@ -417,7 +421,7 @@ def interval(log_value: Floats, log_width: Floats) -> Estimate:
 
 def _readings(rows: StageRows) -> Readings:
     n, limited = len(rows.x), np.isfinite(rows.limit_w)
-    near = departures(rows.x, rows.limit_w)
+    near = error_correlation(rows.x, rows.limit_w)
     same = rows.curve[:, None] == rows.curve[None, :]
     both = limited[:, None] & limited[None, :]
     sizes = ((_OWN_TIME, _SHARED_TIME), (_OWN_POWER, _SHARED_POWER))
@@ -432,8 +436,8 @@ def _readings(rows: StageRows) -> Readings:
     return Readings(value, departure, np.concatenate(noise))
 
 
-def departures(x: Floats, limit_w: Floats) -> Floats:
-    """Correlation (n, n) of the law's errors: near where clocks and limits are, none between limited and not."""
+def error_correlation(x: Floats, limit_w: Floats) -> Floats:
+    """Correlation (n, n) of the law's errors at clocks ``x`` and limits; 0 between limited rows and others."""
     limited = np.isfinite(limit_w)
     z, w = np.log(x), np.log(np.where(limited, limit_w, 1.0))
     near = matern(np.abs(z[:, None] - z[None, :]), _LENGTH)

@@ -1,4 +1,4 @@
-"""Figures of a cluster at which the physics takes the times that `jointopt.measure.trainer.probe` read.
+"""Figures of a cluster fitted to the times that `jointopt.measure.trainer.probe` read.
 
 Links are nominal ones, as the job file has them, so that what the library loses on the way is counted once.
 """
@@ -26,11 +26,11 @@ from jointopt.physics.products import gemm_time_s
 Reading = Mapping[str, Any]
 _BYTES_PER_S = (1e5, 1e14)  # of links that are looked for
 _LATENCY_S = (1e-8, 0.1)
-_TURNS = 4  # that bandwidth and latency take each other into account
+_ROUNDS = 4  # in which bandwidth and latency are solved for in turn
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MachineFigures:
     """Figures by their names in the job file, and the median error in percent of the times that they give."""
 
     figures: Mapping[str, float]
@@ -38,8 +38,8 @@ class Fitted:
     error_percent: Mapping[str, float]
 
 
-def fit(readings: Reading, gpu: Gpu) -> Fitted:
-    """The figures that the readings of a probe show; those that they do not determine are left out.
+def fit(readings: Reading, gpu: Gpu) -> MachineFigures:
+    """The cluster figures that the readings of a probe determine; others are left out.
 
     A factor per dtype is the geometric mean of measured over modelled time of its products. The bandwidth of a link is
     that at which the largest message of each collective takes as long as measured, in the geometric mean; the latency
@@ -51,7 +51,7 @@ def fit(readings: Reading, gpu: Gpu) -> Fitted:
     links, more_errors = _links(readings, gpu)
     figures = {"memory_gbytes_per_s": gpu.memory_gbytes_per_s, **links}
     figures, factors = ({name: float(f"{x:.4g}") for name, x in part.items()} for part in (figures, factors))
-    return Fitted(figures, factors, errors | more_errors)
+    return MachineFigures(figures, factors, errors | more_errors)
 
 
 def _percent(log_ratio: Floats) -> float:
@@ -85,7 +85,7 @@ def _links(readings: Reading, gpu: Gpu) -> tuple[dict[str, float], dict[str, flo
     if speed := _solved(inside, constants, "intra_bytes_per_s", links):
         links = replace(links, intra_bytes_per_s=speed)
         figures["intra_node_gbytes_per_s"] = speed / GB
-    for _ in range(_TURNS):
+    for _ in range(_ROUNDS):
         if not (speed := _solved(across, constants, "inter_bytes_per_s", links)):
             break
         links = replace(links, inter_bytes_per_s=speed)
@@ -109,7 +109,7 @@ def _log_ratio(readings: Sequence[Reading], constants: CollectiveConstants, link
 
 
 def _solved(readings: Sequence[Reading], constants: CollectiveConstants, name: str, links: Links) -> float | None:
-    """The figure of the links at which these take as long as measured in the mean; None where none does so.
+    """The value of ``name`` in the links at which readings take as long as measured in the mean; None: there is none.
 
     A bandwidth follows from the largest messages of each kind, a latency from the smallest.
     """

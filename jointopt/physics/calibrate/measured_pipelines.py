@@ -76,7 +76,7 @@ class _Pipeline:
         readings = _rank_rows(rows, plans, ranks, micro_batches, board)
         return cls(board, ranks, micro_batches, readings, fit_ranks(readings, board.prior))
 
-    def fitted(self, key: Key) -> profiles.Fitted:
+    def fitted(self, key: Key) -> profiles.ExplainedFit:
         """The fit, and how it explains its readings."""
         times = np.concatenate([time.value for time in self.fit.time])
         error = {
@@ -85,7 +85,7 @@ class _Pipeline:
         }
         passes = [(way, rank) for way in ("forward", "backward") for rank in range(self.readings.ranks)]
         names = [" ".join([*key, f"rank {rank}", way]) for way, rank in passes]
-        return profiles.Fitted(self.fit, self.readings.x.reshape(-1), error, names)
+        return profiles.ExplainedFit(self.fit, self.readings.x.reshape(-1), error, names)
 
     def predicted(self, queried: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         """Predicted columns of rows of this pipeline, plan by plan whole, and why the others have none."""
@@ -96,9 +96,9 @@ class _Pipeline:
             some = rows.iloc[block]
             more = _rank_rows(some, [plans[i] for i in block], self.ranks, self.micro_batches, self.board)
             more = replace(more, plan=more.plan + first, energy_j=np.full(len(some), np.nan))
-            fit = fit_ranks(profiles.appended(self.readings, more), self.board.prior, self.fit.found)
+            fit = fit_ranks(profiles.with_rows_after(self.readings, more), self.board.prior, self.fit.found)
             names = {"predicted_iteration_time_s": fit.iteration, "predicted_energy_j": fit.energy}
-            ends = {name: profiles.tail(part, len(some)) for name, part in names.items()}
+            ends = {name: profiles.last_rows(part, len(some)) for name, part in names.items()}
             parts.append(profiles.estimate_columns(ends, some.index))
         there = ", ".join(f"{rank:g}" for rank in self.ranks)
         reason = np.where(known, "", f"no reading of that rank: measured are {there}")

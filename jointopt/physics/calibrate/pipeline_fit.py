@@ -20,13 +20,13 @@ from jointopt.physics.calibrate.law_fit import (
     Prior,
     Readings,
     ResponsePrior,
-    departures,
+    constants_of_rows,
+    error_correlation,
     fit,
     interval,
     matern,
     per_curve,
     predict,
-    take,
 )
 from jointopt.physics.clock_law import lagged_limit, lead_s, log_power_w, log_time_s, switching_shape
 from jointopt.physics.schedule import Pass, replay
@@ -43,7 +43,7 @@ _BEYOND_SD, _BEYOND_LENGTH = 0.006, 0.1  # of what lies beyond, over the logarit
 _BEYOND_NOISE, _LIMITED_BEYOND_SD = 0.002, 0.035
 _MEASURED_SD = 0.001  # of an iteration time that the row states itself
 _LAG_S, _LAG_SD = 0.03, 0.4  # of a board's limit; the deviation is of the logarithm
-_BESIDE = 2  # parameters after those of the response: waiting power at the maximum clock, and the lag
+_EXTRA = 2  # parameters after those of the hierarchy: waiting power at the maximum clock, and the lag
 # Of the switching power over the limit, where every reading is limited: most work meets the limit at a lower clock.
 _SWITCHING, _SWITCHING_SD = 1.0, 0.1
 _SWITCHING_AT = 8  # in the vector of parameters
@@ -94,22 +94,22 @@ class RankFit:
 def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) -> RankFit:
     """Response of every rank's passes, what the queried rows take and draw. Needs times, T and energy of one plan.
 
-    ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
+    ``found``: the fit of an earlier call with the same readings and other queried rows; it is kept.
     """
     hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2, known.lowest)
     prior = _prior(rows, hierarchy, known)
-    readings, follows = _readings(rows), _follows(rows, hierarchy)
+    readings, depends_on = _readings(rows), _follows(rows, hierarchy)
     n = len(rows.rank)
 
     guess = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s))
     # a limit hides the switching power of work which meets it
-    found = found.padded(3, n) if found else fit(Law(guess, follows), readings, prior, (_SWITCHING_AT, 0.25))
-    predicted = predict(Law(guess.settled(found.theta), follows), readings, prior, found)
+    found = found.with_new_rows(3, n) if found else fit(Law(guess, depends_on), readings, prior, (_SWITCHING_AT, 0.25))
+    predicted = predict(Law(guess.with_own_times(found.theta), depends_on), readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(predicted.mean[: 2 * n].reshape(2, n)))
     full_s = np.exp(hierarchy.work(found.theta).log_time_s)
     iteration = _iterations(rows, times, predicted, full_s, known.scatter)
     law = _RankLaw(rows, hierarchy, times, iteration.value)
-    energies = predict(Law(law, follows), readings, prior, found)
+    energies = predict(Law(law, depends_on), readings, prior, found)
     width = _energy_width(law, law.wait_w(found.theta), energies, predicted, iteration)
     ends = predicted.factor * predicted.sd[: 2 * n].reshape(2, n)
     return RankFit(
@@ -140,7 +140,7 @@ class _RankLaw:
         """(seconds, watts) of one forward and one backward pass, (2, 2, n)."""
         rows, shape, work = self.rows, self.hierarchy.shape(theta), self.hierarchy.work(theta)
         limit = np.fmin(rows.limit_w, self.hierarchy.limit_w(theta))
-        passes = [(take(work, rows.rank + i * rows.ranks), rows.x[i]) for i in (0, 1)]
+        passes = [(constants_of_rows(work, rows.rank + i * rows.ranks), rows.x[i]) for i in (0, 1)]
         free, held = (
             np.exp([[of(shape, own, x, watts) for own, x in passes] for of in (log_time_s, log_power_w)])
             for watts in (np.full_like(limit, _NO_LIMIT_W), limit)
@@ -149,8 +149,8 @@ class _RankLaw:
         ahead = ahead + np.maximum(ahead - free[0], 0.0)[::-1]  # what is left goes to the pass that follows
         return lagged_limit(free, held, ahead)
 
-    def settled(self, theta: Floats) -> _RankLaw:
-        """The same law with times that are not known as it makes them."""
+    def with_own_times(self, theta: Floats) -> _RankLaw:
+        """The same law with unknown times filled in by itself."""
         law = self
         for _ in range(_SETTLED):
             law = replace(law, time_s=np.where(np.isfinite(self.time_s), self.time_s, law.passes(theta)[0]))
@@ -181,12 +181,12 @@ def _waits_s(rows: RankRows, time_s: Floats) -> Floats:
 
 
 def _follows(rows: RankRows, hierarchy: Hierarchy) -> Ints:
-    """Parameters on which times and energies (3n,) depend: of both passes, and of waiting and limited ranks."""
-    forward, backward = hierarchy.follows(rows.rank), hierarchy.follows(rows.rank + rows.ranks)
-    apart = backward[(forward != backward).any(axis=1)]
-    beside = np.arange(hierarchy.size, hierarchy.size + _BESIDE)
-    every = np.repeat(beside[:, None], len(rows.rank), axis=1)
-    return np.tile(np.concatenate([forward, apart, every]), 3)
+    """Positions of parameters, (k, 3n), that times and energies depend on: of both passes, waiting power and lag."""
+    forward, backward = hierarchy.depends_on(rows.rank), hierarchy.depends_on(rows.rank + rows.ranks)
+    others = backward[(forward != backward).any(axis=1)]
+    extra = np.arange(hierarchy.size, hierarchy.size + _EXTRA)
+    every = np.repeat(extra[:, None], len(rows.rank), axis=1)
+    return np.tile(np.concatenate([forward, others, every]), 3)
 
 
 def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:
@@ -220,7 +220,7 @@ def _readings(rows: RankRows) -> Readings:
     parts.append((rows.x[1], _OWN_ENERGY, _SHARED_ENERGY, _LIMITED_ENERGY))
     for i, (x, own, shared, under_limit) in enumerate(parts):
         size = np.where(both, under_limit**2 * (same + 0.5), own**2 * same + shared**2)
-        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = departures(x, rows.limit_w) * size
+        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = error_correlation(x, rows.limit_w) * size
     times = np.where(limited, _LIMITED_TIME_NOISE, _TIME_NOISE)
     energies = np.where(limited, _LIMITED_ENERGY_NOISE, _ENERGY_NOISE)
     whole = np.isfinite(rows.time_s).all(axis=0) & np.isfinite(rows.iteration_s)

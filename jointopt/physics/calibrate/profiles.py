@@ -51,7 +51,7 @@ def fit_profiles(measured: ResponseTable, queried: pd.DataFrame, board: Board) -
     pairs = {"time": (profiles.fit.time, readings.time_s), "power": (profiles.fit.power, readings.power_w)}
     error = {name: mean_error_percent(*pair) for name, pair in pairs.items()}
     names, savings = [" ".join(key) for key in curves], list(profiles.savings())
-    return [Fitted(profiles.fit, readings.x, error, names, savings)], profiles.predicted(queried, wanted)
+    return [ExplainedFit(profiles.fit, readings.x, error, names, savings)], profiles.predicted(queried, wanted)
 
 
 def _keys(rows: pd.DataFrame, queried: pd.DataFrame) -> tuple[list[Key], list[Key]]:
@@ -99,7 +99,7 @@ class _Profiles:
 
     def with_rows(self, more: StageRows) -> StageFit:
         """The same fit for the readings and ``more`` rows after them."""
-        return fit_stages(appended(self.readings, more), self.board.prior, self.fit.found)
+        return fit_stages(with_rows_after(self.readings, more), self.board.prior, self.fit.found)
 
     def predicted(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
         """Predicted columns of the rows; of one of several profiles the mean, with an interval that holds them all.
@@ -130,9 +130,9 @@ class _Profiles:
             fit = self.with_rows(more)
             gpus = rows["num_gpus"].to_numpy(float) if whole and "num_gpus" in rows else 1.0
             estimates = {
-                "predicted_iteration_time_s" if whole else "predicted_time_s": tail(fit.time, count),
-                "predicted_energy_j": tail(fit.energy, count, gpus),
-                "predicted_avg_power_w": tail(fit.power, count),
+                "predicted_iteration_time_s" if whole else "predicted_time_s": last_rows(fit.time, count),
+                "predicted_energy_j": last_rows(fit.energy, count, gpus),
+                "predicted_avg_power_w": last_rows(fit.power, count),
             }
             parts.append(estimate_columns(estimates, rows.index))
         blank = np.where(stated, "", "clock_mhz and power_limit_w are blank").tolist()
@@ -149,7 +149,7 @@ class _Profiles:
         for curve in range(min(len(self.curves), MOST_WORK)):
             rows = StageRows(np.full(len(grid), curve), self.readings.kind_of, grid, blank, blank, blank)
             fit = self.with_rows(rows)
-            time, energy = (tail(part, len(grid)).value for part in (fit.time, fit.energy))
+            time, energy = (last_rows(part, len(grid)).value for part in (fit.time, fit.energy))
             time, energy = time / time[-1], energy / energy[-1]
             figures = {
                 "least_energy_clock_mhz": round(float(grid[np.argmin(energy)]) * self.board.max_clock_mhz),
@@ -171,7 +171,7 @@ _Rows = TypeVar("_Rows", StageRows, RankRows)
 
 
 @dataclass(frozen=True)
-class Fitted:
+class ExplainedFit:
     """One fit, and how it explains the readings that it is of."""
 
     fit: StageFit | RankFit
@@ -181,7 +181,7 @@ class Fitted:
     savings: Sequence[Mapping[str, Any]] = ()  # of its first curves, where one clock sets time and energy
 
 
-FitsAndColumns = tuple[list[Fitted], pd.DataFrame]
+FitsAndColumns = tuple[list[ExplainedFit], pd.DataFrame]
 
 
 def mean_error_percent(estimate: Estimate | Floats, measured: Floats) -> float:
@@ -203,7 +203,7 @@ def spread_evenly(index: Ints, most: int) -> Ints:
     return np.asarray(index[at])
 
 
-def tail(estimate: Estimate, count: int, scale: Any = 1.0) -> Estimate:
+def last_rows(estimate: Estimate, count: int, scale: Any = 1.0) -> Estimate:
     """The last ``count`` of an estimate, times ``scale``: the rows that were queried stand after the readings."""
     return Estimate(*(getattr(estimate, end)[-count:] * scale for end in ("value", "low", "high")))
 
@@ -215,7 +215,7 @@ def estimate_columns(estimates: Mapping[str, Estimate], index: Any) -> pd.DataFr
     return pd.DataFrame(columns, index=index)
 
 
-def appended(rows: _Rows, more: _Rows) -> _Rows:
+def with_rows_after(rows: _Rows, more: _Rows) -> _Rows:
     """The readings with ``more`` rows after them, in every array that has one value per row."""
     names = {f.name for f in fields(rows)} - {"kind_of", "mixed", "num_micro_batches"}
     both: dict[str, Any] = {n: np.concatenate([getattr(rows, n), getattr(more, n)], axis=-1) for n in names}
@@ -235,7 +235,7 @@ _INFORMED = 0.8  # of a prior's width: what is left of it where readings inform 
 _NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock
 
 
-def calibration_of(measured: ResponseTable, board: Board, fits: Sequence[Fitted]) -> Calibration:
+def calibration_of(measured: ResponseTable, board: Board, fits: Sequence[ExplainedFit]) -> Calibration:
     """The calibration that fits of these readings add up to."""
     rows = measured.rows
     clocks = np.unique(rows[[name for name in CLOCK_COLUMNS if name in rows]].to_numpy(float))
@@ -274,7 +274,7 @@ def _listed(values: Floats) -> list[float]:
     return [rounded(float(value)) for value in few]
 
 
-def _constants(board: Board, fits: Sequence[Fitted]) -> tuple[Constants, dict[str, float]]:
+def _constants(board: Board, fits: Sequence[ExplainedFit]) -> tuple[Constants, dict[str, float]]:
     """The GPU's figures and half of their intervals: means of the fits, each weighed by how sure it is."""
     figures, spread = {}, {}
     for name, i in _PLACE.items():

@@ -18,7 +18,7 @@ from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
-from jointopt.physics.cost_model import CostModel, limit_left_w, peak_w, stage_positions_c, temperature_c
+from jointopt.physics.cost_model import CostModel, limit_in_physics_w, peak_w, stage_positions_c, temperature_c
 from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
@@ -71,9 +71,9 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     scale = replicas * stretch * factor
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, at, len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
-    left_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
-    met_w = electrical_limit_w(limit_left_w(physics, at, len(busy)), physics.cooler)
-    hot = left_w < np.broadcast_to(met_w, (1, len(busy)))[0] * (1.0 - 1e-9)
+    kernel_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
+    met_w = electrical_limit_w(limit_in_physics_w(physics, at, len(busy)), physics.cooler)
+    hot = kernel_w < np.broadcast_to(met_w, (1, len(busy)))[0] * (1.0 - 1e-9)
     exhaust = physics.in_exhaust(g, rows)[0]
     why = np.where(hot & exhaust, "temperature", "power_limit")
     return Breakdown(
@@ -256,7 +256,7 @@ def messages(physics: CostModel, index: int) -> list[Message]:
     """
     laid = LayoutParts.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
     cluster, hw, found = physics.job.cluster, physics.hardware, []
-    for name, kind, moved, group in _largest(physics, laid):
+    for name, kind, moved, group in _largest_messages(physics, laid):
         size_bytes, size, local = (float(np.ravel(x)[0]) for x in (moved, group.size, group.local))
         if size <= 1:
             continue
@@ -270,8 +270,8 @@ def messages(physics: CostModel, index: int) -> list[Message]:
     return found
 
 
-def _largest(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[str, str, Floats, Group]]:
-    """(parallelism, kind of collective, bytes, group) as `traffic` and `expert_traffic` have them."""
+def _largest_messages(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[str, str, Floats, Group]]:
+    """(parallelism, kind of collective, bytes, group) as `traffic` has them."""
     job, lay, groups, element = physics.job, laid.lay, laid.groups, physics.hardware.kernels.element_bytes
     yield (
         "tp",
@@ -314,15 +314,15 @@ def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[st
     costs, k, kernels = physics.groups[g], physics.power, physics.hardware.kernels
     compute_j, memory_j = (parts.stage_energy_parts_j[name] for name in ("compute", "memory"))
     batches, step = float(costs.num_micro_batches[row]), costs.iteration_hbm_bytes[row]
-    operands, results, streams = _traffic(physics, index)
+    operands, results, streams = _operand_bytes(physics, index)
     written = batches * (results + _STREAMS_WRITTEN * streams) + _STEP_WRITTEN * step
     whole = batches * costs.hbm_bytes[row] + step
     # every operation's operands, two of them for two operations, from tiles; what comes from memory passes L2 anyway
     per_flop = kernels.gemm.dtype_bytes[kernels.dtype] * sum(1.0 / side for side in _TILE) / 2.0
     flops = costs.flops[row] / kernels.flop_energy
     again = np.maximum(per_flop * flops - operands, 0.0) * k.pj_per_hbm_byte * _L2_SHARE
-    tiles_j = compute_j * np.minimum(_over(again, k.pj_per_flop * costs.flops[row]), 1.0)
-    device_j, stored = (1.0 - _L2_SHARE) * memory_j, _over(written, whole)
+    tiles_j = compute_j * np.minimum(_ratio(again, k.pj_per_flop * costs.flops[row]), 1.0)
+    device_j, stored = (1.0 - _L2_SHARE) * memory_j, _ratio(written, whole)
     out = {
         "arithmetic": (1.0 - _REGISTER_SHARE) * (compute_j - tiles_j),
         "registers": _REGISTER_SHARE * (compute_j - tiles_j),
@@ -332,7 +332,7 @@ def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[st
     return {name: np.asarray(out[name]) for name in LEVELS}
 
 
-def _traffic(physics: CostModel, index: int) -> tuple[Floats, Floats, Floats]:
+def _operand_bytes(physics: CostModel, index: int) -> tuple[Floats, Floats, Floats]:
     """Bytes (pp,) of one micro-batch: operands of products, their results, and everything else.
 
     Derived here: the same stages priced with operands of 0, 2 and 4 bytes and none cast to fewer bits, results being as
@@ -391,19 +391,19 @@ def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Break
     sent_j = of_gpu["communication"]
     hidden_j = np.where(comm_s > 0.0, 0.0, sent_j)
     always_w = (of_gpu["static"] + of_gpu["leakage"] + hidden_j) / total_s
-    active_w = _over(of_gpu["active"], compute_s + memory_s + collective_s)
-    blocked_w = _over(of_gpu["waiting"], comm_s + waiting_s)
-    operands, results, _ = _traffic(physics, index)
-    products = _over(batches * (operands + results), batches * costs.hbm_bytes[row] + step_bytes)
+    active_w = _ratio(of_gpu["active"], compute_s + memory_s + collective_s)
+    blocked_w = _ratio(of_gpu["waiting"], comm_s + waiting_s)
+    operands, results, _ = _operand_bytes(physics, index)
+    products = _ratio(batches * (operands + results), batches * costs.hbm_bytes[row] + step_bytes)
     found = {
-        "compute_bound": (compute_s, active_w + _over(of_gpu["compute"] + products * of_gpu["memory"], compute_s)),
-        "memory_bound": (memory_s, active_w + _over((1.0 - products) * of_gpu["memory"], memory_s)),
-        "communication": (comm_s, blocked_w + _over(sent_j - hidden_j + active_w * collective_s, comm_s)),
+        "compute_bound": (compute_s, active_w + _ratio(of_gpu["compute"] + products * of_gpu["memory"], compute_s)),
+        "memory_bound": (memory_s, active_w + _ratio((1.0 - products) * of_gpu["memory"], memory_s)),
+        "communication": (comm_s, blocked_w + _ratio(sent_j - hidden_j + active_w * collective_s, comm_s)),
         "waiting": (waiting_s, blocked_w),
     }
     return {name: Phase(time, np.where(time > 0.0, always_w + watts, np.nan)) for name, (time, watts) in found.items()}
 
 
-def _over(part: Floats, whole: Floats) -> Floats:
+def _ratio(part: Floats, whole: Floats) -> Floats:
     """Part over whole, and 0 over nothing: a stage may have no layers, a phase no time."""
     return np.asarray(part / np.where(whole > 0.0, whole, np.inf))

@@ -10,7 +10,7 @@ from jointopt.core.schema import SCHEDULE, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.physics.clock_law import busy_power_w, lead_s, scaled_time_s
 from jointopt.physics.cooling import throttle_c
-from jointopt.physics.cost_model import CostModel, as_peaks
+from jointopt.physics.cost_model import CostModel, scaled_burst_w
 from jointopt.physics.explain.parts import Breakdown, breakdown
 from jointopt.physics.makespan import StageTimes, chunk_times_s
 from jointopt.physics.schedule import FORWARD, INPUT, WEIGHT, WHOLE, ends_s, schedule_graph
@@ -88,7 +88,7 @@ def timeline(physics: CostModel, index: int, stage_clock_mhz: Floats, most_passe
 def _chunk_seconds(costs: StageCosts, row: int, vpp: int, t: StageTimes) -> Floats:
     """Seconds (kinds, vpp, pp) of one pass of one micro-batch."""
     pipes = costs.pipelines
-    if pipes.split.walked[pipes.split.which[row]]:
+    if pipes.split.irregular[pipes.split.which[row]]:
         chunks_s = chunk_times_s(pipes, np.array([row]), t.forward_s, t.backward_s, weights=True)
         forward, backward, weight = (s[:, :, 0] for s in chunks_s)
         return np.stack([forward, backward - weight, weight, backward])
@@ -207,25 +207,25 @@ def warming(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Brea
     line = timeline(physics, index, stage_clock_mhz, SWING_PASSES)
     curves, tau_s = joules_of_ranks(physics, index, parts, line), cooler.time_constant_s
     kelvin_per_w = cooler.resistance_k_per_w * cooler.slowing
-    # what the response feels beyond the mean, iteration after iteration
-    felt = [felt_w(np.diff(at), np.diff(joules), tau_s) - joules[-1] / at[-1] for at, joules in curves]
-    high_c, low_c = parts.stage_temperature_c + kelvin_per_w * np.array([(one.max(), one.min()) for one in felt]).T
+    # beyond the mean, iteration after iteration
+    swing_w = [filtered_w(np.diff(at), np.diff(joules), tau_s) - joules[-1] / at[-1] for at, joules in curves]
+    high_c, low_c = parts.stage_temperature_c + kelvin_per_w * np.array([(one.max(), one.min()) for one in swing_w]).T
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     air_c = np.where(physics.in_exhaust(g, rows)[0], cooler.hottest_inlet_c, cooler.inlet_c)
     lasting_k = cooler.resistance_k_per_w * parts.stage_peak_power_w
-    after_s = reached_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, tau_s)
+    after_s = rise_time_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, tau_s)
     return Warming(high_c, low_c, float(np.log(20.0)) * tau_s, after_s)
 
 
-def reached_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floats:
+def rise_time_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floats:
     """Seconds until a first-order response to a step of ``lasting_k`` has risen by ``rise_k``; infinite if never."""
     with np.errstate(divide="ignore", invalid="ignore"):
         after_s = -time_constant_s * np.log1p(-np.maximum(rise_k, 0.0) / lasting_k)
     return np.where(lasting_k > rise_k, after_s, np.inf)
 
 
-def felt_w(seconds: Floats, joules: Floats, time_constant_s: float) -> Floats:
-    """Power in W as a first-order response feels it at the end of each segment of an iteration that repeats itself.
+def filtered_w(seconds: Floats, joules: Floats, time_constant_s: float) -> Floats:
+    """First-order low-pass of the power of an iteration that repeats: its value in W at the end of each segment.
 
     Within a segment of constant power P it goes from x to P + (x - P)·e^(-t/τ) (derived here).
     """
@@ -271,9 +271,9 @@ def excursion(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Br
     """
     parts = parts or breakdown(physics, index, stage_clock_mhz)
     line = timeline(physics, index, stage_clock_mhz, SWING_PASSES)
-    free_w, limit_w = _free_w(physics, index, stage_clock_mhz), parts.stage_power_limit_w
+    free_w, limit_w = _unlimited_burst_w(physics, index, stage_clock_mhz), parts.stage_power_limit_w
     above = free_w > limit_w * (1.0 + 1e-6)
-    lasts, share = np.array([_leads(line, rank) for rank in range(len(free_w))]).T
+    lasts, share = np.array([_unlimited_runs(line, rank) for rank in range(len(free_w))]).T
     there = above & (lasts > 0.0)
     held_w = np.minimum(free_w, parts.stage_peak_power_w)
     return Excursion(
@@ -281,7 +281,7 @@ def excursion(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Br
     )  # fmt: skip
 
 
-def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
+def _unlimited_burst_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     """Watts (pp,) of the hottest GPU while a micro-batch's kernels run at the clocks set, whatever the limit."""
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
@@ -291,11 +291,11 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     busy_s = scaled_time_s(sm_s, memory_s, clock, physics.top_mhz)
     free_w = busy_power_w(physics.power, clock, physics.top_mhz, busy_s, costs.flops[rows], costs.hbm_bytes[rows])
     leaks_w = physics.cooler.air_leakage_w(physics.in_exhaust(g, rows))
-    return np.asarray(as_peaks(physics, np.array([index]), free_w + leaks_w)[0])
+    return np.asarray(scaled_burst_w(physics, np.array([index]), free_w + leaks_w)[0])
 
 
-def _leads(line: Timeline, rank: int) -> tuple[float, float]:
-    """(the longest, share of the iteration) that passes of a rank run before a limit holds them."""
+def _unlimited_runs(line: Timeline, rank: int) -> tuple[float, float]:
+    """(longest seconds, share of the iteration) for which passes of a rank run before a power limit slows them."""
     own = line.rank == rank
     starts, ends = line.start_s[own], line.end_s[own]
     before = np.concatenate([[ends[-1] - line.iteration_s], ends[:-1]])

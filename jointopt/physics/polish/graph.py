@@ -38,11 +38,11 @@ def latest_ends_s(graph: Graph, duration_s: Floats, makespan_s: float) -> Floats
 
 @dataclass(frozen=True)
 class InstructionCosts:
-    """Time and energy of the passes of one layout at each of the clocks (c,), for every stage: (pp, c).
+    """Time and energy of the passes of one layout, (pp, c): of every stage at each of c clocks.
 
-    Times are of one micro-batch through all chunks of the rank, with what else occupies it. Both are as
-    `CostModel.corrected` has them, but for watts beside the power: they come on top like waiting. Energy is that of all
-    GPUs of the stage beyond waiting, leakage included; waiting and what no clock changes come on top.
+    Times are of one micro-batch through all chunks of the rank, with what else occupies it. Energy is of all GPUs of
+    the stage, leakage included, beyond what they would draw waiting; what no clock changes is left out. Both are
+    corrected as by `CostModel.corrected`, but for its offset of the power, which counts as waiting.
     """
 
     clock_mhz: Floats  # (c,)
@@ -54,7 +54,7 @@ class InstructionCosts:
 
 
 def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> InstructionCosts:
-    """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `power`."""
+    """Time and energy of every stage's passes at the clocks (c,), as `CostModel.times` and `clock_law`."""
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     costs, k = physics.groups[g], physics.power
     depth, count = costs.depth, len(clock_mhz)
@@ -128,7 +128,7 @@ class Options:
         return len(self.clock_mhz)
 
 
-def efficient(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Options:
+def efficient_options(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Options:
     """The clocks that no other beats in both time and energy; of equal ones the lowest clock."""
     order = np.lexsort((clock_mhz, energy_j, duration_s))
     best = np.minimum.accumulate(energy_j[order])
@@ -136,8 +136,8 @@ def efficient(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Option
     return Options(clock_mhz[keep], duration_s[keep], energy_j[keep])
 
 
-def convex(options: Options) -> Options:
-    """The options on the lower convex hull of energy over time: all that a mix of clocks cannot beat."""
+def convex_options(options: Options) -> Options:
+    """The options on the lower convex hull of energy over time, which no mix of two clocks beats."""
     kept: list[int] = []
     t, e = options.duration_s.tolist(), options.energy_j.tolist()
     for k in range(len(options)):
@@ -212,7 +212,7 @@ class Problem:
         return np.array(of_kind)[self.kind]
 
     def spend_slack(self, choice: Ints, makespan_s: float) -> Ints:
-        """The choice (N,) with every instruction slowed that delays nothing: none can be slowed further alone.
+        """The choice (N,) with instructions slowed until none can be slowed alone without delaying the end.
 
         The intrinsic energy bloat of Perseus (Chung et al., SOSP'24), removed greedily, one option per round and
         instruction. Never takes more than ``makespan_s`` nor more energy than the choice that it starts from.
@@ -232,7 +232,7 @@ class Problem:
         return chosen
 
 
-def window(problem: Problem, most: int) -> Problem:
+def windowed_problem(problem: Problem, most: int) -> Problem:
     """The same ranks with as many of the micro-batches as ``most`` instructions allow, but no fewer than ranks."""
     graph = problem.graph
     group = graph.pp if graph.vpp > 1 else 1
@@ -242,11 +242,11 @@ def window(problem: Problem, most: int) -> Problem:
     return Problem(schedule_graph(graph.pp, graph.vpp, size), problem.options)
 
 
-def widened(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
-    """A choice for the whole from one for its `window`: first and last micro-batches keep theirs.
+def extend_choice(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
+    """A choice (N,) for the problem ``whole``, from one for ``part``, its `windowed_problem`.
 
-    Those between all take the forward and backward option of least energy with which each rank does a micro-batch, all
-    its chunks, in ``pace_s``; ranks that cannot, run as fast as they can.
+    First and last micro-batches keep their options. All between take the pair of forward and backward options of least
+    energy with which their rank does a micro-batch, all its chunks, in ``pace_s``; without such a pair the fastest.
     """
     kept, middle = _origin(part.graph, whole.graph)
     steady, most_s = np.zeros(len(part.options), np.int64), pace_s / part.graph.vpp * (1.0 + 1e-9)
@@ -261,7 +261,7 @@ def widened(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
 
 @functools.lru_cache(maxsize=4)
 def _origin(part: Graph, whole: Graph) -> tuple[Ints, Bools]:
-    """For each instruction of the whole its likeness in the window, and whether it is of the middle, (N,)."""
+    """(instruction of ``part`` that stands for each of ``whole``, whether that is left out of ``part``), (N,) each."""
     few, left_out = part.num_micro_batches, whole.num_micro_batches - part.num_micro_batches
     group = part.pp if part.vpp > 1 else 1
     head = few // 2 // group * group

@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.polish.graph import Options, Problem, convex
+from jointopt.physics.polish.graph import Options, Problem, convex_options
 from jointopt.physics.schedule import Graph
 
 _BREAKS = 24  # options of a kind that the programme sees at most; the answer may take any
@@ -27,7 +27,7 @@ def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | 
     """
     graph, kind = problem.graph, problem.kind
     curves = []
-    for curve in map(convex, problem.options):
+    for curve in map(convex_options, problem.options):
         at = np.unique(np.linspace(0, len(curve) - 1, _BREAKS).round().astype(int))
         curves.append(Options(curve.clock_mhz[at], curve.duration_s[at], curve.energy_j[at]))
     shortest = np.array([c.duration_s[0] for c in curves])[kind]
@@ -83,8 +83,8 @@ def need_lowtime() -> None:
         )
 
 
-def shortened(problem: Problem, unit_s: float) -> Iterator[Floats]:
-    """Seconds of each instruction, (N,), from the slowest schedule of least energy down, ``unit_s`` at a time.
+def lowtime_schedules(problem: Problem, unit_s: float) -> Iterator[Floats]:
+    """Seconds of each instruction, (N,), of ever faster schedules, the least-energy one first, ``unit_s`` apart.
 
     The Phillips-Dessouky algorithm, as Perseus (Chung et al., SOSP'24) uses it: a minimum cut over the critical
     instructions per unit of time; exact for convex curves, but for the time that it rounds to units.
@@ -95,7 +95,7 @@ def shortened(problem: Problem, unit_s: float) -> Iterator[Floats]:
     from lowtime.solver import PhillipsDessouky
 
     logging.getLogger("lowtime").setLevel(logging.WARNING)
-    curves, graph = [convex(options) for options in problem.options], problem.graph
+    curves, graph = [convex_options(options) for options in problem.options], problem.graph
     dearest = max(float(-np.diff(_units(c, unit_s), append=c.energy_j[-1]).min(initial=0.0)) for c in curves)
     if not dearest:  # no clock changes anything
         yield problem.durations_s(problem.slowest())

@@ -20,7 +20,7 @@ from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import workloads
 from jointopt.search.pareto import farthest_rows, front_order, non_dominated
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import holding_as_much
+from jointopt.surrogate.memory import needs_as_much
 from jointopt.workflows.feasible_layouts import priced_problem
 from jointopt.workflows.predict import predict
 
@@ -68,7 +68,7 @@ class Candidates:
         counts = [count for _, count in self.jobs] or [self.size]
         of = np.repeat(np.arange(len(counts)), counts)
         peak, one = np.where(of == of[index], np.exp(self.log_load), 0.0), slice(index, index + 1)
-        return holding_as_much(self.plans, peak, {name: values[one] for name, values in self.plans.items()}, peak[one])
+        return needs_as_much(self.plans, peak, {name: values[one] for name, values in self.plans.items()}, peak[one])
 
     @property
     def size(self) -> int:

@@ -17,29 +17,29 @@ from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.physics.cost_model import judged_by, stated
+from jointopt.physics.cost_model import constrained_results, stated_limits
 from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES
 from jointopt.surrogate.correction import surrogate_names
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
-from jointopt.surrogate.job_model import JobModel, of_surrogate
+from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
-from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
-from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured
+from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, MemoryEvidence, MemoryPosterior, certain_oom_rows
+from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns
 from jointopt.surrogate.tune_model import (
     INFORMED,
     OF_POWER,
-    Adapted,
+    PlanEstimates,
     Spread,
-    adapted,
-    left_out,
+    estimate_plans,
+    fixed_prediction_error,
+    learn_other_jobs,
+    leave_one_out,
     mean_loss,
-    of_other_jobs,
     plan_features,
-    unmoved_scatter,
-    with_own_rows,
+    residual_by_own_runs,
 )
 from jointopt.workflows.campaign.candidates import Candidates
 
@@ -81,7 +81,7 @@ class _Found:
     ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
     """
 
-    adapted: Adapted
+    estimates: PlanEstimates
     source: str
     off: Floats
     deviation: Floats
@@ -106,22 +106,22 @@ class Outlook:
         columns: Columns = {"probability_fits": probability}
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
-        found_by_name: dict[str, Adapted] = {}
+        found_by_name: dict[str, PlanEstimates] = {}
         memo: dict[str, _Found] = {}
-        for name in dict.fromkeys([*objectives, *judged_by(self._job)]):
+        for name in dict.fromkeys([*objectives, *constrained_results(self._job)]):
             found = self._found(name, index, rows, memo)
-            found_by_name[name] = found.adapted
+            found_by_name[name] = found.estimates
             basis = found.source if name == "iteration_time_s" else basis
             if name in objectives:
-                mean, deviation = found.adapted.mean, found.adapted.deviation
+                mean, deviation = found.estimates.mean, found.estimates.deviation
                 columns[name] = np.exp(mean)
                 columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
                 columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
-                draws[name] = np.exp(found.adapted.draws(SAMPLES, self._rng))
+                draws[name] = np.exp(found.estimates.draws(SAMPLES, self._rng))
         for kept in kept_probabilities(self._job, found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        apart = {name: found_by_name[name].apart for name in objectives}
+        apart = {name: found_by_name[name].own_deviation for name in objectives}
         return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
 
     def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
@@ -144,9 +144,9 @@ class Outlook:
         gpus = np.log(self._candidates.predicted["energy_j"])
         for name in _PARTS:
             gpus = gpus - np.log(self._candidates.predicted[name])
-        loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
-        noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
-        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, loadings, noise)
+        loadings = np.hstack([time.estimates.loadings, power.estimates.loadings])
+        noise = float(np.hypot(time.estimates.noise, power.estimates.noise))
+        both = PlanEstimates(time.estimates.mean + power.estimates.mean + gpus, loadings, noise)
         return _Found(both, time.source, off, deviation)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
@@ -167,25 +167,25 @@ class Outlook:
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             if (grown := self._grown(name, index, rows)) is not None:
                 choices.append((physics + grown, INFORMED, _TOGETHER))
-            without = [left_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
+            without = [leave_one_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
             losses = [
                 mean_loss(*errors) + AHEAD * (source == _TOGETHER)
                 for errors, (_, _, source) in zip(without, choices, strict=True)
             ]
             if choices[-1][2] == _TOGETHER and losses[-1] >= mean_loss(
-                *left_out(self._features, physics, at, seen, INFORMED, held)
+                *leave_one_out(self._features, physics, at, seen, INFORMED, held)
             ):  # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
                 losses[-1] = np.inf
             best, far = int(np.argmin(losses)), np.where(held, np.nan, seen - physics[at])
-            unmoved = far, unmoved_scatter(far, own.noise)
+            unmoved = far, fixed_prediction_error(far, own.noise)
             if mean_loss(*unmoved) < losses[best]:
                 off[:, good] = unmoved
                 scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
-                fixed = adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
+                fixed = estimate_plans(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
                 return _Found(fixed, _PHYSICS, *off)
             off[:, good] = without[best]
         prior, spread, source = choices[best]
-        return _Found(adapted(self._features, prior, at, seen, spread, held), source, *off)
+        return _Found(estimate_plans(self._features, prior, at, seen, spread, held), source, *off)
 
     def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
         """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.
@@ -216,7 +216,7 @@ def of_candidate(columns: Columns, index: int) -> dict[str, float]:
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
-def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Floats]:
+def kept_probabilities(job: Job, found: Mapping[str, PlanEstimates]) -> Iterator[Floats]:
     """For each bound that the job states, memory's aside, how probably every candidate keeps it, (n,).
 
     What is worked out from several results counts as log-normal, as wide as if all of them erred the same way.
@@ -224,8 +224,8 @@ def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Float
     middle, high = (
         {name: np.exp(each.mean + step * each.deviation) for name, each in found.items()} for step in (0.0, 1.0)
     )
-    above = stated(job, high)  # by one standard deviation
-    for name, (values, bound) in stated(job, middle).items():
+    above = stated_limits(job, high)  # by one standard deviation
+    for name, (values, bound) in stated_limits(job, middle).items():
         yield _probability_below(np.log(values), np.log(above[name][0] / values), bound)
 
 
@@ -259,8 +259,8 @@ def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
-    measured = {name: np.array([result(row, name)]) for name in judged_by(job)}
-    held = {name: (float(values[0]), bound) for name, (values, bound) in stated(job, measured).items()}
+    measured = {name: np.array([result(row, name)]) for name in constrained_results(job)}
+    held = {name: (float(values[0]), bound) for name, (values, bound) in stated_limits(job, measured).items()}
     if (fraction := job.constraints.memory_fraction) is not None:
         held["memory_fraction"] = result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
     return held
@@ -292,7 +292,7 @@ class Earlier:
     unread: str = ""  # why stored runs are not used at all; blank where they are
     evidence: Mapping[Source, Evidence] = field(default_factory=dict)  # of other jobs
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
-    known: Measured | None = None  # runs of other jobs there
+    known: SourceRuns | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
@@ -333,11 +333,11 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     here, known = evidence.get(source, Evidence()), None
     if here.runs is not None and not others:
         power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
-        known = Measured(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
+        known = SourceRuns(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
     return Earlier(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
         memory=here.memory, evidence=evidence, plans=plans, known=known,
-        out=surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
+        out=certain_oom_rows(priced, new, old[(table["status"] == OOM_STATUS).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
 
 
@@ -353,7 +353,7 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     names = (*_MOVED, *[PEAK] * (PEAK in candidates.predicted))
     if earlier.plans is not None and earlier.known is not None and len(earlier.known.runs) >= LEAST_RUNS:
         source = Source.parse(str(earlier.plans.source[0]))
-        learned = of_other_jobs(source, earlier.known, surrogate)
+        learned = learn_other_jobs(source, earlier.known, surrogate)
         if learned is not None and learned.orders_better:
             by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
             known = names if learned.surrogate.own[0].knows_power else names[:1]
@@ -364,7 +364,7 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     if own is None and model.name not in surrogate_names():
         by = by.of_user()
     better = own is not None and own.errors["time"] < own.errors["physics"]
-    if by.surrogate is not None and (better or (not count and of_surrogate(model.name) in by.evidence.counts)):
+    if by.surrogate is not None and (better or (not count and surrogate_place(model.name) in by.evidence.counts)):
         remembered = int((by.surrogate.support.source == str(by.source)).sum())
         new, why = by.surrogate.new_groups_of(str(by.source)), "as those of propose do"
         what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
@@ -452,7 +452,7 @@ class Growing:
         """Logarithm of the factor (n,) on the predicted time of every candidate, None where too few runs are known.
 
         ``index`` (m,) of the candidates that ran, ``residual`` (m,) log(measured / physics) of their time. At those
-        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.with_own_rows`).
+        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.residual_by_own_runs`).
         """
         count = len(index)
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
@@ -463,7 +463,7 @@ class Growing:
             if plans is not None and self._kernel is not None:
                 text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
                 _log.info(text, self._others, count)
-                self._log_factor = with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
+                self._log_factor = residual_by_own_runs(plans, index, residual, self._earlier.known, self._kernel)
         return self._log_factor
 
     def _as_runs(self) -> Runs | None:

@@ -21,14 +21,14 @@ from jointopt.physics.calibrate.law_fit import (
 )
 from jointopt.physics.calibrate.measured_pipelines import _rank_rows
 from jointopt.physics.calibrate.profiles import (
-    Fitted,
+    ExplainedFit,
     _weighed,
     calibration_of,
     fit_profiles,
+    last_rows,
     mean_error_percent,
     rounded,
     spread_evenly,
-    tail,
 )
 from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 
@@ -56,7 +56,7 @@ def test_few_of_many_rows_are_spread_from_the_first_to_the_last() -> None:
 
 
 def test_the_tail_of_an_estimate_is_scaled_at_all_its_ends() -> None:
-    found = tail(Estimate(*(np.array([1.0, 2.0, 3.0]) + k for k in (0, -1, 1))), 2, 4.0)
+    found = last_rows(Estimate(*(np.array([1.0, 2.0, 3.0]) + k for k in (0, -1, 1))), 2, 4.0)
     assert [end.tolist() for end in (found.value, found.low, found.high)] == [[8, 12], [4, 8], [12, 16]]
 
 
@@ -151,7 +151,7 @@ def test_a_board_limit_is_stated_where_readings_left_less_than_four_fifths_of_it
     none, one = Estimate(*[np.ones(1)] * 3), np.array([0])
     fitted = StageFit(Hierarchy(one, 1), np.log(np.full(16, 2.0)), np.full(16, sd), Fit(one, one), none, none, none)
     table = response_table(sweep())
-    found = calibration_of(table, board, [Fitted(fitted, CLOCKS / 1000, {"time": 1.0}, ["work"])])
+    found = calibration_of(table, board, [ExplainedFit(fitted, CLOCKS / 1000, {"time": 1.0}, ["work"])])
     assert found.constants.board_limit_w == (2.0 if stated else None)
     assert found.constants.static_w == pytest.approx(2.0)
     assert found.plus_minus["static_w"] == pytest.approx(1.645 * sd * 2.0, rel=1e-3)

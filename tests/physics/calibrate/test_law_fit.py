@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.physics.calibrate.law_fit import Hierarchy, ResponsePrior, take
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, reached_clock, switching_shape
+from jointopt.physics.calibrate.law_fit import Hierarchy, ResponsePrior, constants_of_rows
+from jointopt.physics.clock_law import (
+    CurveConstants,
+    GpuConstants,
+    log_power_w,
+    log_time_s,
+    reached_clock,
+    switching_shape,
+)
 
-SHAPE = Shape(knee=0.77, rise=0.25, softness=0.02, floor=0.2, idle_w=50.0)
-WORK = Work(np.array(0.0), np.array(0.8), np.array(60.0), np.array(430.0), np.array(1.0))
+SHAPE = GpuConstants(knee=0.77, rise=0.25, softness=0.02, floor=0.2, idle_w=50.0)
+WORK = CurveConstants(np.array(0.0), np.array(0.8), np.array(60.0), np.array(430.0), np.array(1.0))
 X = np.linspace(0.3, 1.0, 50)
 
 
@@ -69,9 +76,9 @@ def test_a_reading_changes_with_no_parameter_that_it_does_not_follow() -> None:
     mean, _ = hierarchy.prior(ResponsePrior(), np.zeros(3), np.full(3, 300.0))
     x, limit_w = np.array([0.5, 0.8, 0.9, 1.0]), np.full(4, 250.0)
     at = mean + 0.1 * np.eye(hierarchy.size)
-    arguments = [(hierarchy.shape(theta), take(hierarchy.work(theta), curve)) for theta in (mean, *at)]
+    arguments = [(hierarchy.shape(theta), constants_of_rows(hierarchy.work(theta), curve)) for theta in (mean, *at)]
     times, powers = (np.array([law(*one, x, limit_w) for one in arguments]) for law in (log_time_s, log_power_w))
     changed = (times[1:] != times[0]) | (powers[1:] != powers[0])
-    followed = (hierarchy.follows(curve)[:, None, :] == np.arange(hierarchy.size)[:, None]).any(axis=0)
+    followed = (hierarchy.depends_on(curve)[:, None, :] == np.arange(hierarchy.size)[:, None]).any(axis=0)
     assert changed.any(axis=1).sum() > len(hierarchy.kind_of)
     assert not (changed & ~followed).any()

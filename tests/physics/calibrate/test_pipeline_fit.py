@@ -15,10 +15,10 @@ from jointopt.physics.calibrate.pipeline_fit import (
     fit_ranks,
     scattered_schedule_s,
 )
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, switching_shape
+from jointopt.physics.clock_law import CurveConstants, GpuConstants, log_power_w, log_time_s, switching_shape
 from jointopt.physics.schedule import replay
 
-SHAPE = Shape(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
+SHAPE = GpuConstants(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
 MICRO_BATCHES = 8
 BLANKED = ("time_s", "iteration_s", "energy_j")
 WAIT_W = 100.0  # at the maximum clock
@@ -28,7 +28,7 @@ def measured(clocks: Floats, limits_w: Floats | None = None) -> RankRows:
     """Two ranks under each plan's clocks (plans, 2) and limits (plans, 2)."""
     plan, rank = np.divmod(np.arange(clocks.size), 2)
     x = np.tile(clocks.reshape(-1), (2, 1))
-    own = [Work(np.log(t * (1 + 0.1 * rank)), *map(np.array, (0.7, 62.0, 300.0, 1.0))) for t in (0.1, 0.2)]
+    own = [CurveConstants(np.log(t * (1 + 0.1 * rank)), *map(np.array, (0.7, 62.0, 300.0, 1.0))) for t in (0.1, 0.2)]
     given_w = np.full(clocks.size, np.nan) if limits_w is None else limits_w.reshape(-1)
     limit = np.nan_to_num(given_w, nan=2000.0)
     time = np.exp([log_time_s(SHAPE, w, x[0], limit) for w in own])

@@ -5,10 +5,10 @@ import pytest
 
 from jointopt.core.schema import Floats
 from jointopt.physics.calibrate.law_fit import ResponsePrior, StageRows, fit_stages
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s
+from jointopt.physics.clock_law import CurveConstants, GpuConstants, log_power_w, log_time_s
 
-SHAPE = Shape(knee=0.72, rise=0.2, softness=0.02, floor=0.2, idle_w=50.0)
-WORK = Work(np.array(-3.0), np.array(0.7), np.array(65.0), np.array(300.0), np.array(1.0))
+SHAPE = GpuConstants(knee=0.72, rise=0.2, softness=0.02, floor=0.2, idle_w=50.0)
+WORK = CurveConstants(np.array(-3.0), np.array(0.7), np.array(65.0), np.array(300.0), np.array(1.0))
 
 
 def profile(x: Floats, known: Floats, limit_w: float = 450.0) -> StageRows:

@@ -21,7 +21,14 @@ from jointopt.physics.calibrate.law_fit import (
 )
 from jointopt.physics.calibrate.measured_pipelines import _whole_plans, fit_pipelines
 from jointopt.physics.calibrate.pipeline_fit import _prior, _RankLaw
-from jointopt.physics.calibrate.profiles import NOT_PREDICTED, Fitted, _keys, _listed, calibration_of, fit_profiles
+from jointopt.physics.calibrate.profiles import (
+    NOT_PREDICTED,
+    ExplainedFit,
+    _keys,
+    _listed,
+    calibration_of,
+    fit_profiles,
+)
 from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 from tests.physics.calibrate.test_by_hand import BOARD, sweep
 from tests.physics.calibrate.test_pipeline_fit import MICRO_BATCHES, PLANS, hidden, measured
@@ -65,7 +72,7 @@ def test_a_calibration_states_each_figure_from_its_own_place() -> None:
     theta[0] = 0.7
     fitted = StageFit(Hierarchy(one, 1), theta, np.full(16, 0.01), Fit(one, one), none, none, none)
     board = Board("x", 1000.0, 10.0, ResponsePrior(limit_sd=0.1))
-    found = calibration_of(response_table(sweep()), board, [Fitted(fitted, np.ones(1), {"time": 1.0}, ["work"])])
+    found = calibration_of(response_table(sweep()), board, [ExplainedFit(fitted, np.ones(1), {"time": 1.0}, ["work"])])
     stated = found.constants
     figures = (stated.knee_fraction, stated.voltage_ratio, stated.static_w, stated.board_limit_w)
     assert figures == pytest.approx((0.7, 1.0 + 3.0, 8.0, 9.0), rel=1e-3)
@@ -93,7 +100,7 @@ def test_known_times_of_passes_stay_and_the_others_settle_at_those_of_the_law() 
     rows = hidden(measured(PLANS), 4)
     hierarchy = Hierarchy(np.repeat([0, 1], 2), 2)
     theta = _prior(rows, hierarchy, ResponsePrior(limit_w=400.0)).mean
-    law = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s)).settled(theta)
+    law = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s)).with_own_times(theta)
     out = rows.plan == 4
     assert (law.time_s[:, ~out] == rows.time_s[:, ~out]).all()
     assert law.time_s[:, out] == pytest.approx(law.passes(theta)[0][:, out], rel=1e-3)

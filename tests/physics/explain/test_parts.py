@@ -15,7 +15,7 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import Common
+from jointopt.physics.costs import SharedCosts
 from jointopt.physics.explain.parts import Breakdown, breakdown, communication_j, memory_traffic_j
 
 Physics = Callable[[int], CostModel]
@@ -163,7 +163,7 @@ def test_a_pair_of_stages_on_two_nodes_talks_between_nodes(gpus: int, link: str,
 def test_links_between_nodes_are_distinguished_where_prices_are_shared_too(make_job: Jobs, price: Price) -> None:
     job = make_job(16)
     alone = price(job, dp=8, pp=2)
-    shared = CostModel(job, alone.layouts, common=Common(alone.hardware, alone.shapes))
+    shared = CostModel(job, alone.layouts, common=SharedCosts(alone.hardware, alone.shapes))
     for kind, links in communication_j(shared, 0).items():
         for link, joules in links.items():
             np.testing.assert_allclose(joules, communication_j(alone, 0)[kind][link])

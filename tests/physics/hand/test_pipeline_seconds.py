@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jointopt.physics.makespan import iteration_time_s
+from jointopt.physics.makespan import regular_makespan_s
 from jointopt.physics.polish.graph import beyond_schedule_s, instruction_costs
 from jointopt.physics.schedule import warmup_slots
 from tests.physics.hand.plain_machine import (
@@ -46,7 +46,7 @@ def idle(**given: Any) -> dict[str, float]:
 def makespan_s(forward: list[float], backward: list[float], vpp: int, batches: int) -> float:
     times = (np.array([forward]), np.array([backward]))
     shape = (np.array([value]) for value in (len(forward), vpp, batches))
-    return float(iteration_time_s(*times, *shape)[0])
+    return float(regular_makespan_s(*times, *shape)[0])
 
 
 def test_each_micro_batch_waits_for_one_activation_and_one_gradient_per_stage() -> None:

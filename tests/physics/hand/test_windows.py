@@ -133,7 +133,7 @@ def test_chunks_of_a_rank_take_what_their_own_layers_do() -> None:
 def test_equal_shares_of_layers_stay_equal_where_all_have_the_window() -> None:
     plan: dict[str, Any] = {"pp": 3, "vpp": 2, "batches": 6}
     made = physics(model=replace(narrow(), num_layers=32), **plan).groups[0]
-    assert not made.split.walked.any()
+    assert not made.split.irregular.any()
     assert not any(kind[0].any() for kind in made.split.kinds[:2])
 
 

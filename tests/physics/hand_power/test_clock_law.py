@@ -9,8 +9,8 @@ import pytest
 
 from jointopt.physics.calibrate.law_fit import Hierarchy, ResponsePrior, matern
 from jointopt.physics.clock_law import (
-    Shape,
-    Work,
+    CurveConstants,
+    GpuConstants,
     lagged_limit,
     lead_s,
     log_power_w,
@@ -20,8 +20,8 @@ from jointopt.physics.clock_law import (
 )
 
 # V is 1 / 1.25 = 0.8 up to x = 0.6 and 0.9 at 0.8; at the top 50 + 300 W.
-SHARP = Shape(knee=0.6, rise=0.25, softness=1e-4, floor=0.3, idle_w=40.0)
-WORK = Work(np.log(np.array(2.0)), np.array(0.7), np.array(50.0), np.array(300.0), np.array(1.0))
+SHARP = GpuConstants(knee=0.6, rise=0.25, softness=1e-4, floor=0.3, idle_w=40.0)
+WORK = CurveConstants(np.log(np.array(2.0)), np.array(0.7), np.array(50.0), np.array(300.0), np.array(1.0))
 FREE = np.array(5000.0)
 
 
@@ -97,7 +97,7 @@ def test_parameters_of_gpu_kind_and_curve_make_the_constants_of_a_curve() -> Non
     theta[13:] = np.repeat([np.log(2), np.log(1.2), 0.1, np.log(1.1), np.log(0.9)], 3)
     hierarchy = Hierarchy(np.array([0, 1, 0]), 2)
     work = hierarchy.work(theta)
-    assert hierarchy.shape(theta) == Shape(*map(pytest.approx, (0.7, 0.25, 0.02, 0.3, 40.0)))
+    assert hierarchy.shape(theta) == GpuConstants(*map(pytest.approx, (0.7, 0.25, 0.02, 0.3, 40.0)))
     assert hierarchy.limit_w(theta) == pytest.approx(400)
     assert np.exp(work.log_time_s).tolist() == pytest.approx([2.0] * 3)
     assert work.share.tolist() == pytest.approx([1 / (1 + np.exp(-s)) for s in (0.6, 0.85, 0.6)])

@@ -59,4 +59,4 @@ def test_a_reading_has_the_weight_of_students_distribution_of_four_degrees(away:
 
 def test_rows_queried_later_have_usual_noise() -> None:
     own = Fit(np.zeros(1), np.array([0.5, 1.0, 0.25, 1.0]))
-    assert own.padded(2, 3).weight.tolist() == [0.5, 1.0, 1.0, 0.25, 1.0, 1.0]
+    assert own.with_new_rows(2, 3).weight.tolist() == [0.5, 1.0, 1.0, 0.25, 1.0, 1.0]

@@ -15,7 +15,7 @@ from jointopt.physics.calibrate.law_fit import (
     StageRows,
     _first_guesses,
     _readings,
-    departures,
+    error_correlation,
     fit_stages,
     interval,
     per_curve,
@@ -46,7 +46,7 @@ def stage_rows(x: list[float], limit_w: list[float], curve: list[int], mixed: bo
 
 def test_errors_of_the_law_are_alike_near_each_other_and_apart_under_a_limit() -> None:
     # Matérn at √3·ln(1/0.9)/0.1 and, between limits, √3·ln(300/250)/0.3
-    near = departures(np.array([1.0, 0.9, 1.0, 1.0]), np.array([NAN, NAN, 300.0, 250.0]))
+    near = error_correlation(np.array([1.0, 0.9, 1.0, 1.0]), np.array([NAN, NAN, 300.0, 250.0]))
     z, w = np.sqrt(3) * np.log(1 / 0.9) / 0.1, np.sqrt(3) * np.log(1.2) / 0.3
     assert near[0, 1] == pytest.approx((1 + z) * np.exp(-z))
     assert near[2, 3] == pytest.approx((1 + w) * np.exp(-w))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Options, Problem, efficient
+from jointopt.physics.polish.graph import Options, Problem, efficient_options
 from jointopt.physics.schedule import schedule_graph
 
 
@@ -13,7 +13,7 @@ def curve(fastest_s: float, sensitive: float, clocks: int = 9) -> Options:
     """Time t0 + t1 / x and energy x² of a pass between 70 % and 100 % of the highest clock."""
     x = np.linspace(0.7, 1.0, clocks)
     time_s = fastest_s * (1.0 - sensitive + sensitive / x)
-    return efficient(1000.0 * x, time_s, 100.0 * fastest_s * x**2)
+    return efficient_options(1000.0 * x, time_s, 100.0 * fastest_s * x**2)
 
 
 @st.composite

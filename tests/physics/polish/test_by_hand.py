@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.physics.polish.graph import Options, Problem, convex, latest_ends_s, widened, window
+from jointopt.physics.polish.graph import (
+    Options,
+    Problem,
+    convex_options,
+    extend_choice,
+    latest_ends_s,
+    windowed_problem,
+)
 from jointopt.physics.polish.solvers import _spec, _units, least_energy
 from jointopt.physics.schedule import ends_s, schedule_graph
 
@@ -74,7 +81,7 @@ def test_a_clock_above_the_line_between_its_neighbours_is_left_out() -> None:
     # from (1, 10) to (3, 4) the line is at 7 J after 2 s
     for joules, kept in ((7.5, [1.0, 3.0]), (6.5, [1.0, 2.0, 3.0])):
         curve = Options(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([10.0, joules, 4.0]))
-        assert convex(curve).duration_s.tolist() == kept
+        assert convex_options(curve).duration_s.tolist() == kept
 
 
 def test_energy_by_units_of_time_is_interpolated() -> None:
@@ -85,14 +92,14 @@ def test_energy_by_units_of_time_is_interpolated() -> None:
 @pytest.mark.parametrize(("most", "batches"), [(40, 10), (16, 4), (2, 2)])
 def test_a_window_holds_two_instructions_per_rank_and_micro_batch(most: int, batches: int) -> None:
     long = Problem(schedule_graph(2, 1, 20), PAIR.options)
-    assert window(long, most).graph.num_micro_batches == batches
+    assert windowed_problem(long, most).graph.num_micro_batches == batches
 
 
 def paced_middle(chunks: int, pace: float) -> tuple[set[float], set[float], set[float]]:
     """Seconds of forward and backward passes in the middle of 20 micro-batches, and of those in both ends' window."""
     long = Problem(schedule_graph(2, chunks, 20), PAIR.options)
-    part = window(long, 16 * chunks)
-    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
+    part = windowed_problem(long, 16 * chunks)
+    seconds = long.durations_s(extend_choice(part, part.fastest(), long, pace))
     middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)  # the rest is the window's
     backward = long.graph.backward
     return set(seconds[middle & ~backward]), set(seconds[middle & backward]), set(seconds[~middle])
@@ -117,7 +124,7 @@ def test_the_ends_of_the_whole_are_those_of_the_window(few: int) -> None:
     head, left_out = few // 2, 10 - few
     slowed = {(b, mb) for b in (False, True) for mb in range(few) if (mb + b) % 2}  # forward odd, backward even
     choice = np.array([key in slowed for key in zip(part.graph.backward, part.graph.micro_batch, strict=True)], int)
-    found = widened(part, choice, long, 0.0)  # a pace that none keeps: the middle as fast as it can
+    found = extend_choice(part, choice, long, 0.0)  # a pace that none keeps: the middle as fast as it can
     for backward, batch, slow in zip(long.graph.backward, long.graph.micro_batch, found, strict=True):
         same = batch if batch < head else batch - left_out
         assert slow == ((batch < head or same >= head) and (backward, same) in slowed)
@@ -150,5 +157,5 @@ def test_the_last_backward_pass_has_options_of_its_own() -> None:
     problem = Problem(schedule_graph(1, 1, 2), kinds)
     assert sorted(problem.durations_s(problem.fastest())) == [1.0, 1.0, 2.0, 3.0]
     part, whole = Problem(schedule_graph(1, 1, 2), kinds), Problem(schedule_graph(1, 1, 4), kinds)
-    found = widened(part, part.fastest(), whole, 3.0)
+    found = extend_choice(part, part.fastest(), whole, 3.0)
     assert whole.makespan_s(found) == pytest.approx(4 * 1.0 + 3 * 2.0 + 3.0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from jointopt.core.errors import UsageError
 from jointopt.physics.polish.graph import Options, Problem
-from jointopt.physics.polish.solvers import _spec, least_energy, need_lowtime, shortened
+from jointopt.physics.polish.solvers import _spec, least_energy, lowtime_schedules, need_lowtime
 from jointopt.physics.schedule import schedule_graph
 
 from .conftest import problems
@@ -29,7 +29,7 @@ def test_without_lowtime_one_sentence_says_how_to_install_it(monkeypatch: pytest
 def test_it_goes_from_the_slowest_schedule_to_about_the_fastest_and_saves_as_the_linear_programme(
     problem: Problem,
 ) -> None:
-    schedules = [problem.within(seconds) for seconds in shortened(problem, 0.1)]
+    schedules = [problem.within(seconds) for seconds in lowtime_schedules(problem, 0.1)]
     slow, fast = problem.makespan_s(problem.slowest()), problem.makespan_s(problem.fastest())
     assert problem.makespan_s(schedules[0]) == pytest.approx(slow, rel=0.1)
     assert problem.makespan_s(schedules[-1]) <= fast + 0.1 * len(problem.graph)
@@ -41,14 +41,14 @@ def test_it_goes_from_the_slowest_schedule_to_about_the_fastest_and_saves_as_the
 
 def test_instructions_that_no_clock_changes_leave_nothing_to_shorten() -> None:
     fixed = Options(np.array([1000.0]), np.array([1.0]), np.array([1.0]))
-    assert len(list(shortened(Problem(schedule_graph(2, 1, 2), [fixed] * 6), 0.1))) == 1
+    assert len(list(lowtime_schedules(Problem(schedule_graph(2, 1, 2), [fixed] * 6), 0.1))) == 1
 
 
 def test_seconds_start_where_every_pass_is_at_its_slowest_and_fall_to_the_fastest() -> None:
     forward = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), np.array([10.0, 4.0]))
     last = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), np.array([20.0, 16.0]))
     alone = Problem(schedule_graph(1, 1, 1), [forward, last, last])
-    seconds = np.array(list(shortened(alone, 0.25)))
+    seconds = np.array(list(lowtime_schedules(alone, 0.25)))
     assert seconds[0] == pytest.approx([2.0, 4.0])
     assert seconds[-1] == pytest.approx([1.0, 2.0])
     assert np.diff(seconds.sum(axis=1)) == pytest.approx(-0.25)
@@ -67,7 +67,7 @@ def test_a_last_unit_that_saves_less_than_a_thousandth_of_the_dearest_is_left_ou
 def test_beside_a_pass_that_no_clock_changes_the_others_are_shortened() -> None:
     fixed = Options(np.array([1000.0]), np.array([1.0]), np.array([10.0]))
     last = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), np.array([20.0, 16.0]))
-    seconds = np.array(list(shortened(Problem(schedule_graph(1, 1, 1), [fixed, last, last]), 1.0)))
+    seconds = np.array(list(lowtime_schedules(Problem(schedule_graph(1, 1, 1), [fixed, last, last]), 1.0)))
     assert seconds.tolist() == [[1, 4], [1, 3], [1, 2]]
 
 
@@ -76,6 +76,6 @@ def test_schedules_do_not_depend_on_how_much_energy_a_pass_takes(times: float) -
     # lowtime takes 1e4 of a unit's energy for infinite and 1e-6 for nothing
     forward = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), times * np.array([10.0, 4.0]))
     last = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), times * np.array([20.0, 16.0]))
-    seconds = np.array(list(shortened(Problem(schedule_graph(1, 1, 1), [forward, last, last]), 0.5)))
+    seconds = np.array(list(lowtime_schedules(Problem(schedule_graph(1, 1, 1), [forward, last, last]), 0.5)))
     # the pass that saves 2 W is shortened before the one that saves 6 W
     assert seconds.tolist() == [[2, 4], [2, 3.5], [2, 3], [2, 2.5], [2, 2], [1.5, 2], [1, 2]]

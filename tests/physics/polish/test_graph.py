@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
-from jointopt.physics.makespan import iteration_time_s
+from jointopt.physics.makespan import regular_makespan_s
 from jointopt.physics.polish.graph import latest_ends_s
 from jointopt.physics.schedule import ends_s, schedule_graph
 
@@ -26,7 +26,7 @@ def test_equal_clocks_take_as_long_as_the_closed_form_of_the_pipeline(shape, tim
     forward, backward = passes(shape, times)
     graph = schedule_graph(*shape)
     seconds = np.where(graph.backward, backward[graph.rank], forward[graph.rank]) / shape[1]
-    exact = iteration_time_s(forward[None], backward[None], *(np.array([n]) for n in shape))[0]
+    exact = regular_makespan_s(forward[None], backward[None], *(np.array([n]) for n in shape))[0]
     assert ends_s(graph, seconds).max() == pytest.approx(exact, rel=1e-12)
 
 

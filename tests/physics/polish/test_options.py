@@ -7,27 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Options, Problem, convex, efficient
+from jointopt.physics.polish.graph import Options, Problem, convex_options, efficient_options
 from jointopt.physics.schedule import schedule_graph
 
 from .conftest import curve, problems
 
 
 def test_a_clock_that_another_beats_in_time_and_energy_is_no_option() -> None:
-    kept = efficient(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([5.0, 4.0, 4.5]))
+    kept = efficient_options(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([5.0, 4.0, 4.5]))
     assert kept.clock_mhz.tolist() == [3.0, 2.0]
 
 
 def test_of_clocks_that_a_power_limit_makes_equal_the_lowest_is_kept() -> None:
-    kept = efficient(np.array([1200.0, 1300.0, 1410.0]), np.full(3, 1.0), np.full(3, 7.0))
+    kept = efficient_options(np.array([1200.0, 1300.0, 1410.0]), np.full(3, 1.0), np.full(3, 7.0))
     assert kept.clock_mhz.tolist() == [1200.0]
 
 
 @given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=1, max_size=12))
 def test_no_option_lies_below_the_convex_hull(points) -> None:
     time_s, energy_j = np.array(points).T
-    options = efficient(np.arange(len(points), dtype=float), time_s, energy_j)
-    hull = convex(options)
+    options = efficient_options(np.arange(len(points), dtype=float), time_s, energy_j)
+    hull = convex_options(options)
     on_hull = np.interp(options.duration_s, hull.duration_s, hull.energy_j)
     assert (options.energy_j >= on_hull - 1e-9).all()
 

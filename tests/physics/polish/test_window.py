@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Problem, widened, window
+from jointopt.physics.polish.graph import Problem, extend_choice, windowed_problem
 from jointopt.physics.schedule import schedule_graph
 
 from .conftest import curve, problems
@@ -20,21 +20,21 @@ def pipeline(pp: int = 3, vpp: int = 1, batches: int = 60) -> Problem:
 
 @pytest.mark.parametrize(("vpp", "most", "batches"), [(1, 120, 20), (2, 120, 9), (1, 1, 3), (1, 10**6, 60)])
 def test_a_window_has_whole_groups_of_micro_batches_and_at_least_as_many_as_ranks(vpp, most, batches) -> None:
-    assert window(pipeline(vpp=vpp), most).graph.num_micro_batches == batches
+    assert windowed_problem(pipeline(vpp=vpp), most).graph.num_micro_batches == batches
 
 
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_the_fastest_window_at_the_fastest_pace_is_the_fastest_schedule(vpp: int) -> None:
     whole = pipeline(vpp=vpp)
-    part = window(whole, 120)
-    assert np.array_equal(widened(part, part.fastest(), whole, 0.0), whole.fastest())
+    part = windowed_problem(whole, 120)
+    assert np.array_equal(extend_choice(part, part.fastest(), whole, 0.0), whole.fastest())
 
 
 def test_first_and_last_micro_batches_keep_their_clocks() -> None:
     whole = pipeline()
-    part = window(whole, 120)
+    part = windowed_problem(whole, 120)
     batch = whole.graph.micro_batch
-    wide = widened(part, part.slowest(), whole, 0.0)
+    wide = extend_choice(part, part.slowest(), whole, 0.0)
     ends = (batch < 10) | (batch >= 50)
     assert np.array_equal(wide[ends], whole.slowest()[ends])
     assert not wide[~ends].any()
@@ -45,8 +45,8 @@ def test_first_and_last_micro_batches_keep_their_clocks() -> None:
 def test_a_slower_pace_never_takes_more_energy(problem, pace_s, slower) -> None:
     graph = problem.graph
     whole = Problem(schedule_graph(graph.pp, graph.vpp, 20 * graph.pp), problem.options)
-    part = window(whole, 2 * len(graph))
-    fast, slow = (widened(part, part.fastest(), whole, pace) for pace in (pace_s, slower * pace_s))
+    part = windowed_problem(whole, 2 * len(graph))
+    fast, slow = (extend_choice(part, part.fastest(), whole, pace) for pace in (pace_s, slower * pace_s))
     if pace_s > widest_s(part):
         assert whole.energy_j(slow) <= whole.energy_j(fast)
 

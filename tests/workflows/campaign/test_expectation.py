@@ -15,7 +15,7 @@ from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.surrogate.tune_model import Adapted, Spread
+from jointopt.surrogate.tune_model import PlanEstimates, Spread
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.expectation import (
     Earlier,
@@ -74,7 +74,7 @@ def test_a_bound_is_kept_with_the_normal_probability_of_the_logarithm() -> None:
 def test_a_bound_of_the_site_without_hosts_is_kept_as_surely_as_that_of_its_gpus(limit: str, bound: float) -> None:
     job = job_with({"pue": 1.0, "host_power_w": 0.0, "host_load_share": 0.0}, **{limit: bound})
     means = {"iteration_time_s": 2.0, "energy_j": 6400.0, "avg_power_w": 400.0}
-    found = {name: Adapted(np.log([mean]), np.zeros((1, 1)), 0.1) for name, mean in means.items()}
+    found = {name: PlanEstimates(np.log([mean]), np.zeros((1, 1)), 0.1) for name, mean in means.items()}
     kept = [float(values[0]) for values in kept_probabilities(job, found)]
     gpus = bound / 6400.0 if limit == "facility_energy_j" else 1e3 * bound / (400.0 * 8)
     assert kept == [pytest.approx(NormalDist().cdf(math.log(gpus) / 0.1))]
@@ -90,7 +90,7 @@ def test_a_run_that_was_ended_early_bounds_its_time_and_its_energy_where_that_wa
 
 def made(mean: float, loadings: list[float], noise: float, off: float, deviation: float) -> _Found:
     """Of two candidates, after six runs that were each missed by so much."""
-    known = Adapted(np.full(2, mean), np.tile(loadings, (2, 1)), noise)
+    known = PlanEstimates(np.full(2, mean), np.tile(loadings, (2, 1)), noise)
     return _Found(known, f"off by {off}", np.full(6, off), np.full(6, deviation))
 
 
@@ -105,10 +105,10 @@ def at_eight_gpus() -> Outlook:
 def test_energy_is_time_by_power_by_gpus_and_errs_by_what_both_err() -> None:
     time, power = made(0.7, [0.03, 0.04], 0.12, 0.02, 0.1), made(6.1, [0.06], 0.05, -0.02, 0.1)
     found = at_eight_gpus()._of_parts(made(9.9, [0.1], 0.1, 0.3, 0.1), time, power)
-    assert found.adapted.mean == pytest.approx([0.7 + 6.1 + math.log(8)] * 2)
-    assert found.adapted.deviation == pytest.approx(np.sqrt([0.03**2 + 0.04**2 + 0.12**2 + 0.06**2 + 0.05**2] * 2))
-    assert found.adapted.loadings == pytest.approx(np.array([[0.03, 0.04, 0.06]] * 2))
-    assert found.adapted.noise == pytest.approx(0.13)
+    assert found.estimates.mean == pytest.approx([0.7 + 6.1 + math.log(8)] * 2)
+    assert found.estimates.deviation == pytest.approx(np.sqrt([0.03**2 + 0.04**2 + 0.12**2 + 0.06**2 + 0.05**2] * 2))
+    assert found.estimates.loadings == pytest.approx(np.array([[0.03, 0.04, 0.06]] * 2))
+    assert found.estimates.noise == pytest.approx(0.13)
     assert found.off == pytest.approx(np.zeros(6))
 
 

@@ -34,7 +34,7 @@ def learned_from(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(index))
         return np.full(40, float(len(index)))
 
-    monkeypatch.setattr(expectation, "with_own_rows", learn)
+    monkeypatch.setattr(expectation, "residual_by_own_runs", learn)
     return counts
 
 

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.cooling import Cooler
-from jointopt.physics.cost_model import LEAST_ROOM, Drawn, hottest_idle_w
+from jointopt.physics.cost_model import LEAST_ROOM, BoardPower, hottest_idle_w
 
 ROW, IDLE_W = np.zeros(1, np.int64), 60.0
 
 
-def drawn(factor: float = 1.25, offset_w: float = 0.0, mean_w=(1.0, 2.0), burst_w=(400.0, 700.0)) -> Drawn:
+def drawn(factor: float = 1.25, offset_w: float = 0.0, mean_w=(1.0, 2.0), burst_w=(400.0, 700.0)) -> BoardPower:
     """One layout, measured under 700 W; by default its mean is below any limit."""
     columns = (np.array([values], float).T for values in ((factor, offset_w), mean_w, burst_w))
-    return Drawn(700.0, *columns)
+    return BoardPower(700.0, *columns)
 
 
-def left_w(of: Drawn, *limits_w: float) -> list[float]:
-    return [of.left_w(np.full((1, 1), watts), ROW, IDLE_W).item() for watts in limits_w]
+def left_w(of: BoardPower, *limits_w: float) -> list[float]:
+    return [of.limit_in_physics_w(np.full((1, 1), watts), ROW, IDLE_W).item() for watts in limits_w]
 
 
 def test_kernels_that_draw_a_quarter_more_are_left_four_fifths_of_a_limit() -> None:
@@ -54,7 +54,7 @@ def test_a_higher_limit_never_leaves_less(factor: float, offset_w: float, seed: 
 
 def test_cells_read_back_as_the_same_numbers() -> None:
     of = drawn(1.1, 3.0, (100.0, 200.0), (150.0, 250.0))
-    again = Drawn.of_cells(700.0, of.cells)
+    again = BoardPower.of_cells(700.0, of.cells)
     assert of.cells[:, 0].tolist() == [1.1, 3.0, 100.0, 200.0, 150.0, 250.0]
     np.testing.assert_array_equal(again.cells, of.cells)
 
