@@ -14,7 +14,7 @@ from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, nod
 from jointopt.frameworks.targets import program_of, target_named
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def exported(
     """The words and files that start ``plan`` in ``target``, its notes among them; as `workflows.export.export`."""
     found = target_named(target)
     parsed = parse_plan(plan_alone(plan), job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     if broken := check_plan(job, record):
         raise PlanError(" ".join(broken))
     try:

@@ -15,7 +15,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import parse_plan, plan_assumptions
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.physics.explain.parts import (
     Breakdown,
@@ -59,7 +59,7 @@ def explain(
     stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) else ()
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
     parsed = parse_plan(plan, model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     broken = check_plan(model.job, record)
     check_priceable(model.job, record, broken)
     physics = model.cost_model(parsed.layouts)

@@ -15,7 +15,7 @@ from jointopt.frameworks.targets import version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.remedy import shortage_of
@@ -48,7 +48,7 @@ def export(
     # the memory that the plan lacks; None for one that is feasible
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan_alone(plan), model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     if short := shortage_of(model, model.cost_model(parsed.layouts), record):
         if not allow_tight:
             raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")

@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.limits import most
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.graph import (
     InstructionCosts,
@@ -71,7 +71,7 @@ def polish(
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     parsed = parse_plan(plan, job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     physics = _feasible(model, record, parsed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])

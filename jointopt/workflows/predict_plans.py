@@ -14,7 +14,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan, violations
-from jointopt.jobs.plans.text import parse_plan, plan_records, stage_clocks_to_text, widened
+from jointopt.jobs.plans.text import parse_plan, stage_clocks_to_text, widened
 from jointopt.physics.throughput import throughput
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
@@ -75,7 +75,7 @@ def of_plans(
     model = JobModel.of(job.on_site(pue), surrogate, measured, calibration, storage, machine)
     parsed = [parse_plan(plan, model.job) for plan in plans]
     for one in parsed:
-        record = plan_records(one.layouts, one.stage_clock_mhz, [0])[0]
+        record = one.record
         check_priceable(model.job, record, check_plan(model.job, record))
     layouts = concat(with_limits([one.layouts for one in parsed], model.job))
     deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)

@@ -160,7 +160,7 @@ def _with_odds(plans: Columns, fitting: Floats) -> Columns:
 def _today(model: JobModel, baseline: str) -> dict[str, Any]:
     """The fields of a proposal whose reference is the plan that runs today; PlanError where it cannot be priced."""
     parsed = parse_plan(baseline_plan(model.job, baseline), model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics, only = model.cost_model(parsed.layouts), np.zeros(1, np.int64)
     values = physics.evaluate(only, parsed.stage_clock_mhz)
@@ -272,7 +272,7 @@ def _published(model: JobModel, problem: Problem, physics: CostModel, answer: Co
     for recipe in recipes_for(job):
         with suppress(UsageError):  # of a recipe that this framework cannot even lay out
             parsed = parse_plan(recipe.plan, job)
-            record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+            record = parsed.record
             first = plan_records({name: answer[name] for name in parsed.layouts}, answer["stage_clock_mhz"], [0])[0]
             same = recipe.dtype == job.training.dtype
             one = _priced_plan(

@@ -16,7 +16,7 @@ from jointopt.core.units import GIB
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.explanation import Shortage
@@ -61,7 +61,7 @@ def _helpful_changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
         except UsageError:  # no such plan
             continue
         physics = model.cost_model(parsed.layouts)
-        record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+        record = parsed.record
         if not check_plan(model.job, record) and float(model.fit_probability(physics)[0]) >= FEASIBLE:
             yield " ".join(f"{name}={value}" for name, value in change.items())
 
