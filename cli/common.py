@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.jobs.job import Job
-    from jointopt.report.page.choice import Reported
+    from jointopt.report.page.choice import ProposalReport
     from jointopt.report.page.render import Page
     from jointopt.report.tables import Result
 
@@ -34,7 +34,7 @@ PATH = click.Path(path_type=Path)
 FORMATS = ("table", "json", "csv", "markdown")
 
 
-def _kept(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     """Keeps the value of an option for `answer`, so that commands need not pass it on."""
 
     def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
@@ -43,14 +43,14 @@ def _kept(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return keep
 
 
-def _hush(_context: click.Context, _option: click.Parameter, quiet: bool) -> None:
+def _silence(_context: click.Context, _option: click.Parameter, quiet: bool) -> None:
     if quiet:
         logging.getLogger("jointopt").setLevel(logging.WARNING)
 
 
-_QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_hush, help="No progress on stderr.")
+_QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="No progress on stderr.")
 _FORMAT = click.option("--format", "form", type=click.Choice(FORMATS), default="table", expose_value=False,
-                       callback=_kept("form"), help="How the answer is printed.")  # fmt: skip
+                       callback=_remember("form"), help="How the answer is printed.")  # fmt: skip
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 
@@ -59,7 +59,7 @@ def as_json(command: F) -> F:
     return _JSON(_FORMAT(_QUIET(command)))
 
 
-def json_alone(command: F) -> F:
+def json_option(command: F) -> F:
     """The options of how an answer without rows is printed: ``--json`` and ``--quiet``."""
     return _JSON(_QUIET(command))
 
@@ -118,7 +118,7 @@ def surrogate_option(default: str | None = "default") -> Callable[[F], F]:
     )  # fmt: skip
 
 
-def _basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
+def _read_basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
     """The ground of predictions, with the files that options name read."""
     from jointopt.jobs.calibration import load_calibration
     from jointopt.jobs.cluster import load_machine
@@ -192,11 +192,11 @@ def database(what: str, *, needed: bool = True) -> Callable[[F], F]:
     """The option ``--storage`` of a command that does nothing without one, or (not ``needed``) looks at it alone."""
     return click.option(
         "--storage", default="sqlite:///jointopt.db", show_default=True, envvar=_STORAGE, show_envvar=True,
-        callback=_needed if needed else None, help=what,
+        callback=_require_database if needed else None, help=what,
     )  # fmt: skip
 
 
-def _needed(context: click.Context, _option: click.Parameter, url: str) -> str:
+def _require_database(context: click.Context, _option: click.Parameter, url: str) -> str:
     if url == "none":
         command = context.command_path.removeprefix(f"{context.find_root().command_path} ")
         raise click.UsageError(
@@ -244,7 +244,7 @@ def model_options(
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
             given = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "machine", "storage")}
-            return command(*args, basis=_basis(**given), **options)
+            return command(*args, basis=_read_basis(**given), **options)
 
         for option in (storage(stored, default), *_MODEL_OPTIONS, surrogate_option(surrogate)):
             run = option(run)
@@ -352,7 +352,7 @@ def check_out(folder: Path | None, names: Sequence[str]) -> None:
             check_folder(folder, names)
 
 
-def write_report(made: Reported | Page, out: Path, option: str = "--report") -> None:
+def write_report(made: ProposalReport | Page, out: Path, option: str = "--report") -> None:
     """Writes a report; says where it is."""
     with writing(option):
         made.write(out)

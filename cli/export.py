@@ -30,7 +30,7 @@ from jointopt.cli.plan import option as plan_option
 @common.job_changes
 @common.allow_tight
 @common.model_options()
-@common.json_alone
+@common.json_option
 def export(
     job: str | None, plan: Plan, changes: dict[str, Any], basis: dict[str, Any], out: Path | None, as_json: bool,
     target: str, version: str, checkout: Path | None, program: str, purpose: str, arguments: str, allow_tight: bool,

@@ -17,10 +17,19 @@ from jointopt.cli import common, settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
-_TAKEN = ("name", "spread", "set")  # other arguments of the functions behind the commands
-_THERE = "slurm"
+_RESERVED_NAMES = ("name", "spread", "set")  # other arguments of the functions behind the commands
+_CLUSTER = "slurm"
 # launchers whose runs are children of this process
-_HERE = ("torchrun", "megatron", "megatron-bridge", "torchtitan", "nanotron", "deepspeed", "command", "replay")
+_LOCAL_LAUNCHERS = (
+    "torchrun",
+    "megatron",
+    "megatron-bridge",
+    "torchtitan",
+    "nanotron",
+    "deepspeed",
+    "command",
+    "replay",
+)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--launcher",
@@ -73,7 +82,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def launcher_options(command: F) -> F:
-    """``launcher`` and the options of the launchers, which `given` puts together."""
+    """``launcher`` and the options of the launchers, which `launcher_arguments` puts together."""
     return common.options(_OPTIONS, command)
 
 
@@ -83,13 +92,13 @@ def optional_launcher(command: F) -> F:
     return common.options(((name, about | {"required": False}), *_OPTIONS[1:]), command)
 
 
-def begin(launcher: str, options: Mapping[str, Any]) -> None:
+def begin_runs(launcher: str, options: Mapping[str, Any]) -> None:
     """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
     from jointopt.measure.hardware.gpu_clocks import NOT_PUT_BACK
 
     NOT_PUT_BACK.clear()
     common.offer_restore()
-    heed_sigterm(_THERE if options.get("by") == _THERE else launcher)
+    heed_sigterm(_CLUSTER if options.get("by") == _CLUSTER else launcher)
 
 
 def heed_sigterm(launcher: str) -> None:
@@ -97,7 +106,7 @@ def heed_sigterm(launcher: str) -> None:
     from jointopt.report.real_runs import TERMINATED
 
     def end(number: int, frame: object) -> None:
-        if launcher in _HERE:
+        if launcher in _LOCAL_LAUNCHERS:
             sys.exit(_TERMINATED)  # as any exception: what was started is ended, and clocks are put back
         os.write(2, f"{TERMINATED}\n".encode())
         signal.signal(number, signal.SIG_DFL)
@@ -108,7 +117,7 @@ def heed_sigterm(launcher: str) -> None:
         signal.signal(signal.SIGTERM, end)
 
 
-def end(ctx: click.Context, stopped: str, fault: str) -> None:
+def end_command(ctx: click.Context, stopped: str, fault: str) -> None:
     """Ends a command whose result is printed, with an exit code.
 
     130 after an interrupt, 1 where ``fault`` says why nothing was found, where it ``stopped`` before its time, or where
@@ -133,7 +142,7 @@ def _is_of_job(pair: str) -> bool:
     return "." in key or key in JOB_KEYS
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def launcher_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for the launcher: those of the command line, and of ``--set``, read as YAML reads a value."""
     out = {name: value for name, value in options.items() if value is not None and name != "set"}
     for pair in itertools.filterfalse(_is_of_job, options["set"]):
@@ -141,7 +150,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
         if not (name and equals and text.strip()):
             raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}.", param_hint="--set")
         name = name.replace("-", "_")
-        if name in {*click.get_current_context().params, *_TAKEN} - options.keys():
+        if name in {*click.get_current_context().params, *_RESERVED_NAMES} - options.keys():
             raise click.BadParameter(f"{name!r} is not an option of any launcher.", param_hint="--set")
         out[name] = _value(name, text)
     return out

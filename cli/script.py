@@ -36,4 +36,4 @@ def script(job: str, plan: Plan, launcher: str, **options: Any) -> None:
     record = parsed.record
     if broken := check_plan(the_job, record):
         raise PlanError(" ".join(broken))
-    click.echo(script_of(load_launcher(launcher, **launching.given(options)), the_job, record), nl=False)
+    click.echo(script_of(load_launcher(launcher, **launching.launcher_arguments(options)), the_job, record), nl=False)

@@ -91,7 +91,7 @@ def _stand_in(character: str) -> str:
     return letters if letters.isalnum() else json.dumps(character)[1:-1]
 
 
-def sentence(error: OSError) -> str:
+def os_error_sentence(error: OSError) -> str:
     """The refusal of the system, where the library has no words for it."""
     if error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror or error}."

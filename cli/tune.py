@@ -63,14 +63,15 @@ def tune(
     from jointopt.core.budget import Budget
     from jointopt.workflows.tune import tune as run
 
-    launching.begin(launcher, options)
+    launching.begin_runs(launcher, options)
     changes = launching.job_changes(options)
     changes |= {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = run(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
-        seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),
+        seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis,
+        **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
     common.answer(found, as_json)
-    launching.end(ctx, found.stopped, found.fault)
+    launching.end_command(ctx, found.stopped, found.fault)

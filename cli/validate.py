@@ -38,12 +38,12 @@ def validate(
     """
     from jointopt.workflows.validate import validate as run
 
-    launching.begin(launcher, options)
+    launching.begin_runs(launcher, options)
     found = run(
         common.job_of(job, pue=pue, changes=launching.job_changes(options)), launcher, top, seed=seed, again=again,
-        **basis, **launching.given(options),
+        **basis, **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
     common.answer(found, as_json)
-    launching.end(ctx, found.stopped, found.fault)
+    launching.end_command(ctx, found.stopped, found.fault)

@@ -53,6 +53,6 @@ def work(
     found = run(
         common.job_of(job, changes=launching.job_changes(options)), trials=trials, batch=batch, seed=seed,
         evaluate=evaluate, lease_s=lease_s, study=study, launcher=launcher, dask=dask, workers=workers or 0, **basis,
-        **launching.given(options),
+        **launching.launcher_arguments(options),
     )  # fmt: skip
     click.echo(found.text(basis["storage"]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.physics.site import facility_energy_j
 from jointopt.report import tables
-from jointopt.report.doubts import beyond, wider_lines
+from jointopt.report.doubts import unlike_recorded_runs, wider_lines
 from jointopt.report.explanation import Explanation
 from jointopt.report.layout_table import parts_between as parts_between
 from jointopt.report.plans import differing, plan_words, shows_site
@@ -68,7 +68,10 @@ class Compared(Result):
         ]
         yield [_totals(self.plans)]
         yield from ([_parts(self.plans, *breakdown)] for breakdown in _BREAKDOWNS)
-        reasons = [() if plan.in_domain else plan.doubts or (beyond(plan.surrogate, plan.job),) for plan in self.plans]
+        reasons = [
+            () if plan.in_domain else plan.doubts or (unlike_recorded_runs(plan.surrogate, plan.job),)
+            for plan in self.plans
+        ]
         yield [
             *(f"{name} against A: {sentence}." for name, plan, against in self._later
               for sentence in differences(self.plans[0], plan, against)),

@@ -15,9 +15,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
-from jointopt.report.doubts import OpenSetting, beyond, first_doubts, first_lines
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unlike_recorded_runs
 from jointopt.report.layout_table import Rank
-from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
+from jointopt.report.plans import basis_lines, has_site_costs, plan_words, probability_text, rate_words, site_table
 from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import SURE
 
@@ -69,7 +69,7 @@ class Shortage:
 
     def sentence(self) -> str:
         """The shortage in a sentence, and in another what would help."""
-        needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
+        needs = f"It is not expected to fit in memory (probability {probability_text(self.probability)}): {self.cause}."
         return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
 
 
@@ -241,8 +241,8 @@ def _totals(found: Explanation) -> Iterator[str]:
         if ends_of_heat := found.intervals.get(name):
             highest = max(getattr(stage, name) or 0.0 for stage in found.stages)
             words += f", {highest:.0f} {unit} ({ends_of_heat[0]:.0f} to {ends_of_heat[1]:.0f})"
-    tight = f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < SURE else ""
-    why = "; ".join(found.doubts) or beyond(found.surrogate, job)
+    tight = f": fits with probability {probability_text(found.fit_probability)}" if found.fit_probability < SURE else ""
+    why = "; ".join(found.doubts) or unlike_recorded_runs(found.surrogate, job)
     wider = f" Its interval is wider: {why}." * (not found.in_domain)
     yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{wider}"
 

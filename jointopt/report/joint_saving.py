@@ -20,7 +20,7 @@ _GOALS = {
 
 
 @dataclass(frozen=True)
-class Share:
+class SavingShare:
     """The largest share of an objective that the joint front saves at equal value of the other, with its interval."""
 
     share: float
@@ -39,12 +39,12 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointSavings:
     """The two-step answer, and the most that the joint search saves against it."""
 
     two_step: Columns  # plan columns, time (s) and energy (J), by time
-    energy: Share
-    time: Share
+    energy: SavingShare
+    time: SavingShare
 
     def document(self) -> dict[str, Any]:
         """The two-step front by time, and the savings."""
@@ -53,7 +53,7 @@ class Joint:
 
 
 def joint_words(document: Mapping[str, Any]) -> str:
-    """The savings of a `Joint.document` in a sentence: how much at most, where, and how sure, as far as known."""
+    """A `JointSavings.document` in a sentence: how much is saved at most, where, and how surely, as far as known."""
     shares = {name: float(document[f"largest_{name}_saving"]) for name in _GOALS}
     if max(shares.values()) < LITTLE:
         return f"{_START} {_NOTHING}"

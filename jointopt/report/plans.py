@@ -27,7 +27,7 @@ from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
-from jointopt.report.doubts import own_reasons, reasons_of
+from jointopt.report.doubts import distinct_reasons, reasons_of
 from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
 from jointopt.surrogate.memory import FEASIBLE, SURE
@@ -144,26 +144,26 @@ def predicted_table(
     ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans with reasons
     for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
     """
-    doubted = map(bool, own_reasons(reasons_of(plans)))
+    doubted = map(bool, distinct_reasons(reasons_of(plans)))
     tight = (probability_of_fitting(plan) < SURE for plan in plans)
     marks = [f"{mark}{'?' * why}{'~' * near}" for mark, why, near in zip(marks, doubted, tight, strict=True)]
     first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
         tables.figure_column("iteration_time_s", plans),
-        TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
+        TextColumn("±\n%", tables.fixed(map(interval_half_width, plans), ".0f")),
         tables.figure_column("energy_j", plans),
         tables.figure_column("avg_power_w", plans),
         *([tables.figure_column("peak_power_w", plans)] if peak_power else []),
         tables.figure_column("peak_memory_gib", plans),
         tables.figure_column("tokens_per_s_per_gpu", plans, spare=True),
         tables.figure_column("mfu", plans, spare=True),
-        *(change(name, plans, first, sure, itself="0") for name in COMPARED),
+        *(difference_column(name, plans, first, sure, itself="0") for name in COMPARED),
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
     return plan_table(plans, [TextColumn("", marks, left=True)], columns, repeated)
 
 
-def half_width(plan: Row) -> float | None:
+def interval_half_width(plan: Row) -> float | None:
     """Half of the 90 % interval of a plan's time, in percent of it; None where it is not known."""
     low, high = (plan.get(f"iteration_time_s_{end}") for end in ("low", "high"))
     return None if low is None or high is None else 50.0 * (high - low) / plan["iteration_time_s"]
@@ -201,7 +201,7 @@ def probability_of_fitting(plan: Row) -> float:
     return 1.0 if known is None or math.isnan(known) else float(known)
 
 
-def odds(probability: float) -> str:
+def probability_text(probability: float) -> str:
     """A probability to two digits, rounded down: 0.496 is not even odds, nor is 0.799 the 0.80 of an unmarked plan."""
     return f"{math.floor(100.0 * probability + 1e-9) / 100.0:.2f}"
 
@@ -209,7 +209,7 @@ def odds(probability: float) -> str:
 def tight_lines(plans: Sequence[Row]) -> list[str]:
     """The sentence on plans marked ~, where there are any."""
     fitting = sorted(map(probability_of_fitting, plans))
-    least, most = odds(fitting[0]), odds(fitting[-1])
+    least, most = probability_text(fitting[0]), probability_text(fitting[-1])
     if fitting[0] >= SURE:
         return []
     if fitting[-1] < FEASIBLE:
@@ -253,7 +253,7 @@ def half_difference(plan: Row, name: str) -> float:
     return math.nan if low is None or high is None else 0.5 * (high - low)
 
 
-def change(
+def difference_column(
     name: str, rows: Sequence[Any], references: Sequence[Any], sure: Sequence[Row] = (), *, form: str = "+.1f",
     head: str = "", itself: str = "",
 ) -> TextColumn:  # fmt: skip
@@ -263,7 +263,7 @@ def change(
     row, which is its own reference.
     """
     column = COMPARED[name]
-    values, bases = ([tables.part_of(row, column) for row in some] for some in (rows, references))
+    values, bases = ([tables.value_of(row, column) for row in some] for some in (rows, references))
     changes = (100 * (v / base - 1) if v and base else None for v, base in zip(values, bases, strict=True))
     plain = tables.fixed(changes, form)
     if itself and plain[0] != "-":

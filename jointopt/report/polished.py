@@ -14,7 +14,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.schedule import Graph
 from jointopt.report import tables
-from jointopt.report.plans import COMPARED, basis_lines, better_words, change, compared_lines, short_clocks
+from jointopt.report.plans import COMPARED, basis_lines, better_words, compared_lines, difference_column, short_clocks
 from jointopt.report.tables import Block, Result, TextColumn, pick
 
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
@@ -122,7 +122,7 @@ def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
         *(tables.figure_column(column, points, getattr(found, column)) for column in COMPARED.values()),
-        *(change(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
+        *(difference_column(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]

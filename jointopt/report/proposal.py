@@ -23,8 +23,8 @@ from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
-from jointopt.report.joint_saving import Joint, joint_words
-from jointopt.report.layout_table import Layout, layout_lines
+from jointopt.report.joint_saving import JointSavings, joint_words
+from jointopt.report.layout_table import LayoutSummary, layout_lines
 from jointopt.report.plans import (
     basis_lines,
     compared_lines,
@@ -36,7 +36,7 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.published_plans import Beside, beside_lines, under_limits
+from jointopt.report.published_plans import AlternativePlan, published_plan_lines, under_limits
 from jointopt.report.tables import Block, Result, json_text, markdown, paragraphs, pick, plan_entries, study_lines
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from jointopt.report.page.choice import Reported
+    from jointopt.report.page.choice import ProposalReport
     from jointopt.surrogate.job_model import JobModel
 
 
@@ -89,10 +89,10 @@ class Proposal(Result):
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
-    beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
-    joint: Joint | None = None  # what it buys over two steps; None where energies are not known
+    beside: tuple[AlternativePlan, ...] = ()  # published plans, and the best inside of what people run
+    joint: JointSavings | None = None  # what it buys over two steps; None where energies are not known
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
-    best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
+    best_layouts: tuple[LayoutSummary, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
     domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
@@ -100,7 +100,9 @@ class Proposal(Result):
     next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no source is known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
     # what takes plans of its document apart by the model, for a page
-    report_of: Callable[[Mapping[str, Any], JobModel], Reported] | None = field(default=None, repr=False, compare=False)
+    report_of: Callable[[Mapping[str, Any], JobModel], ProposalReport] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -178,14 +180,14 @@ class Proposal(Result):
         """
         yield [*_title(self), first_lines(self.job, self._first, self.hangs_on)]
         by_layout = self.best_layouts and not (show_all or top or self.job.goals != OBJECTIVES)
-        table = _layouts(self, layouts) if by_layout else _plans(self, show_all, top)
-        yield [*table, beside_lines(self.beside, self.feasible_layouts)]
-        yield [_site(self)]
+        table = _layout_lines(self, layouts) if by_layout else _plan_lines(self, show_all, top)
+        yield [*table, published_plan_lines(self.beside, self.feasible_layouts)]
+        yield [_site_lines(self)]
         yield _summary(self)
         if found := self.next_command:
             yield [found["note"], [f"  {line}" for line in found["command"].split("\n")]]
 
-    def report(self) -> Reported:
+    def report(self) -> ProposalReport:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
 
         UsageError for a proposal that was put together without the model that predicts its plans.
@@ -247,7 +249,7 @@ def _title(proposal: Proposal) -> list[str]:
     ]
 
 
-def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str | list[str]]:
+def _plan_lines(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str | list[str]]:
     """The table of the reference and of plans of the front: all, the ``top`` fastest or some, and its legend."""
     job, total = proposal.job, len(proposal.front["pp"])
     between = "lie between these"
@@ -270,7 +272,7 @@ def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str 
         yield f"{total - len(rows):,} more plans {between}: --all or --json has them."
 
 
-def _layouts(proposal: Proposal, most: int) -> Iterator[str | list[str]]:
+def _layout_lines(proposal: Proposal, most: int) -> Iterator[str | list[str]]:
     """The table of the ``most`` best layouts and those of the front, and its legend."""
     shown = [layout for layout in proposal.best_layouts if layout.rank <= most or layout.on_front]
     table, plans = layout_lines(plan_entries(with_rates(proposal.job, proposal.reference)), shown)
@@ -298,7 +300,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
     yield from (f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)
 
 
-def _site(proposal: Proposal) -> list[str]:
+def _site_lines(proposal: Proposal) -> list[str]:
     """The site's costs of the reference, the fastest plan and the one of least energy, where `shows_site`."""
     job, front = proposal.job, proposal.front
     if not shows_site(job) or not np.isfinite(front["energy_j"]).any():
@@ -325,7 +327,7 @@ def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     )
     yield _methods(proposal)
-    yield following_words(job.objectives)
+    yield redundant_objective_words(job.objectives)
     yield joint_words(proposal.joint.document()) if proposal.joint else ""
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
@@ -379,7 +381,7 @@ def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
     return np.unique(chosen)
 
 
-def following_words(objectives: Sequence[str]) -> str:
+def redundant_objective_words(objectives: Sequence[str]) -> str:
     """A sentence on the objectives that do not distinguish plans, blank where there are none."""
     idle = [name for name in objectives if name not in distinguishing(objectives)]
     if not idle:
@@ -390,7 +392,7 @@ def following_words(objectives: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Checked(Result):
+class CheckedJob(Result):
     """The answer of ``check``: a job, how many layouts it has and how many may fit in memory, and what was assumed."""
 
     rows = "checked"
@@ -429,7 +431,7 @@ class Checked(Result):
 
 
 @dataclass(frozen=True)
-class Shared:
+class WorkerSummary:
     """The answer of ``work``: what one worker evaluated, and the front of the study when it left (sorted by time)."""
 
     study_name: str

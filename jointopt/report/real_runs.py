@@ -17,9 +17,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
-from jointopt.report.doubts import own_reasons, reasons_of, wider_lines
+from jointopt.report.doubts import distinct_reasons, reasons_of, wider_lines
 from jointopt.report.page.content import table_of
-from jointopt.report.page.figures import ABOVE, Figure, colour, lengths, rounded
+from jointopt.report.page.figures import ABOVE, Figure, colour, error_bar_lengths, rounded
 from jointopt.report.page.render import Page
 from jointopt.report.plans import differing, plan_table, plan_words
 from jointopt.report.tables import Block, Result, TextColumn, pick
@@ -339,7 +339,7 @@ class Validated(MeasuredResult):
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
         marks = [
             "=" * run.reference + "0" * known + "?" * bool(why)
-            for run, known, why in zip(runs, again, own_reasons(reasons), strict=True)
+            for run, known, why in zip(runs, again, distinct_reasons(reasons), strict=True)
         ]
         beside = {
             name: [
@@ -466,18 +466,23 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
     for name in names:
         yield {
             "id": f"against-{name}", "heading": _TITLES[name], "words": words,
-            "figure": _against(result.runs, name, hints),
+            "figure": _prediction_figure(result.runs, name, hints),
         }  # fmt: skip
     if isinstance(result, Tuned) and names:
         words = "How far predictions were off before each round ran (median of its runs)."
         grown = result.hypervolume_sentence()
         words += f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
-        yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _by_round(result, names)}
+        yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _round_figure(result, names)}
         words = "Each run as measured, and the best of the runs up to it."
-        yield {"id": "progress", "heading": "The best so far", "words": words, "figure": _progress(result, hints)}
+        yield {
+            "id": "progress",
+            "heading": "The best so far",
+            "words": words,
+            "figure": _progress_figure(result, hints),
+        }
 
 
-def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Figure:
+def _prediction_figure(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Figure:
     """Measured over predicted, with the intervals and the line on which both are the same."""
     shown = [i for i, run in enumerate(runs) if math.isfinite(run.error(name))]
     factor, unit = tables.unit_of(min(runs[i].result(name) for i in shown), tables.OBJECTIVE_UNITS[name][1])
@@ -488,7 +493,7 @@ def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Fi
     ends = [0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)]
     bars = {
         "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-        "array": lengths(predicted, high), "arrayminus": lengths(low, predicted),
+        "array": error_bar_lengths(predicted, high), "arrayminus": error_bar_lengths(low, predicted),
     }  # fmt: skip
     data: list[Figure] = [
         {"name": "predicted = measured", "x": rounded(ends), "y": rounded(ends), "mode": "lines", "hoverinfo": "skip",
@@ -505,7 +510,7 @@ def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Fi
     }}  # fmt: skip
 
 
-def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
+def _round_figure(result: Tuned, names: Sequence[str]) -> Figure:
     """Median error of each round's predictions in percent, and by several objectives the hypervolume after it."""
     rounds = sorted({run.round for run in result.runs if run.round > 0})
     data: list[Figure] = []
@@ -534,7 +539,7 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
     }}  # fmt: skip
 
 
-def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
+def _progress_figure(result: Tuned, hints: Sequence[str]) -> Figure:
     """The first objective of each run in order, and the best up to it."""
     name = result.objectives[0]
     values = [math.nan if run.broken else run.result(name) for run in result.runs]

@@ -199,7 +199,7 @@ def figure_column(name: str, rows: Iterable[Any], at: float | None = None, *, sp
 
     ``at``: as in `unit_column`, of a figure in units.
     """
-    how, found = FIGURES[name], [part_of(row, name) for row in rows]
+    how, found = FIGURES[name], [value_of(row, name) for row in rows]
     values = [math.nan if value is None else float(value) for value in found]
     if how.units:
         return replace(unit_column(how.head, values, how.units, at), spare=spare)
@@ -337,10 +337,10 @@ def markdown(frame: pd.DataFrame) -> str:
 def pick(item: object, keys: str) -> dict[str, Any]:
     """Attributes of ``item`` by the words of ``keys``: "key", or "key=path.of.attributes" where the names differ."""
     pairs = (word.partition("=") for word in keys.split())
-    return {key: reduce(part_of, (path or key).split("."), item) for key, _, path in pairs}
+    return {key: reduce(value_of, (path or key).split("."), item) for key, _, path in pairs}
 
 
-def part_of(item: Any, name: str) -> Any:
+def value_of(item: Any, name: str) -> Any:
     """The part of that name of a mapping (None where it has none) or of an object."""
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
-def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
+def predicted_plans(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
     """Plan and prediction columns of chosen plans of ``physics``, with heat, intervals and doubts.
 
     ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
@@ -104,7 +104,7 @@ _OF_STAGES = "stage_power_limit_w"
 
 
 @dataclass(frozen=True)
-class Against:
+class ReferencePlan:
     """A model, and the plan (columns of one row) that its plans are compared with."""
 
     model: JobModel
@@ -131,10 +131,10 @@ class Against:
 
     def _with_reference(self, plans: Columns) -> Columns:
         """Plans, and the reference behind them, in the columns that both have."""
-        return concat_plans(with_limits([plans, self.reference], self.model.job))
+        return concat_plans(with_power_limits([plans, self.reference], self.model.job))
 
 
-def with_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
+def with_power_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
     """Plans in the columns of ``parts``, all with the power limit that holds for them where any states one."""
     if not any(POWER_LIMIT in one for one in parts):
         return list(parts)
@@ -150,7 +150,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def from_files(verb: Callable[P, R]) -> Callable[P, R]:
+def accepts_paths(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb with every job, table, calibration and machine read where the path of its file is given.
 
     UsageError where an argument is neither, or where a text or a number is something else than its annotation says.
@@ -163,16 +163,18 @@ def from_files(verb: Callable[P, R]) -> Callable[P, R]:
         table = given.arguments.get("table")
         for name in _READERS.keys() & given.arguments.keys():
             if given.arguments[name] is not None or signature.parameters[name].default is not None:
-                given.arguments[name] = _read(name, given.arguments[name])
+                given.arguments[name] = _read_argument(name, given.arguments[name])
         for name in given.arguments.keys() - _READERS.keys():
-            given.arguments[name] = _plain(name, given.arguments[name], str(signature.parameters[name].annotation))
+            given.arguments[name] = _check_plain(
+                name, given.arguments[name], str(signature.parameters[name].annotation)
+            )
         with of_table(table) if isinstance(table, str | Path) else nullcontext():
             return verb(*given.args, **given.kwargs)
 
     return run
 
 
-def listed(plans: Any) -> list[Any]:
+def as_list(plans: Any) -> list[Any]:
     """The plans as a list, of one where a single one is given; UsageError where they are neither."""
     if isinstance(plans, str | Mapping):
         return [plans]
@@ -189,7 +191,7 @@ def paths(name: str, value: Any) -> list[Path]:
     return [Path(one) for one in each]
 
 
-def _read(name: str, value: Any) -> Any:
+def _read_argument(name: str, value: Any) -> Any:
     """The argument of that name as an object."""
     read, types, expected = _READERS[name]
     if isinstance(value, str | Path):
@@ -199,7 +201,7 @@ def _read(name: str, value: Any) -> Any:
     raise UsageError(f"{name} must be {expected}; got {type(value).__name__}.")
 
 
-def _plain(name: str, value: Any, annotation: str) -> Any:
+def _check_plain(name: str, value: Any, annotation: str) -> Any:
     """The argument as its annotation has it, where that is of text and numbers alone; a path is text too."""
     kinds = annotation.split(" | ")
     if not _PLAIN.keys() >= {*kinds} or (value is None and "None" in kinds):

@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.core.errors import UsageError
 from jointopt.jobs.job import Job
-from jointopt.workflows.plan_files import plan_of
+from jointopt.workflows.plan_files import read_plan_file
 
 
 def baseline_plan(job: Job, given: str) -> str | Mapping[str, Any]:
@@ -22,7 +22,7 @@ def baseline_plan(job: Job, given: str) -> str | Mapping[str, Any]:
         return given
     if path.suffix.lower() == ".json":
         try:
-            return plan_of(path)
+            return read_plan_file(path)
         except UsageError:
             pass  # a config of a framework may be JSON too
     from jointopt.workflows.import_ import import_  # readers of scripts, configs and logs

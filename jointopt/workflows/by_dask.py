@@ -14,7 +14,7 @@ from typing import Any
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.workflows.functions import Answer, load_function
+from jointopt.workflows.functions import Evaluator, load_function
 
 SLURM = "slurm"
 _PATIENCE_S = 10.0  # for a scheduler to answer
@@ -23,7 +23,7 @@ _USUAL_MIN = 60  # of a job of Slurm
 
 
 @contextmanager
-def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Iterator[tuple[Answer, int]]:
+def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Iterator[tuple[Evaluator, int]]:
     """Have plans evaluated by the function of that name: who requests it, and for how many batches at a time.
 
     ``address``: of a scheduler, ``slurm``, or None for ``workers`` processes on this machine (0: with an address as
@@ -39,7 +39,7 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
     with ExitStack() as stack:
         at: Any = address
         if address in (None, SLURM):
-            at = stack.enter_context(_slurm(workers, job, stack) if address else _here(workers))
+            at = stack.enter_context(_slurm_workers(workers, job, stack) if address else _local_workers(workers))
         try:
             client = stack.enter_context(Client(at, timeout=_PATIENCE_S, set_as_default=False))
         except (OSError, ValueError) as error:
@@ -49,25 +49,25 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
             raise UsageError(f"--dask {address}: that scheduler has no worker; start one: dask worker {address}")
 
         def answer(job: Job, plans: Columns) -> Mapping[str, Any]:
-            found: Mapping[str, Any] = client.submit(_answered, evaluate, job, plans, pure=False).result()
+            found: Mapping[str, Any] = client.submit(_call_function, evaluate, job, plans, pure=False).result()
             return found
 
         yield answer, workers or known
 
 
-def _answered(evaluate: str, job: Job, plans: Columns) -> Mapping[str, Any]:
+def _call_function(evaluate: str, job: Job, plans: Columns) -> Mapping[str, Any]:
     """Run by a worker, which imports the function from its own folder or path."""
     return load_function(evaluate)(job, plans)
 
 
-def _here(workers: int) -> Any:
+def _local_workers(workers: int) -> Any:
     """Workers on this machine, which end with this process."""
     from distributed import LocalCluster
 
     return LocalCluster(workers, threads_per_worker=1, dashboard_address=None, security=_security())
 
 
-def _slurm(workers: int, job: Job, stack: ExitStack) -> Any:
+def _slurm_workers(workers: int, job: Job, stack: ExitStack) -> Any:
     """Workers of which each is a job of Slurm; they end with this process, or a minute after it was killed."""
     from dask_jobqueue import SLURMCluster
 

@@ -17,7 +17,7 @@ from jointopt.report.explanation import Explanation
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import from_files, listed, with_limits
+from jointopt.workflows.answers import accepts_paths, as_list, with_power_limits
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FEWEST, MOST = 2, 8
 
 
-@from_files
+@accepts_paths
 def compare(
     job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -42,7 +42,7 @@ def compare(
     `explain` raises of any of them.
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    plans = listed(plans)
+    plans = as_list(plans)
     plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")
@@ -55,7 +55,7 @@ def against_first(model: JobModel, plans: Sequence[Explanation]) -> list[dict[st
     if any("stage_power_limit_w" in plan.plan for plan in plans):
         return [{} for _ in plans[1:]]
     parsed = [parse_plan(plan.plan, model.job) for plan in plans]
-    columns = concat(with_limits([one.layouts for one in parsed], model.job))
+    columns = concat(with_power_limits([one.layouts for one in parsed], model.job))
     columns |= {name: np.array([getattr(plan, name) for plan in plans]) for name in RESULTS}
     deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
     columns["stage_clock_mhz"] = np.concatenate([widened(one.stage_clock_mhz[:1], deepest) for one in parsed])

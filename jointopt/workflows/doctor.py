@@ -26,7 +26,7 @@ from jointopt.measure.hardware.gpu_clocks import restore_offer
 from jointopt.measure.hardware.host import SLURM_COMMANDS, Machine, found_machine
 from jointopt.measure.hardware.meter import PERMISSION
 from jointopt.physics.calibrate.machine_fit import fit
-from jointopt.report.diagnosis import Probed
+from jointopt.report.diagnosis import MachineComparison
 from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table
 from jointopt.runs.outages import patience
@@ -71,7 +71,7 @@ def _processes(machine: Machine) -> int:
     return len(machine.gpus) or min(machine.cores, _MOST_CPU_PROCESSES)
 
 
-def probe(out: Path) -> Probed | None:
+def probe(out: Path) -> MachineComparison | None:
     """Measure this machine, or the nodes that torchrun or srun has started this on, and write the machine file ``out``.
 
     None on ranks but the first. Raises LauncherError where PyTorch is missing or fails, CatalogError for an unknown
@@ -97,7 +97,7 @@ def probe(out: Path) -> Probed | None:
     )  # fmt: skip
     save_machine(machine, out)
     # the figures that stand in where nothing is stated or measured
-    return Probed(
+    return MachineComparison(
         machine,
         {
             "intra_node_gbytes_per_s": gpu.intra_node_gbytes_per_s,

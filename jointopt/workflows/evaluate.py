@@ -31,7 +31,7 @@ from jointopt.surrogate.data_doubts import (
 )
 from jointopt.surrogate.measurements import Measurements, precision_lines
 from jointopt.surrogate.surrogate import Fingerprints, fingerprints
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.predict import predict
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _PREDICTED = "what was predicted"
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret are not significant
 
 
-@from_files
+@accepts_paths
 def evaluate(
     table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,

@@ -34,8 +34,8 @@ from jointopt.report.layout_table import Rank
 from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import answered, assumptions, check_priceable, from_files
-from jointopt.workflows.open_settings import of_plan
+from jointopt.workflows.answers import accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.open_settings import settings_of_plan
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
-@from_files
+@accepts_paths
 def explain(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -65,7 +65,7 @@ def explain(
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
     values = physics.evaluate(only, clocks)
-    answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
+    answer = predicted_plans(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
     exceeded, short = physics.broken_limits(values), shortage_of(model, physics, record)
     used, recipe = utilization(physics, 0, clocks[0]), model.job.training.fp8_recipe
@@ -75,7 +75,7 @@ def explain(
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
-        exceeded=exceeded, shortage=short, hangs_on=() if broken else of_plan(model, parsed.layouts),
+        exceeded=exceeded, shortage=short, hangs_on=() if broken else settings_of_plan(model, parsed.layouts),
         **results, time_s=parts.time_s,
         energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
@@ -143,10 +143,10 @@ def _within_an_iteration(physics: CostModel, stage_clock_mhz: Floats, parts: Bre
 
 
 def _rank(model: JobModel, layout: Columns) -> Rank | None:
-    from jointopt.workflows.feasible_layouts import rank_of  # imports the search
+    from jointopt.workflows.feasible_layouts import layout_rank  # imports the search
 
     try:
-        return rank_of(model, layout)
+        return layout_rank(model, layout)
     except InfeasibleError:  # no layout is feasible that it could be compared with
         return None
 

@@ -12,10 +12,10 @@ from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 
-Answer = Callable[[Job, Columns], Mapping[str, Any]]
+Evaluator = Callable[[Job, Columns], Mapping[str, Any]]
 
 
-def load_function(name: str) -> Answer:
+def load_function(name: str) -> Evaluator:
     """The function that ``module:function`` names; UsageError for none.
 
     The working directory stays on the path: a simulator may import its neighbours when it is first called.
@@ -31,4 +31,4 @@ def load_function(name: str) -> Answer:
         raise UsageError(f"--evaluate: the module {module!r} cannot be imported ({error}).") from error
     if not callable(found):
         raise UsageError(f"--evaluate: the module {module!r} has no function {attribute!r}.")
-    return cast("Answer", found)
+    return cast("Evaluator", found)

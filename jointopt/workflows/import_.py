@@ -21,12 +21,12 @@ from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.report.imported import Imported
 from jointopt.runs.rows import failed_row, is_blank, result_row
-from jointopt.workflows.answers import from_files, paths
+from jointopt.workflows.answers import accepts_paths, paths
 
 WARM_UP = 5  # iterations
 
 
-@from_files
+@accepts_paths
 def import_(
     files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, **given: Any
 ) -> Imported:

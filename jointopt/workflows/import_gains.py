@@ -13,7 +13,7 @@ from jointopt.jobs.plans.text import format_plan
 from jointopt.report.explanation import Explanation
 from jointopt.report.imported import Comparison, Gain, Imported, Proposed
 from jointopt.report.proposal import Proposal, spread_along
-from jointopt.report.published_plans import beside_lines
+from jointopt.report.published_plans import published_plan_lines
 from jointopt.report.tables import plan_entries
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def comparison_of(proposal: Proposal, today: Explanation, rows: Sequence[Mapping
     for i, plan in zip(index, plan_entries(front, index), strict=True):
         gains = (gain_of(plan, known, name) for name in OBJECTIVES)
         proposed.append(Proposed(plan, format_plan(front, front["stage_clock_mhz"], i), *gains))
-    lines = tuple(beside_lines(proposal.beside, proposal.feasible_layouts))
+    lines = tuple(published_plan_lines(proposal.beside, proposal.feasible_layouts))
     return Comparison(known, bool(row), tuple(today.violations), tuple(proposed), lines)
 
 

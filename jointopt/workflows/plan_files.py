@@ -15,7 +15,7 @@ from jointopt.jobs.plans.text import PLAN_KEYS
 _MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
 
 
-def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
+def read_plan_file(path: Path, row: int | None = None) -> dict[str, Any]:
     """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
 
     Raises UsageError for another file, or a proposal of several plans without ``row``.

@@ -34,7 +34,7 @@ from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _STEP_S_PER_INSTRUCTION = 1.1e-4  # one step of lowtime 0.3, 512 instructions, o
 _FINEST = 64  # units in the shortest pass: finer ones are below what a step of the clock changes
 
 
-@from_files
+@accepts_paths
 def polish(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
     seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,

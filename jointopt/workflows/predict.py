@@ -78,9 +78,9 @@ def predict(
 
     for line in unread_lines(table):
         _log.warning("The table: %s", line)
-    (runs, given), queried = _measured(measured, storage, table), table
+    (runs, given), queried = _measurements(measured, storage, table), table
     if runs is not None:
-        runs, queried = _beside(runs, table)
+        runs, queried = _with_kin_rows(runs, table)
     measured_rows = None if runs is None else runs.table
     found, reasons = workloads(queried, measured_rows)
     check_calibrates(calibration, (work.job for work in found))
@@ -99,7 +99,7 @@ def predict(
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
         of_user = surrogate not in ("none", *surrogate_names())
         models = dict(pool.map(lambda part: (part.source, _model(part, learned, evidence, of_user)), firsts))
-        done = pool.map(lambda batch: _answers([part.work for part in batch], models[batch[0].source]), parts)
+        done = pool.map(lambda batch: _predictions([part.work for part in batch], models[batch[0].source]), parts)
         answers = [answer for batch in done for answer in batch]
     reasons |= {int(row): found for work, found, _ in answers if isinstance(found, str) for row in work.rows}
     priced = [(work, found, of) for work, found, of in answers if not isinstance(found, str)]
@@ -118,7 +118,7 @@ def predict(
     return pd.concat([table.drop(columns=[c for c in table if c in out or c in _EARLIER]), out], axis=1)
 
 
-def _measured(
+def _measurements(
     measured: pd.DataFrame | Measurements | None, storage: str | None, table: pd.DataFrame
 ) -> tuple[Measurements | None, int]:
     """The runs at hand and those of the database that bear on the table as one, and how many are at hand.
@@ -136,7 +136,7 @@ def _measured(
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name), at_hand
 
 
-def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
+def _with_kin_rows(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
     """The runs with the table that they are for as kin, where that fills what they leave open, and the table.
 
     Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
@@ -145,13 +145,13 @@ def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.D
     if not measured & queried and (measured or queried):
         table = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    table = _by_their_software(runs.table, table)
+    table = _with_measured_framework(runs.table, table)
     for line in class_conflicts(runs.table, table):
         _log.warning("%s", line)
     return (replace(runs, kin=table) if lacks_heads(runs.table) or states_class(table) else runs), table
 
 
-def _by_their_software(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+def _with_measured_framework(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """The table with rows of no framework, or of ``generic``, by that of all measured runs where it has no profile.
 
     So it is of a job, which can name no framework without a profile.
@@ -206,7 +206,7 @@ def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Ev
     return model
 
 
-def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
+def _predictions(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
     """Predicted columns of each one's plans, each once, or why there are none, and which each row runs.
 
     ``model``: of the rows' source.
@@ -235,7 +235,7 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
         except JointOptError as error:
             out.append((work, str(error), plan_of_row))
             continue
-        kept = as_predicted(work.job, columns, (*RESULTS, *model.learned_heat))
+        kept = predicted_columns(work.job, columns, (*RESULTS, *model.learned_heat))
         rates = throughput(work.job, plans, columns["iteration_time_s"], columns["energy_j"])
         fitting = columns["fit_probability"]
         kept |= {name: rates[name] for name in _RATES} | {name: columns[name] for name in ("in_domain", "doubts")}
@@ -244,7 +244,7 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
     return out
 
 
-def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
+def predicted_columns(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
     """The columns (n,) whose names begin with ``names``, as a table calls them; of a stated site its energy too."""
     if "pue" in job.cluster.stated:
         columns, names = with_site(job, columns), (*names, "facility_energy_j")

@@ -32,26 +32,32 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import OUT
 from jointopt.surrogate.tune_model import ROUGH, Spread
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.campaign.campaign import (
     UNLIKELY_LEFT,
     Campaign,
-    count,
+    count_words,
+    earlier_run_notes,
     is_curable,
-    known_before,
-    unmeasured,
-    why_none,
+    unmeasured_notes,
+    why_no_usable_plan,
 )
-from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, check_profiles, listed, searched
-from jointopt.workflows.campaign.expectation import Expected, Growing, Outlook, of_candidate, with_factors
+from jointopt.workflows.campaign.candidates import (
+    Candidates,
+    at_highest_clock,
+    check_profiles,
+    listed_candidates,
+    searched_candidates,
+)
+from jointopt.workflows.campaign.expectation import Expected, Growing, Outlook, results_of_candidate, with_factors
 from jointopt.workflows.campaign.record import Queued
-from jointopt.workflows.campaign.stopping import Balance, run_s, set_bounds, stakes, volumes
+from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
 
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
 
 
-@from_files
+@accepts_paths
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -75,17 +81,20 @@ def tune(
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)
     check_profiles(power_profiles, model.job, listing is not None)
-    candidates = searched(model) if listing is None else listed(listing, model.job, calibration, machine)
+    candidates = (
+        searched_candidates(model) if listing is None else listed_candidates(listing, model.job, calibration, machine)
+    )
     usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else Spread()
     loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
     return Tuned(
         job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
-        front=tuple(non_dominated(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
+        front=tuple(non_dominated(values).tolist()), hypervolume=tuple(hypervolumes(values)), unstored=loop.unstored,
         storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
         gain_left=loop.gain_left, spent=loop.spent, next_run=None if loop.balance is None else asdict(loop.balance),
-        fault="" if stopped == "interrupted" else why_none(model.job, loop.runs), reason=loop.reason or loop.converged,
+        fault="" if stopped == "interrupted" else why_no_usable_plan(model.job, loop.runs),
+        reason=loop.reason or loop.converged,
         predicted_by=loop.predicted_by.rstrip(","),
     )  # fmt: skip
 
@@ -120,7 +129,7 @@ class _Loop(Campaign):
                 self._add(index, row, len(self.runs), 0, {}, float("nan"))
         failed = sum(is_curable(run.row) for run in self.runs)
         out = int(self._out.sum()) - sum(self._out[index] for index in self._index)
-        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier, out):
+        for sentence in earlier_run_notes(len(self.runs), failed, self._forgotten, earlier, out):
             self.note(sentence)
         kernel = None if model.surrogate is None else model.surrogate.kernel
         growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
@@ -209,7 +218,7 @@ class _Loop(Campaign):
         self._elsewhere = {*others.running, *others.ended, *fatal}
         if fatal:
             self._note_once(
-                f"{count(len(fatal), 'plan')} of this job ended the process that ran it twice, and will not run "
+                f"{count_words(len(fatal), 'plan')} of this job ended the process that ran it twice, and will not run "
                 "without --retry-failed."
             )
         if others.ended != self._learned:
@@ -233,7 +242,7 @@ class _Loop(Campaign):
         if self._count:
             best = float(measured[objectives[0]].min())
             plans = int(left.sum())
-            gain = gain_words(self.gain_left, objectives, f"the {count(plans, 'plan')} left")
+            gain = gain_words(self.gain_left, objectives, f"the {count_words(plans, 'plan')} left")
             gain = gain if plans else "no plan is left"
             _log.info("best so far %s; %s", result(objectives[0], best), gain)
 
@@ -252,7 +261,7 @@ class _Loop(Campaign):
             self._lost, self.predicted_by = lost, ""  # the best prediction was judged for other objectives
         predicted = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run.row for run in self.runs if run.status == "ok"]
-        unknown = unmeasured(self.job, lost, self.objectives(), predicted, good)
+        unknown = unmeasured_notes(self.job, lost, self.objectives(), predicted, good)
         self.notes = [note for note in self.notes if note in unknown or note not in self._unknown_before]
         for sentence in unknown:
             self._note_once(sentence)
@@ -286,7 +295,7 @@ class _Loop(Campaign):
         objectives = self.objectives()
         measured = self._known(objectives)
         time_s = posterior.columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
-        seconds = run_s(time_s, self._timed)
+        seconds = run_seconds(time_s, self._timed)
         if len(measured[objectives[0]]):
             saved = expected_saving(posterior.columns, measured, objectives=objectives)
             best = np.nanargmin(self.values(objectives)[:, 0])
@@ -331,7 +340,7 @@ class _Loop(Campaign):
                     objectives = self.objectives()
                     judged = set(objectives) == set(self.job.objectives)
                     set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
-                yield Queued(under.question(index), plan, of_candidate(columns, index), number)
+                yield Queued(under.question(index), plan, results_of_candidate(columns, index), number)
 
         def name(place: int) -> str:
             return f"run {before + place + 1}"
@@ -340,7 +349,7 @@ class _Loop(Campaign):
             for place, done in runs:
                 at = order[place]
                 fits = float(columns["probability_fits"][at]) if columns else float("nan")
-                expected = of_candidate(columns, at)
+                expected = results_of_candidate(columns, at)
                 run = self._add(at, done.row, base + bisect(ended, place), number, expected, fits, under)
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60

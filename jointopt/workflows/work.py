@@ -23,7 +23,7 @@ from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import bill
-from jointopt.report.results import Shared
+from jointopt.report.results import WorkerSummary
 from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
@@ -33,7 +33,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import OUT, surely_out
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
-from jointopt.workflows.functions import Answer, load_function
+from jointopt.workflows.functions import Evaluator, load_function
 from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -53,7 +53,7 @@ def work(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     launcher: Launcher | str | None = None, machine: Machine | None = None, dask: str | None = None, workers: int = 0,
     **options: Any,
-) -> Shared:  # fmt: skip
+) -> WorkerSummary:  # fmt: skip
     """Evaluate plans of ``job``, by all its objectives, together with all other workers until there are ``trials``.
 
     ``evaluate`` names a function, ``module:function``: called with the job and at most ``batch`` plans (columns), it
@@ -70,10 +70,10 @@ def work(
         raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
     runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
-        job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
+        job, evaluate = _launched_job(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job, (narrow, wide) = model.job, problem_of_one_run(model)
-    start = _start(narrow, wide)
+    start = _first_plans(narrow, wide)
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
@@ -83,11 +83,11 @@ def work(
     identity |= {"evidence": model.fingerprint} if model.fingerprint else {}
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
-    with _answering(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
+    with _evaluator(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
         # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
         paid = () if runner is not None else tuple(name for name in PAID if name in job.objectives)
         goals = (*job.goals, *paid)
-        problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
+        problem = wide if answer is None else _function_problem(job, narrow, answer, goals, evaluate or "")
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
@@ -96,10 +96,10 @@ def work(
         )  # fmt: skip
     finished = len(worked.plans["slack"])
     front = front_of(worked.plans, problem.goals)
-    return Shared(name, worked.evaluated, worked.failed, finished, front, problem.goals)
+    return WorkerSummary(name, worked.evaluated, worked.failed, finished, front, problem.goals)
 
 
-def _start(narrow: Problem, wide: Problem) -> Columns:
+def _first_plans(narrow: Problem, wide: Problem) -> Columns:
     """Plans to begin with: the front that is predicted, by all goals as far as these can be counted."""
     start = exact_front_of_profiles(narrow).front
     if wide.goals == OBJECTIVES:
@@ -111,12 +111,12 @@ def _start(narrow: Problem, wide: Problem) -> Columns:
 
 
 @contextmanager
-def _answering(
+def _evaluator(
     job: Job, runner: Launcher | None, evaluate: str | None, dask: str | None, workers: int, storage: str, study: str
-) -> Iterator[tuple[Answer | None, int]]:  # fmt: skip
+) -> Iterator[tuple[Evaluator | None, int]]:  # fmt: skip
     """The function that answers for plans (None: the physics does), and for how many batches at a time."""
     if runner is not None and dask is None and not workers:
-        with _kept_runs(runner, job.goals, storage, study) as runs:
+        with _run_evaluator(runner, job.goals, storage, study) as runs:
             yield runs, 1
         return
     if dask is None and not workers:
@@ -130,7 +130,7 @@ def _answering(
         yield answering
 
 
-def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Job:
+def _launched_job(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Job:
     """The part of the job that a launcher runs; UsageError where it lists its plans, or a function evaluates them."""
     if evaluate is not None:
         raise UsageError(f"--launcher {launcher.name} and --evaluate {evaluate} both evaluate plans; give one.")
@@ -141,13 +141,13 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 
 
 @contextmanager
-def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
+def _run_evaluator(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_RunEvaluator]:
     """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
     from jointopt.runs.store import Spill, waiting
 
     kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
     kept = Spill(storage, study, kind)
-    runs = _Runs(launcher, goals, kept.keep)
+    runs = _RunEvaluator(launcher, goals, kept.keep)
     try:
         for _, rows in waiting(storage, kind):
             for _, row in rows:
@@ -158,7 +158,7 @@ def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: 
         kept.close()
 
 
-class _Runs:
+class _RunEvaluator:
     """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again.
 
     No layout is run at another clock once it has run out of memory. ``keep`` is called with each result first.
@@ -206,7 +206,7 @@ class _Runs:
         return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
 
 
-def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...], called: str) -> Problem:
+def _function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tuple[str, ...], called: str) -> Problem:
     """The same problem with its ``goals`` from ``answer``, which is ``called`` so, and the constraints judged by these.
 
     A figure that no plan can have is a ValueError.

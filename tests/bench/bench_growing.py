@@ -25,7 +25,7 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import Growing, Outlook, earlier_runs, with_factors
 
 KNOWN, SEEDS = (8, 16), (1, 2)
@@ -46,7 +46,7 @@ def judged(group: str, rows: pd.DataFrame, others: pd.DataFrame) -> list[list[fl
     """Median errors in %, without and with, after each number of runs and seed."""
     surrogate = load_surrogate("default")
     job, launcher = parse_job(job_document(rows), "replay", pathlib.Path()), ReplayLauncher(rows)
-    candidates = listed(launcher.candidates(job), job)
+    candidates = listed_candidates(launcher.candidates(job), job)
     model = JobModel.of(job)
     earlier = with_factors(earlier_runs(candidates.rows, others), model, candidates)
     answers = [dict(launcher.run(job, candidates.question(i))) for i in range(candidates.size)]

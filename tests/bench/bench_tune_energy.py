@@ -29,7 +29,7 @@ from jointopt.physics.sensitivities import with_clock_shares
 from jointopt.search.pareto import non_dominated, volume
 from jointopt.studies.learning.truths import FOLLOWING, Drawn, jobs, physics_with_steps, simulated
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.candidates import Candidates, searched
+from jointopt.workflows.campaign.candidates import Candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import Earlier, Outlook
 from jointopt.workflows.tune import tune
 
@@ -45,7 +45,7 @@ def problems(count: int) -> list[tuple[Job, Candidates]]:
 def _problems() -> Iterator[tuple[Job, Candidates]]:
     for job in jobs(np.random.default_rng(0)):
         try:
-            found = searched(job) if job.cluster.num_gpus <= 128 else None
+            found = searched_candidates(job) if job.cluster.num_gpus <= 128 else None
         except InfeasibleError:
             continue
         if found is not None and found.size >= 60:

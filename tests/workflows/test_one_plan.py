@@ -16,7 +16,7 @@ from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.campaign.expectation import Earlier, with_factors
 from tests.surrogate.test_job_model import measured_runs
 
@@ -148,7 +148,7 @@ def test_runs_on_another_gpu_narrow_intervals_of_every_verb(few_runs):
 
 def test_a_tune_starts_from_what_a_few_runs_of_its_cluster_say(few_runs):
     model = JobModel.of(ALIKE, few_runs[1])
-    candidates = searched(model)
+    candidates = searched_candidates(model)
     earlier = with_factors(Earlier(), model, candidates)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     found = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])

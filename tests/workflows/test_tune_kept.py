@@ -19,7 +19,7 @@ from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.base import Ended, Report
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Spill, Store
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune
 from tests.campaign.injected import TINY
@@ -272,7 +272,7 @@ def test_what_the_plans_left_may_bring_is_reported_and_is_nothing_when_all_have_
 
 def test_on_cpu_cores_runs_that_are_all_slower_make_the_plans_left_slower() -> None:
     job = parse_job(TINY, "tiny", Path())
-    plans = searched(job)
+    plans = searched_candidates(job)
     slow = {str(plans.question(i)): 8.0 * plans.predicted["iteration_time_s"][i] for i in range(plans.size)}
     tuned = tune(job, Slow(slow), 3)
     assert tuned.runs[-1].predicted["iteration_time_s"] > 3 / 8 * tuned.runs[-1].result("iteration_time_s")

@@ -110,7 +110,7 @@ def mean_power_w(plan: PlanPicture, steps: int = POWER_STEPS) -> tuple[Floats, F
     return edges, watts / len(plan.runs_w)
 
 
-def encoded(line: Timeline) -> dict[str, object]:
+def encoded_passes(line: Timeline) -> dict[str, object]:
     """The passes in few characters: a letter each, seconds by letter and rank, and the waits before some of them.
 
     The page draws from that as many passes as there is room for.
@@ -176,7 +176,7 @@ def _events(pid: int, plan: PlanPicture) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ProposalReport:
     """A report: its page, and the passes of its plans for a trace viewer."""
 
     page: Page

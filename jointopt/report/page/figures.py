@@ -29,13 +29,13 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
     return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
 
 
-def lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
+def error_bar_lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
     """Lengths between both, 0 where one of them is unknown."""
     both = ((b or 0.0) - (a or 0.0) for a, b in zip(low, high, strict=True))
     return rounded(length if math.isfinite(length) else 0.0 for length in both)
 
 
-def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
+def hover_text(entry: Entry, varied: Iterable[str], head: str = "") -> str:
     """A plan and its predictions, for a hint: lines joined as HTML joins them."""
     lines = [f"<b>{head}</b>"] if head else []
     words = plan_words(entry, frozenset(varied)).split()
@@ -75,7 +75,7 @@ def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]
         layout_alone = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
         data.append({
             "name": plan_words(layout_alone, varied - {"stage_clock_mhz"}),
-            "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
+            "x": x, "y": y, "text": [hover_text(entry, varied) for entry in entries], "mode": "markers",
             "hovertemplate": "%{text}<extra></extra>",
             "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
         })  # fmt: skip
@@ -83,15 +83,17 @@ def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]
         x, y = axes.xy(two_step)
         data.append({
             "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y,
-            "text": [whole_plan(entry, varied, "two steps") for entry in two_step],
+            "text": [hover_text(entry, varied, "two steps") for entry in two_step],
             "mode": "lines+markers", "hovertemplate": "%{text}<extra></extra>",
             "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}, "marker": {"size": 4},
         })  # fmt: skip
-    data += _marked(axes, chosen, varied)
+    data += _chosen_plan_traces(axes, chosen, varied)
     x, y = axes.xy([*front, *(c.entry for _, c in chosen), *two_step])
     return {"data": data, "layout": {
-        "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _range(x)},
-        "yaxis": {"title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _range(y)},
+        "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _axis_range(x)},
+        "yaxis": {
+            "title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _axis_range(y),
+        },
         "legend": {"orientation": "h", "y": -0.19, "yanchor": "top"}, "height": 560,
         "margin": {"t": 16, "r": 16, "l": 70, "b": 60},
     }}  # fmt: skip
@@ -105,11 +107,11 @@ def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
+def _chosen_plan_traces(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
     """The chosen plans by letter, and their intervals, which are hidden at first."""
     entries = [c.entry for _, c in chosen]
     x, y = axes.xy(entries)
-    hints = [whole_plan(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
+    hints = [hover_text(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
     found: list[Figure] = [{
         "name": "chosen plans", "x": x, "y": y, "text": [letter for letter, _ in chosen], "customdata": hints,
         "mode": "markers+text", "textposition": "top center", "hovertemplate": "%{customdata}<extra></extra>",
@@ -122,7 +124,8 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozen
         errors = {
             f"error_{axis}": {
                 "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-                "array": lengths(ends[""][i], ends["_high"][i]), "arrayminus": lengths(ends["_low"][i], ends[""][i]),
+                "array": error_bar_lengths(ends[""][i], ends["_high"][i]),
+                "arrayminus": error_bar_lengths(ends["_low"][i], ends[""][i]),
             }
             for i, axis in enumerate("xy")
         }  # fmt: skip
@@ -133,7 +136,7 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozen
     return found
 
 
-def _range(values: Sequence[float | None]) -> list[float]:
+def _axis_range(values: Sequence[float | None]) -> list[float]:
     """Ends of an axis with room around the values."""
     known = [v for v in values if v is not None]
     low, high = min(known), max(known)
@@ -184,7 +187,7 @@ def stage_figure(plan: PlanPicture) -> Figure:
     ]  # fmt: skip
     return {"data": data, "layout": {
         "height": max(190, min(600, 120 + 20 * len(stages))), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
-        "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _range(clock)},
+        "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _axis_range(clock)},
         "xaxis2": {"domain": [0.53, 1.0], "title": {"text": "W per GPU"}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": stages},
         "legend": ABOVE,

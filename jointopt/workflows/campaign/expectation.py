@@ -75,7 +75,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Estimate:
     """A result of every candidate, what it rests on, and by how much runs (m,) were missed from the others.
 
     ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
@@ -107,7 +107,7 @@ class Outlook:
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
         found_by_name: dict[str, Adapted] = {}
-        memo: dict[str, _Found] = {}
+        memo: dict[str, _Estimate] = {}
         for name in dict.fromkeys([*objectives, *judged_by(self._job)]):
             found = self._found(name, index, rows, memo)
             found_by_name[name] = found.adapted
@@ -124,7 +124,9 @@ class Outlook:
         apart = {name: found_by_name[name].apart for name in objectives}
         return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
 
-    def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
+    def _found(
+        self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Estimate]
+    ) -> _Estimate:
         """A result of every candidate after runs ``rows`` of candidates ``index`` (m,); ``memo``: those worked out."""
         if name not in memo:
             direct = memo[name] = self._adapted(name, index, rows)
@@ -133,7 +135,7 @@ class Outlook:
                 memo[name] = self._of_parts(direct, *parts)
         return memo[name]
 
-    def _of_parts(self, direct: _Found, time: _Found, power: _Found) -> _Found:
+    def _of_parts(self, direct: _Estimate, time: _Estimate, power: _Estimate) -> _Estimate:
         """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
         off, deviation = time.off + power.off, np.hypot(time.deviation, power.deviation)
         known = np.isfinite(off) & np.isfinite(direct.off)
@@ -147,11 +149,11 @@ class Outlook:
         loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
         noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
         both = Adapted(time.adapted.mean + power.adapted.mean + gpus, loadings, noise)
-        return _Found(both, time.source, off, deviation)
+        return _Estimate(both, time.source, off, deviation)
 
-    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
+    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Estimate:
         """The log of a result of every candidate, and what it rests on."""
-        values = np.array([result(row, name) for row in rows], float)
+        values = np.array([measured_result(row, name) for row in rows], float)
         bounds = np.array([lower_bound(row, name) for row in rows], float)
         held = bounds > 0
         good = np.flatnonzero((values > 0) | held)
@@ -182,10 +184,10 @@ class Outlook:
                 off[:, good] = unmoved
                 scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
                 fixed = adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
-                return _Found(fixed, _PHYSICS, *off)
+                return _Estimate(fixed, _PHYSICS, *off)
             off[:, good] = without[best]
         prior, spread, source = choices[best]
-        return _Found(adapted(self._features, prior, at, seen, spread, held), source, *off)
+        return _Estimate(adapted(self._features, prior, at, seen, spread, held), source, *off)
 
     def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
         """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.
@@ -194,7 +196,7 @@ class Outlook:
         """
         if self._growing is None or name not in OBJECTIVES:
             return None
-        log_time = np.log([result(row, "iteration_time_s") for row in rows])
+        log_time = np.log([measured_result(row, "iteration_time_s") for row in rows])
         ran = np.flatnonzero(np.isfinite(log_time))
         residual = (log_time - np.log(self._candidates.predicted["iteration_time_s"])[index])[ran]
         found = self._growing.log_factor(index[ran], residual)
@@ -211,7 +213,7 @@ class Outlook:
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
 
-def of_candidate(columns: Columns, index: int) -> dict[str, float]:
+def results_of_candidate(columns: Columns, index: int) -> dict[str, float]:
     """Results expected of one candidate, its fit in memory aside."""
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
@@ -235,14 +237,14 @@ def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
     return np.asarray(np.where(np.isfinite(mean), chance, 1.0))
 
 
-def result(row: Mapping[str, Any], name: str) -> float:
+def measured_result(row: Mapping[str, Any], name: str) -> float:
     """A measured result, NaN where the run failed or did not measure it; power follows from energy and time."""
     if row.get("status") != "ok":
         return float("nan")
     value = row.get(name)
     known = float("nan") if value is None else float(value)
     if name == "avg_power_w" and not known > 0 and row.get("num_gpus"):
-        return result(row, "energy_j") / result(row, "iteration_time_s") / float(row["num_gpus"])
+        return measured_result(row, "energy_j") / measured_result(row, "iteration_time_s") / float(row["num_gpus"])
     return known
 
 
@@ -254,22 +256,22 @@ def lower_bound(row: Mapping[str, Any], name: str = "iteration_time_s") -> float
 
 def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the job's constraints that a measured run does not keep; what was not measured counts as kept."""
-    return tuple(name for name, (value, bound) in held_to(job, row).items() if value > bound)
+    return tuple(name for name, (value, bound) in values_and_bounds(job, row).items() if value > bound)
 
 
-def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def values_and_bounds(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
-    measured = {name: np.array([result(row, name)]) for name in judged_by(job)}
+    measured = {name: np.array([measured_result(row, name)]) for name in judged_by(job)}
     held = {name: (float(values[0]), bound) for name, (values, bound) in stated(job, measured).items()}
     if (fraction := job.constraints.memory_fraction) is not None:
-        held["memory_fraction"] = result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
+        held["memory_fraction"] = measured_result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
     return held
 
 
 # Measurements that exist before a campaign: of plans of the job, and of other jobs on the same cluster.
 
 
-_MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
+_CORRECTED_RESULTS = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 
@@ -325,9 +327,9 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
         return Earlier()
     # a limit that holds nothing down by the physics may do so in fact
     limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
-    plan_of = {key: i for i, key in enumerate(_keys(priced, new, limit_w))}
-    matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old, limit_w)], np.int64)
-    best, plans = _fastest(table.loc[priced.rows[old]], matched), priced.runs.take(new)
+    plan_of = {key: i for i, key in enumerate(_plan_keys(priced, new, limit_w))}
+    matched = np.array([plan_of.get(key, -1) for key in _plan_keys(priced, old, limit_w)], np.int64)
+    best, plans = _best_run_of_candidates(table.loc[priced.rows[old]], matched), priced.runs.take(new)
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
     source, *others = map(Source.parse, dict.fromkeys(plans.source.tolist()))
     here, known = evidence.get(source, Evidence()), None
@@ -350,7 +352,7 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     if (surrogate := model.surrogate) is None:
         return earlier
     count = sum(len(part.residual) for part in earlier.evidence.values())
-    names = (*_MOVED, *[PEAK] * (PEAK in candidates.predicted))
+    names = (*_CORRECTED_RESULTS, *[PEAK] * (PEAK in candidates.predicted))
     if earlier.plans is not None and earlier.known is not None and len(earlier.known.runs) >= LEAST_RUNS:
         source = Source.parse(str(earlier.plans.source[0]))
         learned = of_other_jobs(source, earlier.known, surrogate)
@@ -407,7 +409,7 @@ def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
 
 
-def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
+def _plan_keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
     """Features, power limit (by row) and predictions of each run as a key: equal for runs of one plan of one job."""
     runs, physics = priced.runs, priced.physics
     seen = [runs.matrix(runs.names)[at]]
@@ -417,7 +419,7 @@ def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
     return [row.tobytes() for row in rounded]
 
 
-def _fastest(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
+def _best_run_of_candidates(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
     """Label in ``rows`` per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
     rank = rows["status"].map({"ok": 0, "oom": 1}).fillna(2)
     known = rows.assign(matched=matched, rank=rank, time_s=rows["iteration_time_s"].where(rank == 0, 0.0))

@@ -13,7 +13,7 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign import expectation
-from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import Earlier, Growing, Outlook
 from tests.surrogate.test_own_cluster import KERNEL, runs, timed
 
@@ -67,7 +67,7 @@ class Knows(Growing):
 def test_the_growing_model_predicts_where_it_is_likelier_on_runs_left_out_and_not_where_it_is_not(
     make_runs, job: Job
 ) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
     off = np.linspace(-0.9, 0.9, candidates.size) ** 3
     time_s = candidates.predicted["iteration_time_s"] * np.exp(off)
     rows, index = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.arange(7)
@@ -89,7 +89,7 @@ def test_the_growing_model_predicts_where_it_is_likelier_on_runs_left_out_and_no
 def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood_and_of_the_physics_on_equal_terms(
     make_runs, job: Job, monkeypatch: pytest.MonkeyPatch, more: float, narrow: float, basis: str
 ) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
     time_s = candidates.predicted["iteration_time_s"]
     rows, known = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.full(candidates.size, 0.1)
     # of the runs of this job, of earlier ones, of the growing model, and of the first as sure as those are
@@ -101,7 +101,7 @@ def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood_and_
 
 
 def test_without_stored_runs_the_plans_of_a_list_are_priced_as_runs_of_the_cluster(make_runs, job: Job) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
     surrogate = load_surrogate("default")
     assert surrogate is not None
     index = np.tile(np.arange(5), 4)
