@@ -10,7 +10,7 @@ from jointopt.cli import common
 @click.command(short_help="List what is known by name.")
 @click.argument("what", type=click.Choice(["gpus", "models", "frameworks", "clusters", "jobs", "recipes"]))
 @click.option("--model", metavar="NAME", help="Only recipes of that model.")
-@common.as_json
+@common.output_options
 def catalog(what: str, model: str | None, as_json: bool) -> None:
     """List what jointopt knows by name; a dash is a figure that no source states.
 
