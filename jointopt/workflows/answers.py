@@ -151,19 +151,23 @@ R = TypeVar("R")
 
 
 def accepts_paths(verb: Callable[P, R]) -> Callable[P, R]:
-    """The verb with every job, table, calibration and machine read where the path of its file is given.
+    """The verb, called with the path of a file in place of any job, table, calibration or machine too.
 
-    UsageError where an argument is neither, or where a text or a number is something else than its annotation says.
+    UsageError where an argument is neither object nor path, or a text or number of another kind than its annotation.
     """
     signature = inspect.signature(verb)
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
     @functools.wraps(verb)
     def run(*args: P.args, **options: P.kwargs) -> R:
         given = signature.bind(*args, **options)
         table = given.arguments.get("table")
         for name in _READERS.keys() & given.arguments.keys():
-            if given.arguments[name] is not None or signature.parameters[name].default is not None:
-                given.arguments[name] = _read_argument(name, given.arguments[name])
+            value, (read, types, expected) = given.arguments[name], _READERS[name]
+            if isinstance(value, str | Path):
+                given.arguments[name] = read(Path(value))
+            elif type(value).__name__ not in types and (value is not None or defaults[name] is not None):
+                raise UsageError(f"{name} must be {expected}; got {type(value).__name__}.")
         for name in given.arguments.keys() - _READERS.keys():
             given.arguments[name] = _check_plain(
                 name, given.arguments[name], str(signature.parameters[name].annotation)
@@ -189,16 +193,6 @@ def paths(name: str, value: Any) -> list[Path]:
     if not all(isinstance(one, str | Path) for one in each):
         raise UsageError(f"{name} must be the path of a file, or a list of them; got {type(value).__name__}.")
     return [Path(one) for one in each]
-
-
-def _read_argument(name: str, value: Any) -> Any:
-    """The argument of that name as an object."""
-    read, types, expected = _READERS[name]
-    if isinstance(value, str | Path):
-        return read(Path(value))
-    if type(value).__name__ in types:
-        return value
-    raise UsageError(f"{name} must be {expected}; got {type(value).__name__}.")
 
 
 def _check_plain(name: str, value: Any, annotation: str) -> Any:

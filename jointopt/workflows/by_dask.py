@@ -30,7 +30,7 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
     many as the scheduler has). UsageError without Dask, without an answer from the address, or without a worker there.
     """
     try:
-        from distributed import Client
+        from distributed import Client, LocalCluster
     except ImportError as error:
         raise UsageError(
             "Workers need Dask, which is not installed; install it: pip install 'jointopt[dask]'."
@@ -38,8 +38,11 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
     load_function(evaluate)  # a wrong name is an error at once
     with ExitStack() as stack:
         at: Any = address
-        if address in (None, SLURM):
-            at = stack.enter_context(_slurm_workers(workers, job, stack) if address else _local_workers(workers))
+        if address == SLURM:
+            at = stack.enter_context(_slurm_workers(workers, job, stack))
+        elif address is None:  # they end with this process
+            cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, security=_security())
+            at = stack.enter_context(cluster)
         try:
             client = stack.enter_context(Client(at, timeout=_PATIENCE_S, set_as_default=False))
         except (OSError, ValueError) as error:
@@ -58,13 +61,6 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
 def _call_function(evaluate: str, job: Job, plans: Columns) -> Mapping[str, Any]:
     """Run by a worker, which imports the function from its own folder or path."""
     return load_function(evaluate)(job, plans)
-
-
-def _local_workers(workers: int) -> Any:
-    """Workers on this machine, which end with this process."""
-    from distributed import LocalCluster
-
-    return LocalCluster(workers, threads_per_worker=1, dashboard_address=None, security=_security())
 
 
 def _slurm_workers(workers: int, job: Job, stack: ExitStack) -> Any:

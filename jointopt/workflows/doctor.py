@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -87,11 +87,16 @@ def probe(out: Path) -> MachineComparison | None:
         raise LauncherError(f"PyTorch {readings['torch']} does not see the GPUs; install a build of it with CUDA.")
     gpu = load_gpu(CPU_CORE if readings["device"] == "cpu" else readings["device"])
     found, per_node = fit(readings, gpu), readings["gpus_per_node"]
+    # memory of the smallest GPU, as driver and catalogue count it; cores share their machine's evenly
+    driver_gib = [one.memory_gib for one in here.gpus if one.memory_gib]
+    memory_gib = round(min(driver_gib) if driver_gib else float(readings["memory_bytes"]) / GIB, 2)
+    if readings["device"] == "cpu":
+        memory_gib = math.floor(10.0 * here.memory_gib / per_node) / 10.0
     measured = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "nodes": readings["processes"] // per_node}
     measured |= {name: readings[name] for name in _VERSIONS if name in readings} | {"jointopt": version("jointopt")}
     machine = MeasuredMachine(
         gpu=gpu.id, gpus_per_node=per_node, product_time_factor=found.product_time_factor,
-        figures={"memory_gib": _memory_gib(here, readings), **found.figures}, measured=measured,
+        figures={"memory_gib": memory_gib, **found.figures}, measured=measured,
         fit_error_percent=found.error_percent,
         readings={name: readings[name] for name in ("products", "copy", "collectives")},
     )  # fmt: skip
@@ -113,18 +118,14 @@ def probe(out: Path) -> MachineComparison | None:
 _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
 
 
-def _memory_gib(here: Machine, readings: Mapping[str, Any]) -> float:
-    """Memory of the smallest GPU in GiB, as driver and catalogue count it; cores share their machine's evenly."""
-    if readings["device"] == "cpu":
-        return math.floor(10.0 * here.memory_gib / int(readings["gpus_per_node"])) / 10.0
-    known = [gpu.memory_gib for gpu in here.gpus if gpu.memory_gib]
-    return round(min(known) if known else float(readings["memory_bytes"]) / GIB, 2)
-
-
 def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:
     yield Feature("propose, explain, predict, select", True, f"jointopt {version('jointopt')}, no GPU needed")
     yield _torchrun(machine, speeds)
-    yield _megatron(machine)
+    if machine.gpus:
+        fix = "git clone https://github.com/NVIDIA/Megatron-LM, then --checkout Megatron-LM"
+        yield Feature("launcher megatron", True, "GPUs are here; it also takes a checkout of Megatron-LM", fix)
+    else:
+        yield Feature("launcher megatron", False, "Megatron-LM trains on GPUs, and here is none")
     yield _slurm(machine)
     if machine.no_meter:
         what, _, fix = machine.no_meter.rstrip(".").partition(": pip install")
@@ -155,13 +156,6 @@ def _torchrun(machine: Machine, speeds: dict[str, Any]) -> Feature:
     if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
         return Feature(name, False, f"{what}, which does not see the GPUs", "install a build of PyTorch with CUDA")
     return Feature(name, True, what)
-
-
-def _megatron(machine: Machine) -> Feature:
-    if not machine.gpus:
-        return Feature("launcher megatron", False, "Megatron-LM trains on GPUs, and here is none")
-    fix = "git clone https://github.com/NVIDIA/Megatron-LM, then --checkout Megatron-LM"
-    return Feature("launcher megatron", True, "GPUs are here; it also takes a checkout of Megatron-LM", fix)
 
 
 def _slurm(machine: Machine) -> Feature:

@@ -14,7 +14,7 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
 from jointopt.jobs.reading import shown
-from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings, ranks_of_node
+from jointopt.measure.hardware.gpu_clocks import Setting, locked, plan_settings, ranks_of_node
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import occupants
 from jointopt.measure.hardware.meter import Gpus, metered
@@ -72,7 +72,17 @@ def execute(
         meter.also = held.look
         for one in occupants(range(len(ranks)), patience_s=0.0):
             _log.warning("%s.", one)
-        watched = (reporting(command, Path.cwd(), folder), _Watch(check, held, not waits).look) if by_stage else ()
+        is_set = not waits
+
+        def look(mark: str) -> None:
+            """Look at the processes of that mark, and set the clocks as soon as the check has passed."""
+            nonlocal is_set
+            if check.passed(mark) and not is_set:
+                held.lock()
+                is_set = True
+                _log.info(check.remark or "The ranks run the stages of the plan: clocks are set.")
+
+        watched = (reporting(command, Path.cwd(), folder), look) if by_stage else ()
         start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
         end = meter.now()
@@ -84,20 +94,6 @@ def execute(
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
     return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
-
-
-class _Watch:
-    """Sets the clocks as soon as a check has passed, and goes on looking at what ranks show."""
-
-    def __init__(self, check: RankCheck, held: Held, is_set: bool) -> None:
-        self._check, self._held, self._set = check, held, is_set
-
-    def look(self, mark: str) -> None:
-        """Look at the processes of that mark. Raises RankOrderError, and DeviceError where clocks cannot be set."""
-        if self._check.passed(mark) and not self._set:
-            self._held.lock()
-            self._set = True
-            _log.info(self._check.remark or "The ranks run the stages of the plan: clocks are set.")
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
@@ -30,7 +31,6 @@ from jointopt.physics.explain.timeline import METER_S, excursion, power_swing, w
 from jointopt.physics.layouts import input_bytes
 from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
-from jointopt.report.layout_table import Rank
 from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
@@ -73,6 +73,12 @@ def explain(
     within = {} if broken else _within_an_iteration(physics, clocks[0], parts)
     levels = {name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()}
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
+    rank = None
+    if ranked and not (broken or exceeded):
+        from jointopt.workflows.feasible_layouts import layout_rank  # imports the search
+
+        with suppress(InfeasibleError):  # no layout is feasible that it could be compared with
+            rank = layout_rank(model, parsed.layouts)
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
         exceeded=exceeded, shortage=short, hangs_on=() if broken else settings_of_plan(model, parsed.layouts),
@@ -97,7 +103,7 @@ def explain(
         in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
-        rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded) else None,
+        rank=rank,
     )  # fmt: skip
 
 
@@ -140,15 +146,6 @@ def _within_an_iteration(physics: CostModel, stage_clock_mhz: Floats, parts: Bre
         if np.isfinite(after_s := float(heat.throttles_s[most])):
             found["temperature_swing"]["throttles_s"] = after_s
     return found
-
-
-def _rank(model: JobModel, layout: Columns) -> Rank | None:
-    from jointopt.workflows.feasible_layouts import layout_rank  # imports the search
-
-    try:
-        return layout_rank(model, layout)
-    except InfeasibleError:  # no layout is feasible that it could be compared with
-        return None
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -14,7 +14,6 @@ from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.defaults import default_attention
-from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import ATTENTIONS, RECIPE_CLASSES, Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
@@ -44,9 +43,15 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
     if framework.name == GENERIC:
         found.append(("training.framework", GENERIC, NAMED))
     if training.attention_assumed and model.has_attention:
-        # kernels of the framework's other releases on that GPU, and faster ones that another framework runs there
+        # kernels that older and newer releases run on that GPU, and faster ones that another framework runs there
         names = {framework.name, *framework_names()}
-        usual = {name: _kernels(load_framework(name), job) for name in names}
+        usual = {
+            name: {
+                default_attention(load_framework(name), cluster.gpu, training.dtype, newer=newer)
+                for newer in (False, True)
+            }
+            for name in names
+        }
         rank = ATTENTIONS.index
         faster = {one for one in set().union(*usual.values()) if rank(one) > rank(training.attention)}
         others = (usual[framework.name] | faster) - {training.attention}
@@ -68,12 +73,6 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
         usual_way = framework.token_dispatcher
         found.append(("training.token_dispatcher", usual_way, [one for one in ("deepep",) if one != usual_way]))
     return [one for one in found if one[1] is not None]
-
-
-def _kernels(framework: Framework, job: Job) -> set[str]:
-    """Attention kernels that older and newer releases of a framework run on the job's GPU."""
-    gpu, dtype = job.cluster.gpu, job.training.dtype
-    return {default_attention(framework, gpu, dtype, newer=newer) for newer in (False, True)}
 
 
 def open_words(job: Job) -> list[str]:

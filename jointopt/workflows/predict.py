@@ -145,23 +145,15 @@ def _with_kin_rows(runs: Measurements, table: pd.DataFrame) -> tuple[Measurement
     if not measured & queried and (measured or queried):
         table = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    table = _with_measured_framework(runs.table, table)
+    names = runs.table["framework"].dropna().unique().tolist() if "framework" in runs.table else []
+    if len(names) == 1 and not recognise_framework(str(names[0]))[1]:
+        # rows of no framework, or of generic, are of the one that all runs have: no job can name one without a profile
+        stated = table.reindex(columns=["framework"])["framework"].astype(object)
+        open_rows = stated.isna() | (stated.astype(str).str.strip().str.lower() == "generic")
+        table = table.assign(framework=stated.where(~open_rows, names[0]))
     for line in class_conflicts(runs.table, table):
         _log.warning("%s", line)
     return (replace(runs, kin=table) if lacks_heads(runs.table) or states_class(table) else runs), table
-
-
-def _with_measured_framework(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """The table with rows of no framework, or of ``generic``, by that of all measured runs where it has no profile.
-
-    So it is of a job, which can name no framework without a profile.
-    """
-    names = measured["framework"].dropna().unique().tolist() if "framework" in measured else []
-    if len(names) != 1 or recognise_framework(str(names[0]))[1]:
-        return table
-    stated = table.reindex(columns=["framework"])["framework"].astype(object)
-    open_rows = stated.isna() | (stated.astype(str).str.strip().str.lower() == "generic")
-    return table.assign(framework=stated.where(~open_rows, names[0]))
 
 
 def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[Source, Evidence]:

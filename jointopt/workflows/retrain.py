@@ -61,7 +61,13 @@ def retrain(
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
     given = paths("tables", tables)
-    _check_folder(out := Path(out))
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")
+    try:
+        check_folder(out)  # before the training
+    except OSError as error:
+        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {unwritten(error)}.") from error
     old = _replaced_surrogate(out, force)
     data, remarks = _training_rows(given, storage)
     try:
@@ -96,16 +102,6 @@ def retrain(
     bounds = [_BOUNDS.format(counted, bounded)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
     return Retrained(lines, scores, compared, forgotten, out, surrogate.importance, len(judged))
-
-
-def _check_folder(out: Path) -> None:
-    """Refuses a folder that could not be written after the training."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")
-    try:
-        check_folder(out)
-    except OSError as error:
-        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {unwritten(error)}.") from error
 
 
 def _write_surrogate(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:

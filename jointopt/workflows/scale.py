@@ -77,10 +77,20 @@ def scale(
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_search_cluster(model))
-    sizes, left_open = _with_efficiency(found), tuple(open_words(jobs[0]))
+    # each size with its throughput per GPU over that of the smallest of its kind
+    rate, smallest = "tokens_per_s_per_gpu", dict[str, float]()
+    for size in sorted((one.size for one in found if one.size.feasible), key=lambda size: size.job.cluster.num_gpus):
+        smallest.setdefault(size.job.cluster.gpu.id, size.plans[0][rate])
+    sizes = tuple(
+        replace(size, efficiency=float(size.plans[0][rate] / smallest[size.job.cluster.gpu.id]))
+        if size.feasible
+        else size
+        for size in (one.size for one in found)
+    )
+    left_open = tuple(open_words(jobs[0]))
     # (size, entry, what its run takes) of every plan of a feasible cluster
-    plans = [(size, entry) for size, one in enumerate(found) if one.size.feasible for entry in one.entries]
-    every = [(size, entry, run_costs(found[size].size.job, entry)) for size, entry in plans]
+    plans = [(at, entry) for at, one in enumerate(found) if one.size.feasible for entry in one.entries]
+    every = [(at, entry, run_costs(found[at].size.job, entry)) for at, entry in plans]
     if not every:
         return Scaled(sizes, (), None, weak, left_open)
     days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
@@ -114,19 +124,6 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     shown = tuple(entries[row] for row in rows)
     return _ClusterFront(Size(job, shown, parts, short, model.reasons(fastest)), entries)
-
-
-def _with_efficiency(found: Sequence[_ClusterFront]) -> tuple[Size, ...]:
-    """The sizes, each with its throughput per GPU over that of the smallest of its kind."""
-    smallest: dict[str, Size] = {}
-    for size in sorted((one.size for one in found if one.size.feasible), key=lambda size: size.job.cluster.num_gpus):
-        smallest.setdefault(size.job.cluster.gpu.id, size)
-
-    def efficiency(size: Size) -> float:
-        first = smallest[size.job.cluster.gpu.id]
-        return float(size.plans[0]["tokens_per_s_per_gpu"] / first.plans[0]["tokens_per_s_per_gpu"])
-
-    return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.size.feasible else o.size for o in found)
 
 
 def _pick(

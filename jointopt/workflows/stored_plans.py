@@ -148,26 +148,24 @@ def _plans_of_study(name: str, storage: str) -> StoredPlans:
     rows, attributes = read_study(storage, name)
     source = f"study {name} in {masked(storage)}"
     if attributes.get("kind") == KIND:
-        return _plans_of_runs(rows, source, str(attributes.get("job") or ""))
+        if not rows:
+            raise InfeasibleError(
+                f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose "
+                "from."
+            )
+        plans = _columns(_frame(rows, source), source, blank=RESULTS)
+        # power follows from energy and time where no meter measured it
+        power = plans["energy_j"] / plans["iteration_time_s"] / num_gpus(plans)
+        plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
+        text = str(attributes.get("job") or "")
+        measured_job = _job(parse_yaml(text), source) if text else None
+        return StoredPlans(source, plans, measured_job.name if measured_job else "", measured_job, measured=True)
     plans = _columns(_frame(rows, source), source)
     try:
         job = _job(parse_yaml(str(attributes["job"])), source)
     except JobError as error:
         raise UsageError(f"The job of {source}: {error}") from error
     return StoredPlans(source, plans, job.name, job)
-
-
-def _plans_of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> StoredPlans:
-    """Plans with the results of real runs; power follows from energy and time where no meter measured it."""
-    if not rows:
-        raise InfeasibleError(
-            f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
-        )
-    plans = _columns(_frame(rows, source), source, blank=RESULTS)
-    power = plans["energy_j"] / plans["iteration_time_s"] / num_gpus(plans)
-    plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
-    job = _job(parse_yaml(job_text), source) if job_text else None
-    return StoredPlans(source, plans, "" if job is None else job.name, job, measured=True)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], source: str) -> pd.DataFrame:

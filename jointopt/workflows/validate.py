@@ -81,7 +81,12 @@ def validate(
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
         found = listed_candidates(listing, job, calibration, machine)
-        plans = _choose_of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), model, top)
+        answers = predict(found.rows, surrogate, runs, calibration, storage, machine)
+        columns = found.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
+        columns["in_domain"] = answers["in_domain"].to_numpy(bool)
+        columns["doubts"] = answers["doubts"].to_numpy(object)
+        fitting = np.where(model.surely_out(found.plans), 0.0, answers["fit_probability"].to_numpy(float))
+        plans = _choose_best(found, columns, fitting, job, top)
     elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
         plans = _choose_of_front(model, top, seed, storage) or _choose_of_space(model, top)
     else:
@@ -123,7 +128,15 @@ class _Bench(Campaign):
         if self.plans.unlikely:
             self.note(unlikely_note(self.plans.unlikely, len(self.plans.rows)))
         self.record.open_study(self.plans.columns, self._objectives())
-        self._go_on()
+        # plans whose runs a killed validate had begun join those chosen: on a cluster they may go on
+        mine = [self._plan(index) for index in range(len(self.plans.rows))]
+        if others := [(plan, trial) for plan, trial in self.record.left(self.launcher) if plan not in mine]:
+            self.plans = _with_resumed_plans(self.plans, others, self.job)
+            self.record.open_study(self.plans.columns, self._objectives())  # with room for them
+            self.note(
+                f"A validate that was killed had begun {len(others)} more, which are resumed: what has been "
+                "measured since moved the choice."
+            )
         earlier = Earlier() if again else self.earlier(self.plans.rows)
         self._out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
         known = dict(zip(earlier.index, earlier.rows, strict=True))
@@ -136,18 +149,6 @@ class _Bench(Campaign):
     def _objectives(self) -> tuple[str, ...]:
         known = [name for name in self.job.objectives if np.isfinite(self.plans.columns[name]).any()]
         return tuple(known or self.job.objectives[:1])
-
-    def _go_on(self) -> None:
-        """Plans whose runs a killed validate had begun join those chosen: on a cluster they may go on."""
-        mine = [self._plan(index) for index in range(len(self.plans.rows))]
-        others = [(plan, trial) for plan, trial in self.record.left(self.launcher) if plan not in mine]
-        if others:
-            self.plans = _with_resumed_plans(self.plans, others, self.job)
-            self.record.open_study(self.plans.columns, self._objectives())  # with room for them
-            self.note(
-                f"A validate that was killed had begun {len(others)} more, which are resumed: what has been "
-                "measured since moved the choice."
-            )
 
     def _run(self, indices: list[int], again: bool) -> str:
         order: list[int] = []  # of those that have begun
@@ -252,15 +253,6 @@ def _choose_of_space(model: JobModel, top: int) -> _ChosenPlans:
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
     columns = model.bounded(plain)
     fitting = np.where(values["violation"] <= 0, model.fit_probability(physics), 0.0)
-    return _choose_best(candidates, columns, fitting, model.job, top)
-
-
-def _choose_of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top: int) -> _ChosenPlans:
-    """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
-    columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
-    columns["in_domain"] = answers["in_domain"].to_numpy(bool)
-    columns["doubts"] = answers["doubts"].to_numpy(object)
-    fitting = np.where(model.surely_out(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
     return _choose_best(candidates, columns, fitting, model.job, top)
 
 

@@ -73,7 +73,11 @@ def work(
         job, evaluate = _launched_job(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job, (narrow, wide) = model.job, problem_of_one_run(model)
-    start = _first_plans(narrow, wide)
+    start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
+    if wide.goals != OBJECTIVES:
+        start = wide.again(start)
+        start = merge(exact_front_of_levels(wide)[0], start, wide.goals) if wide.has_levels else start
+        start = take(start, spread(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
@@ -97,17 +101,6 @@ def work(
     finished = len(worked.plans["slack"])
     front = front_of(worked.plans, problem.goals)
     return WorkerSummary(name, worked.evaluated, worked.failed, finished, front, problem.goals)
-
-
-def _first_plans(narrow: Problem, wide: Problem) -> Columns:
-    """Plans to begin with: the front that is predicted, by all goals as far as these can be counted."""
-    start = exact_front_of_profiles(narrow).front
-    if wide.goals == OBJECTIVES:
-        return start
-    start = wide.again(start)
-    if wide.has_levels:
-        start = merge(exact_front_of_levels(wide)[0], start, wide.goals)
-    return take(start, spread(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
 
 
 @contextmanager

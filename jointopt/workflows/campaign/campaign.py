@@ -225,7 +225,20 @@ def why_no_usable_plan(job: Job, runs: Sequence[MeasuredRun]) -> str:
     if any(not run.broken for run in good):
         return ""
     if good:
-        return _closest_run(job, good)
+        # the run whose worst excess is least, and every constraint that it breaks by how much
+        held = [values_and_bounds(job, run.row) for run in good]
+        worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]
+        best = worst.index(min(worst))
+        broken = [
+            f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({with_unit(name, figure(value))} over a limit of "
+            f"{with_unit(name, figure(bound))})"
+            for name, (value, bound) in held[best].items()
+            if value > bound
+        ]
+        several = f"None of the {len(good)} runs that succeeded keeps"
+        words = "The only run that succeeded does not keep" if len(good) == 1 else several
+        closest = plan_words(good[best].plan, differing(run.plan for run in good))
+        return f"{words} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
     if not runs:
         return "No plan was run: none is likely to fit in memory and to keep the job's constraints."
     share = "The only run did not succeed" if len(runs) == 1 else f"None of the {len(runs)} runs succeeded"
@@ -260,23 +273,6 @@ def repeated_failure(rows: Sequence[Mapping[str, Any]], launcher: object, retry:
         f"{last[-1].status} ({last[-1].detail.rstrip('.')}). {logs}Mend the cause, then run the "
         f"same command with {retry}."
     )
-
-
-def _closest_run(job: Job, good: Sequence[MeasuredRun]) -> str:
-    """The run whose worst excess is least, and every constraint that it breaks by how much."""
-    held = [values_and_bounds(job, run.row) for run in good]
-    worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]
-    best = worst.index(min(worst))
-    broken = [
-        f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({with_unit(name, figure(value))} over a limit of "
-        f"{with_unit(name, figure(bound))})"
-        for name, (value, bound) in held[best].items()
-        if value > bound
-    ]
-    several = f"None of the {len(good)} runs that succeeded keeps"
-    runs = "The only run that succeeded does not keep" if len(good) == 1 else several
-    closest = plan_words(good[best].plan, differing(run.plan for run in good))
-    return f"{runs} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
 
 
 def unmeasured_notes(

@@ -228,13 +228,10 @@ def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Float
     )
     above = stated(job, high)  # by one standard deviation
     for name, (values, bound) in stated(job, middle).items():
-        yield _probability_below(np.log(values), np.log(above[name][0] / values), bound)
-
-
-def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
-    """Of log-normals; 1 where nothing is predicted, since then the run itself must show it."""
-    chance = ndtr((np.log(bound) - mean) / deviation)
-    return np.asarray(np.where(np.isfinite(mean), chance, 1.0))
+        mean, deviation = np.log(values), np.log(above[name][0] / values)
+        chance = ndtr((np.log(bound) - mean) / deviation)
+        # 1 where nothing is predicted, since then the run itself must show it
+        yield np.asarray(np.where(np.isfinite(mean), chance, 1.0))
 
 
 def measured_result(row: Mapping[str, Any], name: str) -> float:
@@ -309,7 +306,12 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     """
     import pandas as pd
 
-    rows = _comparable(queried, stored)
+    if stored.empty or "gpu" not in stored or "gpu" not in queried:
+        return Earlier()
+    gpus = {gpu_id(name) for name in queried["gpu"].unique()}
+    rows = stored[stored["gpu"].map({name: gpu_id(name) in gpus for name in stored["gpu"].unique()}).astype(bool)]
+    rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
+    rows = rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
     if rows.empty:
         return Earlier()
     both = pd.concat([queried.drop(columns="source", errors="ignore"), rows], ignore_index=True)
@@ -397,16 +399,6 @@ def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence
         physics, every = by[at.start].of_job(job).cost_model(plans), np.arange(count)
         parts.append(physics.evaluate(every, clocks) | (physics.heat(every, clocks) if PEAK in names else {}))
     return {name: np.log(np.concatenate([part[name] for part in parts]) / candidates.predicted[name]) for name in names}
-
-
-def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
-    """Stored rows with a result, on the candidates' GPU, without columns that say where they came from."""
-    if stored.empty or "gpu" not in stored or "gpu" not in queried:
-        return stored.iloc[:0]
-    here = {gpu_id(name) for name in queried["gpu"].unique()}
-    rows = stored[stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)]
-    rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
-    return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
 
 
 def _plan_keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
