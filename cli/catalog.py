@@ -20,9 +20,9 @@ def catalog(what: str, model: str | None, as_json: bool) -> None:
       jointopt catalog models --json
       jointopt catalog recipes --model llama-3-405b
     """
-    from jointopt.report.listing import listing, listing_text, recipe_rows
+    from jointopt.report.listing import listing, listing_text
 
     if model is not None and what != "recipes":
         raise click.UsageError("--model goes with recipes.")
-    rows = recipe_rows(model or "") if what == "recipes" else listing(what)
+    rows = listing(what, model or "")
     common.list_rows(rows, lambda: listing_text(rows), as_json)

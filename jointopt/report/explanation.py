@@ -192,7 +192,12 @@ class Explanation(Result):
     def blocks(self) -> Iterator[Block]:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         cluster, time_s, energy_j = self.job.cluster, self.iteration_time_s, self.energy_j
-        yield [*_totals(self), *_use_sentences(self), *_power_sentences(self), *_verdict_sentences(self)]
+        rank = self.rank.sentence() if self.rank else ""
+        yield [
+            *_totals(self), *_use_sentences(self), *_power_sentences(self),
+            f"Feasible. {rank}" if self.feasible else "Not feasible:", *(f"- {text}" for text in self.against),
+            first_lines(self.job, self._first, self.hangs_on, "The plan's"),
+        ]  # fmt: skip
         yield [shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
         if math.isfinite(energy_j):
             yield [energy_table(self)]
@@ -308,13 +313,6 @@ def _power_sentences(found: Explanation) -> Iterator[str]:
         late = f"; without pauses it would throttle after {heat['throttles_s']:.0f} s" if "throttles_s" in heat else ""
         settles = f"some {heat['settles_s']:.0f} s after the start{late}"
         yield f"The hottest GPU is at {celsius} °C within an iteration, {settles}."
-
-
-def _verdict_sentences(found: Explanation) -> Iterator[str | list[str]]:
-    """Whether the plan is feasible, or what speaks against it, and what its time hangs on."""
-    yield f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"
-    yield from (f"- {text}" for text in found.against)
-    yield first_lines(found.job, found._first, found.hangs_on, "The plan's")
 
 
 def shares(

@@ -247,12 +247,6 @@ def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
 COMPARED = {"time": "iteration_time_s", "energy": "energy_j"}  # what plans are compared in, and its column
 
 
-def half_difference(plan: Row, name: str) -> float:
-    """Half of the 90 % interval of a plan's time or energy against another's, in percent of that; NaN: unknown."""
-    low, high = (plan.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
-    return math.nan if low is None or high is None else 0.5 * (high - low)
-
-
 def difference_column(
     name: str, rows: Sequence[Any], references: Sequence[Any], sure: Sequence[Row] = (), *, form: str = "+.1f",
     head: str = "", itself: str = "",
@@ -268,8 +262,11 @@ def difference_column(
     plain = tables.fixed(changes, form)
     if itself and plain[0] != "-":
         plain[0] = itself
-    halves = [half_difference(row, name) or math.nan for row in sure] or [math.nan] * len(plain)
-    known = [math.nan if cell == "-" else half for cell, half in zip(plain, halves, strict=True)]
+    known = [math.nan] * len(plain)  # half of the interval of each difference; none of a row from itself
+    for row, entry in enumerate(sure):
+        low, high = (entry.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
+        if plain[row] != "-" and low is not None and high is not None:
+            known[row] = 0.5 * (high - low) or math.nan
     return TextColumn(head or f"{name}\nΔ%", tables.plus_minus(plain, known), brief=plain)
 
 

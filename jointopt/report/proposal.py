@@ -326,7 +326,21 @@ def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
         f"{fitting}; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     )
-    yield _methods(proposal)
+    searched, front = proposal.searched, proposal.front
+    added = [
+        f"{METHODS[method]} {gain['added']:,}"
+        + f" ({gain['hypervolume']:z.2%} of the hypervolume)" * (gain["added"] > 0)
+        for method, gain in searched.items()
+    ]
+    whole = sum(gain["added"] for gain in searched.values()) == len(front["pp"])  # else it has more goals than shown
+    of = "" if whole else f" of {words(job.goals)}, of which these are the best,"
+    text = f"Plans of the front{of} by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."
+    if job.search.stage_layers is None and "stage_layers" in front:
+        plans = list(zip(*(front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
+        listed = {(pp, vpp): offered_splits(job, pp, vpp) for pp, vpp, _ in plans}
+        split = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
+        text += f" {split:,} of them have a split of the layers that was searched beside the listed ones." * (split > 0)
+    yield text
     yield redundant_objective_words(job.objectives)
     yield joint_words(proposal.joint.document()) if proposal.joint else ""
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
@@ -341,29 +355,6 @@ def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
     if proposal.storage and proposal.study_name:
         select = our_command("select", proposal.study_name, storage=proposal.storage)
         yield [*study_lines(proposal.study_name, proposal.storage), f"  {select}"]
-
-
-def _methods(proposal: Proposal) -> str:
-    """The methods that searched with what each added, in a sentence; the search has more goals than one objective.
-
-    In another how many plans of the front have a split of the layers beside the listed ones.
-    """
-    searched, front = proposal.searched, proposal.front
-    added = [
-        f"{METHODS[method]} {gain['added']:,}"
-        + f" ({gain['hypervolume']:z.2%} of the hypervolume)" * (gain["added"] > 0)
-        for method, gain in searched.items()
-    ]
-    whole = sum(gain["added"] for gain in searched.values()) == len(front["pp"])
-    of = "" if whole else f" of {words(proposal.job.goals)}, of which these are the best,"
-    trials = "" if "nsga2" in searched else "; no trials needed"
-    text = f"Plans of the front{of} by method: {', '.join(added)}{trials}."
-    if proposal.job.search.stage_layers is None and "stage_layers" in front:
-        plans = list(zip(*(front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
-        listed = {(pp, vpp): offered_splits(proposal.job, pp, vpp) for pp, vpp, _ in plans}
-        split = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
-        text += f" {split:,} of them have a split of the layers that was searched beside the listed ones." * (split > 0)
-    return text
 
 
 def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:

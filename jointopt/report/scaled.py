@@ -193,20 +193,15 @@ def run_costs_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, 
 def kept_probability(job: Job, pick: Pick) -> float:
     """The probability that the run of a pick keeps its deadline and budget; NaN without either, or an interval."""
     low, mean, high = (run_costs_at(job, pick.plan, end) for end in ("_low", "", "_high"))
-    bounds = {"deadline_days": "days", "budget": "money"}
-    found = [
-        _probability_below(pick.limits[limit], low[name], mean[name], high[name]) for limit, name in bounds.items()
-        if limit in pick.limits
-    ]  # fmt: skip
+    found = []
+    for limit, name in (("deadline_days", "days"), ("budget", "money")):
+        if limit in pick.limits:
+            bound, middle = pick.limits[limit], mean[name]
+            end = high[name] if bound > middle else low[name]  # normal in its logarithm, on that side
+            known = low[name] < middle < high[name]
+            deviations = Z_90 * math.log(bound / middle) / abs(math.log(end / middle)) if known else math.nan
+            found.append(NormalDist().cdf(deviations))
     return min(found, default=math.nan)
-
-
-def _probability_below(bound: float, low: float, mean: float, high: float) -> float:
-    """The probability that a figure with that 90 % interval, normal in its logarithm, is not above the bound."""
-    end = high if bound > mean else low
-    if not low < mean < high:
-        return math.nan
-    return NormalDist().cdf(Z_90 * math.log(bound / mean) / abs(math.log(end / mean)))
 
 
 _LIMITS = {

@@ -223,15 +223,12 @@ class Calibrated(Result):
             yield [known.to_string(index=False, na_rep="").split("\n"), [f"and {more} more in the file"] * (more > 0)]
         last = [] if found.work else constants
         last += [f"To know more, measure {advice}." for advice in found.measure_next]
-        yield [last if self.predictions is None else [*last, *_prediction_lines(self.predictions)]]
-
-
-def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
-    """How many rows of a query were predicted, how many of these in no order, and why others were not."""
-    reasons = predictions["not_predicted"].astype(str).value_counts()
-    predicted = int(reasons.pop("")) if "" in reasons else 0
-    lines = [f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted."]
-    if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
-        words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
-        lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")
-    return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]
+        if (predictions := self.predictions) is not None:
+            reasons = predictions["not_predicted"].astype(str).value_counts()
+            predicted = int(reasons.pop("")) if "" in reasons else 0
+            last.append(f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted.")
+            if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
+                words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
+                last.append(f"  {several:,} in no order, {words}. A column stage would say which.")
+            last += [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]
+        yield [last]

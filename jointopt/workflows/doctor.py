@@ -19,8 +19,8 @@ from jointopt.core.secrets import masked
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.clusters import link_defaults
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.cluster import Gpu, save_machine
 from jointopt.jobs.cluster import Machine as MeasuredMachine
+from jointopt.jobs.cluster import save_machine
 from jointopt.measure.hardware import host as devices
 from jointopt.measure.hardware.gpu_clocks import restore_offer
 from jointopt.measure.hardware.host import SLURM_COMMANDS, Machine, found_machine
@@ -61,9 +61,19 @@ def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> 
         ("memory_gbytes_per_s", gpu.memory_gbytes_per_s), ("link_gbytes_per_s", gpu.intra_node_gbytes_per_s),
     ):  # fmt: skip
         nominal |= {name: value} if value else {}
+    # the cluster section of a job file for this one machine; cores share its memory evenly
+    if machine.gpus:
+        name = machine.gpus[0].name if gpu is None else gpu.id
+        cluster: dict[str, Any] = {"gpu": name, "nodes": 1, "gpus_per_node": len(machine.gpus)}
+        limit_w = machine.gpus[0].power_limit_w
+        if limit_w and gpu is not None and gpu.tdp_w and limit_w < gpu.tdp_w:
+            cluster["power_limit_w"] = limit_w
+    else:
+        each_gib = math.floor(10 * machine.memory_gib / machine.cores) / 10
+        cluster = {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores, "memory_gib": each_gib}
     return Diagnosis(
         machine=asdict(machine), features=tuple(_features(machine, measured, storage)), speeds=measured,
-        nominal=nominal, cluster=_cluster(machine, gpu), notes=tuple(notes),
+        nominal=nominal, cluster=cluster, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -194,19 +204,6 @@ def _database(url: str) -> Feature:
             return Feature(name, False, f"{place} cannot be made: {path.absolute().parent} is not writable")
         return Feature(name, True, f"{place} will be made")
     return Feature(name, True, f"{place}, {count} measurements")
-
-
-def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
-    """The cluster section for this one machine; cores share its memory evenly."""
-    if not machine.gpus:
-        each_gib = math.floor(10 * machine.memory_gib / machine.cores) / 10
-        return {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores, "memory_gib": each_gib}
-    name = machine.gpus[0].name if gpu is None else gpu.id
-    section: dict[str, Any] = {"gpu": name, "nodes": 1, "gpus_per_node": len(machine.gpus)}
-    limit_w = machine.gpus[0].power_limit_w
-    if limit_w and gpu is not None and gpu.tdp_w and limit_w < gpu.tdp_w:
-        section["power_limit_w"] = limit_w
-    return section
 
 
 def _has(module: str) -> bool:

@@ -124,7 +124,12 @@ def remedy(
 
 def _unmet_constraints(physics: CostModel, plans: Columns | None) -> str:
     """Constraints that no plan meets; where each can be met alone, the least that the others leave of each."""
-    tried = _ladder(physics)
+    # all layouts at a few uniform clocks, the highest and the lowest among them
+    count, grid = len(physics.layouts["pp"]), np.asarray(physics.job.search.clock_mhz)
+    steps = int(np.clip(_MOST_TRIES // count, 3, 12))
+    clocks = np.unique(grid[np.linspace(0, len(grid) - 1, steps).round().astype(int)])
+    wide = np.repeat(clocks, count)[:, None] + np.zeros(int(physics.layouts["pp"].max()))
+    tried = physics.evaluate(np.tile(np.arange(count), len(clocks)), wide)
     if plans is not None:
         tried = {name: np.concatenate([values, plans[name]]) for name, values in tried.items()}
     limits = physics.limits(tried)
@@ -148,17 +153,6 @@ def _rounded_up(value: float) -> str:
     """Rounded up to the four digits that are shown, so that the bound is met; as people write it into a job file."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)
     return figure(math.ceil(value / unit) * unit).replace(",", "")
-
-
-def _ladder(physics: CostModel) -> Columns:
-    """Predictions of all layouts at a few uniform clocks, the highest and the lowest among them."""
-    count = len(physics.layouts["pp"])
-    grid = np.asarray(physics.job.search.clock_mhz)
-    steps = int(np.clip(_MOST_TRIES // count, 3, 12))
-    clocks = np.unique(grid[np.linspace(0, len(grid) - 1, steps).round().astype(int)])
-    index = np.tile(np.arange(count), len(clocks))
-    wide = np.repeat(clocks, count)[:, None] + np.zeros(int(physics.layouts["pp"].max()))
-    return physics.evaluate(index, wide)
 
 
 def _job_changes(model: JobModel, short_of_memory: bool) -> Iterator[Iterable[JobChange]]:

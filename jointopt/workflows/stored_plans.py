@@ -218,24 +218,19 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
             f"pipeline stages; got {stages[row]}."
         )
     columns["stage_clock_mhz"] = np.array([(*row, *[np.nan] * (stages.max() - len(row))) for row in clocks])
-    return columns | _result_columns(read)
+    # predictions with their intervals, and what the site pays where the file states it
+    names = [name for name in (*KNOWN, "fit_probability") if name in read]
+    names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in read]
+    columns |= {name: floats(read[name]).to_numpy(np.float64) for name in names}
+    if "in_domain" in read:
+        words = read["in_domain"].astype(str).str.lower()
+        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(object)
+    if "doubts" in read:
+        columns["doubts"] = read["doubts"].astype(object).fillna("").to_numpy(object)
+    return columns
 
 
 _WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] for dtype in ("int", "bool"))
-
-
-def _result_columns(clean: pd.DataFrame) -> Columns:
-    """Predictions with their intervals, and what the site pays where the file states it."""
-    names = [name for name in KNOWN if name in clean]
-    names += ["fit_probability"] * ("fit_probability" in clean)
-    names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
-    columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
-    if "in_domain" in clean:
-        words = clean["in_domain"].astype(str).str.lower()
-        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(object)
-    if "doubts" in clean:
-        columns["doubts"] = clean["doubts"].astype(object).fillna("").to_numpy(object)
-    return columns
 
 
 # The whole document of a proposal, read back from a file of ``propose --out``, from a pipe, or from its study.

@@ -222,25 +222,20 @@ def _function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tu
                 row, expected = found
                 text = plan_text(queried, row)
                 raise ValueError(f"{called} returned {name} {values[row]:g} for {text}, not {expected}")
-        plans |= _goal_columns(job, returned, goals, len(layout_index))
+        # mean power, carbon and costs follow from time and energy where they are not returned
+        count = len(layout_index)
+        time_s, energy_j = objectives({name: _column(returned, name, count) for name in OBJECTIVES})
+        follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
+        plans |= {MEAN_POWER: follows[MEAN_POWER], **dict(zip(OBJECTIVES, (time_s, energy_j), strict=True))}
+        plans |= {
+            name: follows[name] if name in follows and name not in returned else _column(returned, name, count)
+            for name in goals
+        }
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
     return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)
-
-
-def _goal_columns(job: Job, returned: Columns, goals: tuple[str, ...], count: int) -> Columns:
-    """Values of ``goals`` (n,) as ``returned``, and mean power; what follows from time and energy may lack.
-
-    LauncherError for another goal that lacks.
-    """
-    found = {name: _column(returned, name, count) for name in OBJECTIVES}
-    time_s, energy_j = objectives(found)
-    follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
-    further = {name: follows[name] for name in goals if name in follows and name not in returned}
-    further |= {name: _column(returned, name, count) for name in goals if name not in further}
-    return {MEAN_POWER: follows[MEAN_POWER]} | found | further
 
 
 def _one_by_one(lock: threading.Lock, function: Callable[..., T]) -> Callable[..., T]:

@@ -143,12 +143,6 @@ def _letter(number: int) -> str:
     return chr(0x61 + number) if number < 26 else chr(0x100 + number)
 
 
-def trace_text(plans: Sequence[PlanPicture]) -> str:
-    """One JSON document: a process per plan, a thread per pipeline stage, counters of clock and power."""
-    events = [event for number, plan in enumerate(plans, 1) for event in _events(number, plan)]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-
-
 def _events(pid: int, plan: PlanPicture) -> Iterator[dict[str, Any]]:
     """The events of one plan: its passes, what is left out of them or follows on every stage, and its power."""
 
@@ -187,8 +181,10 @@ class ProposalReport:
         self.page.write(path)
 
     def write_trace(self, path: str | Path) -> None:
-        """Writes the passes of every chosen plan for Perfetto."""
-        write_whole(Path(path), trace_text(self.plans))
+        """Writes the passes for Perfetto: a process per plan, a thread per stage, a counter of power."""
+        events = [event for number, plan in enumerate(self.plans, 1) for event in _events(number, plan)]
+        trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+        write_whole(Path(path), json.dumps(trace, separators=(",", ":")))
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
