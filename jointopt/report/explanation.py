@@ -156,7 +156,7 @@ class Explanation(Result):
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the plan's time
 
     @property
-    def _first(self) -> dict[str, Any]:
+    def _first_row(self) -> dict[str, Any]:
         """The plan as an entry that doubts of a front's first row are told by."""
         _, high_s = self.intervals.get("iteration_time_s", (None, None))
         return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": high_s}
@@ -178,7 +178,7 @@ class Explanation(Result):
         out = pick(self, self.keys)
         out |= {name: tidy_parts(out[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
-        out["doubts"] = [*first_doubts(job, self._first, self.hangs_on, "The plan's"), *self.doubts]
+        out["doubts"] = [*first_doubts(job, self._first_row, self.hangs_on, "The plan's"), *self.doubts]
         out["hangs_on"] = self.hangs_on
         out |= {"quantization": self.quantization} if self.quantization else {}
         out |= self.shortage.document() if self.shortage else {}
@@ -196,7 +196,7 @@ class Explanation(Result):
         yield [
             *_totals(self), *_use_sentences(self), *_power_sentences(self),
             f"Feasible. {rank}" if self.feasible else "Not feasible:", *(f"- {text}" for text in self.against),
-            first_lines(self.job, self._first, self.hangs_on, "The plan's"),
+            first_lines(self.job, self._first_row, self.hangs_on, "The plan's"),
         ]  # fmt: skip
         yield [shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
         if math.isfinite(energy_j):

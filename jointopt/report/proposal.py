@@ -120,7 +120,7 @@ class Proposal(Result):
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
             # against the first row, then why plans are outside of what was checked
-            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self.domain_doubts],
+            "doubts": [*first_doubts(self.job, self._first_row, self.hangs_on), *self.domain_doubts],
             "hangs_on": self.hangs_on,
             "next": self.next_command,
             "study": pick(self, "name=study_name storage"),
@@ -132,7 +132,7 @@ class Proposal(Result):
         return bool(np.min(self.front.get("fit_probability", 1.0)) >= FEASIBLE)
 
     @property
-    def _first(self) -> dict[str, Any]:
+    def _first_row(self) -> dict[str, Any]:
         """The first row with its rates; nothing of a front without plans."""
         rows = [0] if len(self.front["pp"]) else []
         return next(iter(plan_entries(with_rates(self.job, self.front), rows)), {})
@@ -178,7 +178,7 @@ class Proposal(Result):
         The table has the best ``layouts`` and those of the front, each with its clocks condensed; the ``top`` fastest
         plans of the front, or all of it.
         """
-        yield [*_title(self), first_lines(self.job, self._first, self.hangs_on)]
+        yield [*_title(self), first_lines(self.job, self._first_row, self.hangs_on)]
         by_layout = self.best_layouts and not (show_all or top or self.job.goals != OBJECTIVES)
         table = _layout_lines(self, layouts) if by_layout else _plan_lines(self, show_all, top)
         yield [*table, published_plan_lines(self.beside, self.feasible_layouts)]

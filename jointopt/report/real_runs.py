@@ -164,14 +164,14 @@ class MeasuredResult(Result):
     @functools.cached_property
     def gains(self) -> Gains | None:
         """Gains on the run that the others are compared with; None where that is the only sound one."""
-        start = self._start(good) if len(good := successful_runs(self.runs)) > 1 else None
+        start = self._compared_run(good) if len(good := successful_runs(self.runs)) > 1 else None
         return None if start is None else Gains.of(self.runs, *start)
 
-    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+    def _compared_run(self, good: Sequence[int]) -> tuple[int, str] | None:
         """Of the places of sound runs the one that others are compared with, and what it is."""
         return good[0], "the first that succeeded"
 
-    def _answer(self, title: str, rows: Sequence[str], legend: str, remarks: Iterable[str]) -> Iterator[Block]:
+    def _answer_blocks(self, title: str, rows: Sequence[str], legend: str, remarks: Iterable[str]) -> Iterator[Block]:
         """The blocks: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
         yield [title]
         yield [rows or "Nothing was measured."]
@@ -250,7 +250,7 @@ class Tuned(MeasuredResult):
         remarks += [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
         remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
-        return self._answer(title, rows, legend if self.front else "", remarks)
+        return self._answer_blocks(title, rows, legend if self.front else "", remarks)
 
     def hypervolume_sentence(self) -> str:
         """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
@@ -266,10 +266,10 @@ class Tuned(MeasuredResult):
         box = "the box from zero to 1.1 times the worst run in each objective"
         return f"The measured front's hypervolume {grew} of {box}."
 
-    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+    def _compared_run(self, good: Sequence[int]) -> tuple[int, str] | None:
         before = [place for place in good if self.runs[place].round == 0]
         if not before:
-            return super()._start(good)
+            return super()._compared_run(good)
         fastest = min(before, key=lambda place: self.runs[place].result("iteration_time_s"))
         return fastest, "the fastest before this tune"
 
@@ -310,7 +310,7 @@ class Validated(MeasuredResult):
         """Whether every plan had been measured before."""
         return bool(self.runs) and all(run.earlier for run in self.runs)
 
-    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+    def _compared_run(self, good: Sequence[int]) -> tuple[int, str] | None:
         found = [place for place in good if self.runs[place].reference]
         return (found[0], "the fastest plan proposed at the GPU's own clock") if found else None
 
@@ -350,7 +350,7 @@ class Validated(MeasuredResult):
         }
         legend += wider_lines(reasons, interval="interval")
         table, title = run_table(runs, [TextColumn("", marks)], beside), f"{self.job.name}: {plans}, {self.how_run()}."
-        return self._answer(title, table, " ".join(legend), remarks)
+        return self._answer_blocks(title, table, " ".join(legend), remarks)
 
 
 LITTLE = 0.0005  # a share that prints as 0.0 %

@@ -120,7 +120,7 @@ class ReferencePlan:
         found = self.model.differences(self._with_reference(plans), len(plans["pp"]))
         return take(found, slice(0, -1)), take(found, slice(-1, None))
 
-    def known(self, plans: Columns) -> Columns:
+    def with_intervals(self, plans: Columns) -> Columns:
         """Plans and results (n,) with intervals of both and of their differences from the reference; doubts too."""
         if not len(plans["pp"]):
             return plans

@@ -125,7 +125,7 @@ def propose(
         beside=alternative_plans(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
         learned=model.shown_by_few(found.layouts), model=model, source=source,
-        best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.known),
+        best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
         **(today or {"reference_breaks": physics.broken_limits(reference)})
         | {"reference": compared.reference | of_reference},
     )  # fmt: skip
@@ -339,13 +339,13 @@ SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that st
 
 
 def best_layouts(
-    job: Job, found: PreparedSearch, answer: Columns, layout_index: Ints, known: Callable[[Columns], Columns]
+    job: Job, found: PreparedSearch, answer: Columns, layout_index: Ints, with_intervals: Callable[[Columns], Columns]
 ) -> tuple[LayoutSummary, ...]:
     """The `SHOWN` fastest splits, and those of the front, by the time of their fastest plan.
 
-    ``answer``: the front's plans as they are shown, ``layout_index`` (n,) their layouts; ``known`` gives of others what
-    is known beside their results. Of a split its best layout stands, on the front if one is; its plans are those of the
-    front, or of one clock on every stage, with or without slack used.
+    ``answer`` (n,): the front's plans as they are shown, of the layouts ``layout_index``; ``with_intervals`` adds
+    intervals to other plans. A split is shown by its best layout, one of the front where there is one: with plans of
+    the front, or with one clock on every stage, whose slack is used or not.
     """
     problem, physics = found.problem, found.physics
     order, time_s = ranked(problem, RANKED)
@@ -362,7 +362,7 @@ def best_layouts(
     best = [int(next((one for one in layout_index.tolist() if one in some), some[0])) for some in own]
     families = [problem.under_all_limits(layout) for layout in best]
     sweeps = _clock_sweep(problem, physics, found.fitting, np.concatenate(families))
-    curves = _curves(job, sweeps, families, answer, layout_index, known)
+    curves = _curves(job, sweeps, families, answer, layout_index, with_intervals)
     shown = []
     for row, number in enumerate(kept.tolist()):
         if not curves[row]:
@@ -383,7 +383,7 @@ def best_layouts(
 
 def _curves(
     job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints,
-    known: Callable[[Columns], Columns],
+    with_intervals: Callable[[Columns], Columns],
 ) -> list[tuple[Mapping[str, Any], ...]]:  # fmt: skip
     """Of each layout under all its limits: the fastest plan, the knee, the least energy, if any is feasible."""
     priced, of = sweeps
@@ -396,7 +396,7 @@ def _curves(
         beyond.append(swept[rows[rows >= count] - count])
         ends.append(len(beyond[-1]))
     swept = np.concatenate(beyond)
-    others = plan_entries(with_rates(job, known(take(priced, swept)))) if len(swept) else []
+    others = plan_entries(with_rates(job, with_intervals(take(priced, swept)))) if len(swept) else []
     parts = np.split(np.arange(len(others)), np.cumsum(ends)[:-1])
     return [
         tuple(sorted((*found, *(others[row] for row in part)), key=lambda one: one["iteration_time_s"]))

@@ -85,7 +85,7 @@ def tune(
         searched_candidates(model) if listing is None else listed_candidates(listing, model.job, calibration, machine)
     )
     usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else Spread()
-    loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
+    loop = _TuneLoop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
     return Tuned(
@@ -99,7 +99,7 @@ def tune(
     )  # fmt: skip
 
 
-class _Loop(Campaign):
+class _TuneLoop(Campaign):
     """The runs so far, and what follows from them for the candidates that are left."""
 
     def __init__(
@@ -111,25 +111,25 @@ class _Loop(Campaign):
         self.runs: list[TunedRun] = []
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
-        self._lost: list[str] = []  # objectives that are left out
+        self._lost_objectives: list[str] = []  # objectives that are left out
         self._unknown_before: list[str] = []  # notes of what is left out
         self._retry_failed = retry_failed
         self._keys = [record_text(candidates.record(index)) for index in range(candidates.size)]
-        self._elsewhere: set[str] = set()  # keys of plans that are left to other processes
-        self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
-        self._forgotten = 0  # plans that failed before and may run again
+        self._left_to_others: set[str] = set()  # keys of plans that are left to other processes
+        self._seen_of_others: frozenset[str] = frozenset()  # keys of plans that others have run since this began
+        self._retried = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        self._out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
+        self._surely_out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
         earlier = with_factors(self.earlier(candidates.rows), model, candidates)
-        self._out |= False if earlier.out is None else earlier.out
+        self._surely_out |= False if earlier.out is None else earlier.out
         for index, row in zip(earlier.index, earlier.rows, strict=True):  # as runs of round 0
             if retry_failed and is_curable(row):
-                self._forgotten += 1
+                self._retried += 1
             else:
                 self._add(index, row, len(self.runs), 0, {}, float("nan"))
         failed = sum(is_curable(run.row) for run in self.runs)
-        out = int(self._out.sum()) - sum(self._out[index] for index in self._index)
-        for sentence in earlier_run_notes(len(self.runs), failed, self._forgotten, earlier, out):
+        out = int(self._surely_out.sum()) - sum(self._surely_out[index] for index in self._index)
+        for sentence in earlier_run_notes(len(self.runs), failed, self._retried, earlier, out):
             self.note(sentence)
         kernel = None if model.surrogate is None else model.surrogate.kernel
         growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
@@ -201,7 +201,7 @@ class _Loop(Campaign):
                 if self.record.freed():
                     continue
                 return "exhausted"
-            going_on = self.left_over(self.candidates, left | self._out) if first else np.empty(0, np.int64)
+            going_on = self.left_over(self.candidates, left | self._surely_out) if first else np.empty(0, np.int64)
             first = False
             best = going_on if len(going_on) else self._next(posterior, left, min(batch, spare))
             if not len(best):
@@ -215,16 +215,16 @@ class _Loop(Campaign):
         """Leave alone what other processes run or have just run, and learn from the latter."""
         others = self.record.others()
         fatal = frozenset() if self._retry_failed else others.fatal
-        self._elsewhere = {*others.running, *others.ended, *fatal}
+        self._left_to_others = {*others.running, *others.ended, *fatal}
         if fatal:
             self._note_once(
                 f"{count_words(len(fatal), 'plan')} of this job ended the process that ran it twice, and will not run "
                 "without --retry-failed."
             )
-        if others.ended != self._learned:
-            self._learned = others.ended
+        if others.ended != self._seen_of_others:
+            self._seen_of_others = others.ended
             earlier = self.earlier(self.candidates.rows)
-            self._out |= False if earlier.out is None else earlier.out
+            self._surely_out |= False if earlier.out is None else earlier.out
             for index, row in zip(earlier.index, earlier.rows, strict=True):
                 if index not in self._index and self._keys[index] in others.ended:
                     self._add(index, row, len(self.runs), 0, {}, float("nan"))
@@ -257,8 +257,8 @@ class _Loop(Campaign):
     def _note_unknown(self) -> None:
         """Note which objectives are left out and which constraints cannot be checked, as long as that is so."""
         lost = [name for name in self.job.objectives if name not in self.objectives()]
-        if lost != self._lost:
-            self._lost, self.predicted_by = lost, ""  # the best prediction was judged for other objectives
+        if lost != self._lost_objectives:
+            self._lost_objectives, self.predicted_by = lost, ""  # the best prediction was judged for other objectives
         predicted = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run.row for run in self.runs if run.status == "ok"]
         unknown = unmeasured_notes(self.job, lost, self.objectives(), predicted, good)
@@ -327,10 +327,10 @@ class _Loop(Campaign):
             for index in indices.tolist():
                 if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
-                if self._out[index] and not begun:
+                if self._surely_out[index] and not begun:
                     continue  # chosen together with one of its layout that has run out of memory since
                 if not self.record.reserve(under.record(index), begun or self._retry_failed):
-                    self._elsewhere.add(self._keys[index])
+                    self._left_to_others.add(self._keys[index])
                     continue
                 order.append(index)
                 plan = under.record(index)
@@ -371,7 +371,7 @@ class _Loop(Campaign):
             plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
         )
         if run.status == OUT:  # at whatever clocks, as memory belongs to the layout
-            self._out |= self.candidates.holding_as_much(index)
+            self._surely_out |= self.candidates.holding_as_much(index)
         self.runs.insert(place, run)
         self._index.insert(place, index)
         return run
@@ -379,7 +379,7 @@ class _Loop(Campaign):
     @property
     def _measured_plans(self) -> int:
         """Of this job, in this tune or before it."""
-        return len(self.runs) + self._forgotten
+        return len(self.runs) + self._retried
 
     @property
     def _count(self) -> int:
@@ -387,9 +387,9 @@ class _Loop(Campaign):
 
     def _left(self) -> Bools:
         """Candidates that have not run, are not ruled out, and that physics can price."""
-        left = ~self._out
+        left = ~self._surely_out
         left[self._index] = False
-        left &= [key not in self._elsewhere for key in self._keys]
+        left &= [key not in self._left_to_others for key in self._keys]
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left

@@ -91,7 +91,7 @@ def validate(
         plans = _choose_of_front(model, top, seed, storage) or _choose_of_space(model, top)
     else:
         plans = _choose_of_space(model, top)
-    bench = _Bench(model, chosen, plans, storage, runs)
+    bench = _ValidateRuns(model, chosen, plans, storage, runs)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
     return Validated(
@@ -102,7 +102,7 @@ def validate(
     )  # fmt: skip
 
 
-class _Bench(Campaign):
+class _ValidateRuns(Campaign):
     """Runs of chosen plans, several at once where the launcher can."""
 
     def __init__(
@@ -116,7 +116,7 @@ class _Bench(Campaign):
         super().__init__(model, launcher, storage, measured, "validate", "--again")
         self.plans = plans
         self._runs: dict[int, ValidatedRun] = {}
-        self._out = np.zeros(len(plans.rows), bool)  # that run out of memory, as a run did
+        self._surely_out = np.zeros(len(plans.rows), bool)  # that run out of memory, as a run did
 
     @property
     def runs(self) -> tuple[ValidatedRun, ...]:
@@ -138,7 +138,7 @@ class _Bench(Campaign):
                 "measured since moved the choice."
             )
         earlier = Earlier() if again else self.earlier(self.plans.rows)
-        self._out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
+        self._surely_out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
         known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
             _log.info("run %d of %d: measured before, not run again", index + 1, len(self.plans.rows))
@@ -157,7 +157,7 @@ class _Bench(Campaign):
         def queue() -> Iterator[Queued]:
             for index in indices:
                 plan = self._plan(index)
-                if self._out[index]:
+                if self._surely_out[index]:
                     self.note(f"run {index + 1} is left out: {OUT_ALREADY}.")
                     continue
                 if not self.record.reserve(plan, again):
@@ -192,7 +192,7 @@ class _Bench(Campaign):
         if row["status"] == OUT:
             columns, one = self.plans.columns, slice(index, index + 1)
             peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
-            self._out |= holding_as_much(columns, peak, of, peak[one])
+            self._surely_out |= holding_as_much(columns, peak, of, peak[one])
 
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns

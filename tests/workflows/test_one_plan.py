@@ -154,4 +154,4 @@ def test_a_tune_starts_from_what_a_few_runs_of_its_cluster_say(few_runs):
     found = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
     expected = candidates.predicted["iteration_time_s"] * np.exp(earlier.log_factor_on("iteration_time_s"))
     np.testing.assert_allclose(expected, found["iteration_time_s"], rtol=1e-9)
-    assert earlier.first.startswith("groups left out of the surrogate are 2")  # 1 - 1 / 1.3 is 23 %
+    assert earlier.why_first.startswith("groups left out of the surrogate are 2")  # 1 - 1 / 1.3 is 23 %

@@ -205,10 +205,10 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
         rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
     found, earlier, candidates = rests_on[str(folder)]
     assert found.basis == "earlier runs of the cluster"
-    assert earlier.others == 160
-    assert "% off" in earlier.first
+    assert earlier.num_other_runs == 160
+    assert "% off" in earlier.why_first
     assert (found.columns["iteration_time_s"] > 1.1 * candidates.predicted["iteration_time_s"]).all()
-    assert rests_on["default"][1].first == ""
+    assert rests_on["default"][1].why_first == ""
     assert rests_on["default"][1].log_factor_on("energy_j") is None
 
 
@@ -259,8 +259,8 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
         for some in (stored, stored.head(40))
     )
     truth = np.log(new["iteration_time_s"] / predict(queried)["predicted_iteration_time_s"])
-    assert "jobs left out" in found.first
-    assert (few.first, few.others, found.others) == ("", 40, 160)
+    assert "jobs left out" in found.why_first
+    assert (few.why_first, few.num_other_runs, found.num_other_runs) == ("", 40, 160)
     time = found.log_factor_on("iteration_time_s")
     assert np.std(truth - time) < 0.5 * np.std(truth)
     power = np.log(new["avg_power_w"] / predict(queried)["predicted_avg_power_w"])
@@ -335,7 +335,7 @@ def test_a_surrogate_of_few_runs_moves_what_tune_expects_as_it_moves_what_propos
         found = candidates.predicted[name] * np.exp(earlier.log_factor_on(name))
         np.testing.assert_allclose(found, expected[name], rtol=1e-9)
     assert np.log(1.15) < np.median(earlier.log_factor_on("iteration_time_s")) < np.log(1.2 * 1.15 * 1.1)
-    assert (earlier.others, "groups left out of the surrogate" in earlier.first) == (30, True)
+    assert (earlier.num_other_runs, "groups left out of the surrogate" in earlier.why_first) == (30, True)
 
 
 def test_measured_runs_of_the_job_itself_leave_a_surrogate_of_few_runs_in_force_and_those_of_others_do_not(
@@ -348,7 +348,7 @@ def test_measured_runs_of_the_job_itself_leave_a_surrogate_of_few_runs_in_force_
     np.testing.assert_allclose(found[0]["iteration_time_s"], found[1]["iteration_time_s"], rtol=1e-9)
     others = runs.tail(3).drop(columns="source").assign(status="ok")
     known = with_factors(earlier_runs(candidates.rows, others), beside, candidates)
-    assert (known.others, known.first, [*known.log_factors]) == (3, "", ["iteration_time_s"])
+    assert (known.num_other_runs, known.why_first, [*known.log_factors]) == (3, "", ["iteration_time_s"])
 
 
 def test_a_surrogate_for_others_learns_nothing_of_single_clusters(runs: pd.DataFrame, tmp_path: Path) -> None:

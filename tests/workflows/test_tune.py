@@ -281,7 +281,7 @@ def test_from_six_runs_on_what_predicts_them_best_is_used(make_runs, timed: Job)
     truth = candidates.predicted["iteration_time_s"] * np.exp(np.linspace(-0.9, 0.9, candidates.size) ** 3)
     rows = [{"status": "ok", "iteration_time_s": value} for value in truth]
     known = {"iteration_time_s": np.log(truth / candidates.predicted["iteration_time_s"])}
-    earlier = Earlier(log_factors=known, others=9)
+    earlier = Earlier(log_factors=known, num_other_runs=9)
     outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
     assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
     assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of the cluster"

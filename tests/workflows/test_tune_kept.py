@@ -302,7 +302,7 @@ def test_a_run_whose_keeping_a_signal_interrupts_is_not_called_kept_nowhere(
 
     monkeypatch.setattr(Spill, "keep", kept)
     with pytest.raises(SystemExit):
-        record._stored({"status": "ok", "iteration_time_s": 1.5})
+        record._store_row({"status": "ok", "iteration_time_s": 1.5})
     monkeypatch.setattr(Store, "add", full)
     assert record.settle(0.0).startswith("The disk is full. 1 run is kept in ")
     assert "nowhere" not in record.settle(0.0)

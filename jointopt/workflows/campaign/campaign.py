@@ -82,9 +82,9 @@ class Campaign:
             return Earlier()
         together = runs_under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
         found = earlier_runs(candidates, together, self.job.cluster.machine)
-        if found.unread:
+        if found.unreadable:
             self.note(
-                f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"
+                f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unreadable}"
             )
         return found
 
@@ -323,9 +323,9 @@ def earlier_run_notes(runs: int, failed: int, forgotten: int, earlier: Earlier, 
         sentences.append(f"{count_words(forgotten, 'plan')} of this job that failed before may be run again.")
     if out:
         sentences.append(f"{count_words(out, 'plan')} more {'is' if out == 1 else 'are'} not run: {OUT_ALREADY}.")
-    if earlier.others:
+    if earlier.num_other_runs:
         later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
-        since = f"from the first run on ({earlier.first})" if earlier.first else later
-        cluster = f"{earlier.others:,} earlier runs on this kind of cluster are known"
+        since = f"from the first run on ({earlier.why_first})" if earlier.why_first else later
+        cluster = f"{earlier.num_other_runs:,} earlier runs on this kind of cluster are known"
         sentences.append(f"{cluster}; predictions rest on them {since}.")
     return sentences

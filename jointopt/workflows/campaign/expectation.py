@@ -164,7 +164,7 @@ class Outlook:
         choices = [(physics, own, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)
-            choices.insert(0 if self._earlier.first else 1, learned)
+            choices.insert(0 if self._earlier.why_first else 1, learned)
         off = np.full((2, len(rows)), np.nan)
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             if (grown := self._grown(name, index, rows)) is not None:
@@ -274,24 +274,20 @@ _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 @dataclass(frozen=True)
 class Earlier:
-    """Earlier runs. ``rows`` are measurements of candidates ``index``, each plan once, of repeats the fastest.
+    """What is known before a campaign: measurements of its candidates, and what runs of other jobs say of them."""
 
-    ``log_factors`` (n,): logarithms of the factors that runs of other jobs put on predicted results of every candidate,
-    by name; energy without one takes that of time. ``others``: timed runs behind them. ``first``: why they come before
-    the physics alone from the first run on; blank where they do not.
-    """
-
-    rows: tuple[dict[str, Any], ...] = ()
-    index: tuple[int, ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()  # measurements of candidates, each plan once: of repeats the fastest
+    index: tuple[int, ...] = ()  # of the rows among the candidates
+    # by result, (n,): log of the factor that runs of other jobs put on the physics; energy without one takes time's
     log_factors: Columns = field(default_factory=dict)
-    others: int = 0
-    first: str = ""
+    num_other_runs: int = 0  # timed runs behind the factors
+    why_first: str = ""  # why the factors count from the first run on; blank: once they have predicted runs better
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
     out: Bools | None = None  # (n,): candidates that surely run out of memory, as a stored run did; None: none is known
-    unread: str = ""  # why stored runs are not used at all; blank where they are
+    unreadable: str = ""  # why stored runs are not used at all; blank where they are
     evidence: Mapping[Source, Evidence] = field(default_factory=dict)  # of other jobs
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
-    known: Measured | None = None  # runs of other jobs there
+    cluster_runs: Measured | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
@@ -320,7 +316,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
         priced = price(table, machine=machine)
     except TableError as error:
         # candidates are sound: some stored cell is not, and earlier runs are no condition
-        return Earlier(unread=str(error))
+        return Earlier(unreadable=str(error))
     place = np.argsort(priced.rows)
     new = place[priced.rows[place] < len(queried)]
     old = place[priced.rows[place] >= len(queried)]
@@ -340,7 +336,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
         known = Measured(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
     return Earlier(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
-        memory=here.memory, evidence=evidence, plans=plans, known=known,
+        memory=here.memory, evidence=evidence, plans=plans, cluster_runs=known,
         out=surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
 
@@ -355,15 +351,15 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
         return earlier
     count = sum(len(part.residual) for part in earlier.evidence.values())
     names = (*_CORRECTED_RESULTS, *[PEAK] * (PEAK in candidates.predicted))
-    if earlier.plans is not None and earlier.known is not None and len(earlier.known.runs) >= LEAST_RUNS:
+    if earlier.plans is not None and earlier.cluster_runs is not None and len(earlier.cluster_runs.runs) >= LEAST_RUNS:
         source = Source.parse(str(earlier.plans.source[0]))
-        learned = of_other_jobs(source, earlier.known, surrogate)
+        learned = of_other_jobs(source, earlier.cluster_runs, surrogate)
         if learned is not None and learned.orders_better:
             by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
             known = names if learned.surrogate.own[0].knows_power else names[:1]
             why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
             factors = _log_factors(candidates, [by] * candidates.size, known)
-            return replace(earlier, log_factors=factors, others=count, first=why)
+            return replace(earlier, log_factors=factors, num_other_runs=count, why_first=why)
     by, own = replace(model, evidence=Evidence()), surrogate.own_of(str(model.source))
     if own is None and model.name not in surrogate_names():
         by = by.of_user()
@@ -375,13 +371,13 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
         if errors:
             why = f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
         factors = _log_factors(candidates, [by] * candidates.size, names)
-        return replace(earlier, log_factors=factors, others=remembered, first=why)
+        return replace(earlier, log_factors=factors, num_other_runs=remembered, why_first=why)
     if not count or earlier.plans is None:
         return earlier
     sources, of = np.unique(earlier.plans.source, return_inverse=True)
     each = [replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)]
     factors = _log_factors(candidates, [each[i] for i in of.tolist()], names[:1])
-    return replace(earlier, log_factors=factors, others=count)
+    return replace(earlier, log_factors=factors, num_other_runs=count)
 
 
 def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence[str]) -> Columns:
@@ -438,7 +434,7 @@ class Growing:
         self, candidates: Candidates, earlier: Earlier, kernel: Kernel | None, machine: Machine | None = None
     ) -> None:
         self._candidates, self._earlier, self._kernel, self._machine = candidates, earlier, kernel, machine
-        self._others = 0 if earlier.known is None else len(earlier.known.runs)
+        self._others = 0 if earlier.cluster_runs is None else len(earlier.cluster_runs.runs)
         self._plans: Runs | None = earlier.plans
         self._learned_from, self._log_factor = 0, None if kernel is None else np.empty(0)
 
@@ -457,7 +453,7 @@ class Growing:
             if plans is not None and self._kernel is not None:
                 text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
                 _log.info(text, self._others, count)
-                self._log_factor = with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
+                self._log_factor = with_own_rows(plans, index, residual, self._earlier.cluster_runs, self._kernel)
         return self._log_factor
 
     def _as_runs(self) -> Runs | None:

@@ -22,7 +22,7 @@ UNUSED: Any = None
 
 def beside(others: int) -> Earlier:
     """So many runs of other jobs, and forty plans of this one."""
-    return Earlier(plans=runs(40, seed=7), known=timed(runs(others), np.zeros(others)))
+    return Earlier(plans=runs(40, seed=7), cluster_runs=timed(runs(others), np.zeros(others)))
 
 
 @pytest.fixture
