@@ -69,10 +69,10 @@ class Others:
 class Record:
     """Keeps the runs of a job in ``storage`` (a database URL; None: nowhere).
 
-    A run that has ended is written to a file (`Spill`) first, and stays there until the store has it. While the database
-    is away (`OutageError`) runs go on, and its writes wait until it is back. Where the store refuses a run for another
-    reason, `Done.trouble` says why. The study is a view for people: where it cannot be written, ``note`` is called once
-    and runs go on.
+    A run that has ended is written to a file (`Spill`) first, and stays there until the store has it. While the
+    database is away (`OutageError`) runs go on, and its writes wait until it is back. Where the store refuses a run for
+    another reason, `Done.trouble` says why. The study is a view for people: where it cannot be written, ``note`` is
+    called once and runs go on.
     """
 
     def __init__(self, job: Job, storage: str | None, origin: str, note: Callable[[str], None]) -> None:
@@ -326,12 +326,8 @@ class Record:
                 self._keep_in_file(self._rows[: self._num_stored])
                 self._num_stored = 0
             files = ", ".join(map(str, self._files))
-            kept = (
-                f"The run is kept in {files}, which the next start takes in."
-                if files and not self._num_in_no_file
-                else ""
-            )
-            return f"{error} {kept}".strip()
+            is_kept = files and not self._num_in_no_file
+            return f"{error} The run is kept in {files}, which the next start takes in." if is_kept else str(error)
         return ""
 
     def _keep_in_file(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -360,7 +356,7 @@ class Record:
         return len(self._rows) - self._num_stored if self.store is not None else 0
 
     def settle(self, wait_s: float) -> str:
-        """Do all writes that wait, for at most ``wait_s`` seconds; in words where the runs are that it does not have."""
+        """Do all writes that wait, for at most ``wait_s`` seconds; where the runs are that it lacks, in words."""
         from jointopt.runs.outages import patience, wait_out
 
         words = ""

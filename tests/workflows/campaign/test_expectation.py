@@ -21,7 +21,6 @@ from jointopt.workflows.campaign.expectation import (
     Earlier,
     Outlook,
     _Estimate,
-    _probability_below,
     broken_constraints,
     kept_probabilities,
     lower_bound,
@@ -67,7 +66,8 @@ def test_a_run_breaks_the_bounds_that_its_results_exceed() -> None:
 
 
 def test_a_bound_is_kept_with_the_normal_probability_of_the_logarithm() -> None:
-    found = _probability_below(np.log([2.0, 4.0, np.nan]), np.array([0.5, 0.2, 0.1]), 3.0)
+    times = Adapted(np.log([2.0, 4.0, np.nan]), np.array([[0.5], [0.2], [0.1]]), 0.0)
+    (found,) = kept_probabilities(job_with(iteration_time_s=3.0), {"iteration_time_s": times})
     expected = [NormalDist(math.log(mean), sd).cdf(math.log(3.0)) for mean, sd in ((2.0, 0.5), (4.0, 0.2))]
     assert found == pytest.approx([*expected, 1.0])
 
