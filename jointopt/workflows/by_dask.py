@@ -1,20 +1,44 @@
-"""Plans evaluated by Dask's workers: on this machine, at a scheduler's address, or in jobs of Slurm.
+"""Functions of the user's that evaluate plans, by name: called here, or by Dask's workers.
 
-Dask hands a plan to another worker when one is lost, four times at most. It is this process that keeps the study.
+These are on this machine, at a scheduler's address, or in jobs of Slurm. Dask hands a plan to another worker when one
+is lost, four times at most. It is this process that keeps the study.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.workflows.functions import Evaluator, load_function
+
+Evaluator = Callable[[Job, Columns], Mapping[str, Any]]
+
+
+def load_function(name: str) -> Evaluator:
+    """The function that ``module:function`` names; UsageError for none.
+
+    The working directory stays on the path: a simulator may import its neighbours when it is first called.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"--evaluate must be module:function; got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UsageError(f"--evaluate: the module {module!r} cannot be imported ({error}).") from error
+    if not callable(found):
+        raise UsageError(f"--evaluate: the module {module!r} has no function {attribute!r}.")
+    return cast("Evaluator", found)
+
 
 SLURM = "slurm"
 _PATIENCE_S = 10.0  # for a scheduler to answer

@@ -18,8 +18,8 @@ from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import accepts_paths, as_list, with_power_limits
-from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
+from jointopt.workflows.plan_files import baseline_plan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -42,7 +42,6 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import SURE
 from jointopt.workflows.answers import ReferencePlan, accepts_paths, assumptions, check_priceable, predicted_plans
-from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.feasible_layouts import (
     PreparedSearch,
     need_power,
@@ -51,11 +50,20 @@ from jointopt.workflows.feasible_layouts import (
     rank_at_top_clock,
     top_times,
 )
-from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.open_settings import settings_of_proposal
+from jointopt.workflows.plan_files import baseline_plan
 from jointopt.workflows.proposal_notes import domain_doubts, next_command
 from jointopt.workflows.remedy import remedy, shortage_of
-from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
+from jointopt.workflows.search_steps import (
+    LOCAL_EVALUATIONS,
+    Step,
+    Stopwatch,
+    contributions,
+    exact_step,
+    joint_saving,
+    search_steps,
+    two_steps,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

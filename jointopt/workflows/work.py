@@ -31,9 +31,9 @@ from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import OUT, surely_out
+from jointopt.workflows.by_dask import Evaluator, by_dask, load_function
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
-from jointopt.workflows.functions import Evaluator, load_function
 from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -117,8 +117,6 @@ def _evaluator(
         return
     if evaluate is None or runner is not None:
         raise UsageError("--dask and --workers share out what --evaluate MODULE:FUNCTION answers; name one.")
-    from jointopt.workflows.by_dask import by_dask
-
     with by_dask(evaluate, dask, workers, job) as answering:
         yield answering
 
