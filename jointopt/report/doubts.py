@@ -89,16 +89,16 @@ def _shown_settings(found: Sequence[OpenSetting]) -> list[OpenSetting]:
 
 
 def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
-    """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
+    """The sentence on ``doubts`` of a front that are no reason of any plan ``shown``."""
     known = {why for own in shown for why in own}
     rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
     return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
 
 
 def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
-    """That the MFU of a plan (an entry with it and its interval) is above the best recorded; blank where it is not.
+    """A sentence where the MFU of a plan (an entry) is above the best recorded; else blank.
 
-    Its own time is then not what to count on, but the slow end of its interval.
+    The time to count on is then the slow end of the plan's interval.
     """
     best, mfu = best_mfu(job), plan.get("mfu")
     if best is None or mfu is None or not mfu > best.mfu:
@@ -145,7 +145,7 @@ def reasons_of(
 
 
 def distinct_reasons(reasons: Reasons) -> list[tuple[str, ...]]:
-    """Of each plan the reasons that not all have: those that its ``?`` stands for."""
+    """The reasons of each plan that some other plan does not have: its ``?`` stands for them."""
     return [tuple(why for why in own if not all(why in other for other in reasons)) for own in reasons]
 
 

@@ -137,12 +137,11 @@ def plan_table(
 def predicted_table(
     plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = (), *, peak_power: bool = False
 ) -> list[str]:
-    """A table of plans with their predictions, time and energy against the first plan, as far as known.
+    """A table of plans with their predictions, and with time and energy against the first plan.
 
-    Where the plans' entries have how they differ from that very plan, with the intervals of the differences and the
-    probabilities that they are really better, faster first.
-    ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans with reasons
-    for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
+    These have intervals and probabilities of being better (``faster|leaner``) where entries state them against that
+    very plan. ``repeated`` as in `plan_table`; ``peak_power``: with that column. Marks get a ``?`` where a reason for a
+    wider interval is not that of all plans, and a ``~`` where the plan may not fit in memory.
     """
     doubted = map(bool, distinct_reasons(reasons_of(plans)))
     tight = (probability_of_fitting(plan) < SURE for plan in plans)

@@ -94,9 +94,9 @@ def known_columns(columns: Iterable[TextColumn]) -> list[TextColumn]:
 
 
 def fit_columns(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
-    """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for.
+    """The columns that a table of ``width`` characters has room for: spare ones go as needed, left ones first.
 
-    With brief cells where that is not enough and they are.
+    Where that is not enough, columns have their brief cells, if the table fits with these.
     """
     kept = list(columns)
     for column in columns:

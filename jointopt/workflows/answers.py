@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def predicted_plans(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
-    """Plan and prediction columns of chosen plans of ``physics``, with heat, intervals and doubts.
+    """Columns of chosen plans of ``physics`` as answers have them: plan, results, heat, intervals and doubts.
 
-    ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
+    ``plans`` (n,): ``layout_index``, ``stage_clock_mhz`` and results.
     """
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
@@ -81,9 +81,10 @@ _MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node
 
 
 def check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
-    """Some broken rules leave nothing to compute; the others are reported beside the numbers.
+    """PlanError where nothing can be computed of a plan; other rules that it breaks are reported beside its figures.
 
-    So does a power limit beyond the cluster's own, above which nothing is known of the GPU.
+    That is so for another number of GPUs, a batch that its micro-batches do not divide, stages without layers, and a
+    power limit above the cluster's, where nothing is known of the GPU.
     """
     batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
     odd = record["pp"] > job.model.num_layers or not is_split(
@@ -111,9 +112,9 @@ class ReferencePlan:
     reference: Columns
 
     def differences(self, plans: Columns) -> tuple[Columns, Columns]:
-        """(differences of plans (n,) from the reference, those of the reference from itself).
+        """(`JobModel.differences` of plans (n,) from the reference, those of the reference from itself).
 
-        As `JobModel.differences` has them; nothing where stages of the reference have limits of their own.
+        Both are empty where stages of the reference have limits of their own.
         """
         if _OF_STAGES in self.reference or not len(plans["pp"]):
             return {}, {}
@@ -121,7 +122,7 @@ class ReferencePlan:
         return take(found, slice(0, -1)), take(found, slice(-1, None))
 
     def with_intervals(self, plans: Columns) -> Columns:
-        """Plans and results (n,) with intervals of both and of their differences from the reference; doubts too."""
+        """Plans (n,) with intervals of their results and of the differences from the reference, and with doubts."""
         if not len(plans["pp"]):
             return plans
         if _OF_STAGES in self.reference:
@@ -130,7 +131,7 @@ class ReferencePlan:
         return take(both | self.model.differences(both, len(plans["pp"])), slice(0, -1))
 
     def _with_reference(self, plans: Columns) -> Columns:
-        """Plans, and the reference behind them, in the columns that both have."""
+        """The plans, then the reference, in the columns that all have."""
         return concat_plans(with_power_limits([plans, self.reference], self.model.job))
 
 

@@ -132,15 +132,15 @@ def searched_limits(job: Job, count: int) -> tuple[tuple[float, ...] | None, dic
 
 @dataclass(frozen=True)
 class PreparedSearch:
-    """The search problem of a job, what it was made of, and the layouts dropped before, by reason."""
+    """All that a search of a job begins with."""
 
-    space: Space
-    layouts: Columns
-    dropped: dict[str, int]
-    physics: CostModel
-    fitting: Floats  # probability that each layout fits
-    problem: Problem
-    wide: Problem  # with all objectives of the job among its goals
+    space: Space  # all layouts that keep the rules
+    layouts: Columns  # those that are searched, (L,)
+    dropped: dict[str, int]  # reason -> layouts dropped for it
+    physics: CostModel  # that prices the layouts
+    fitting: Floats  # probability that each layout fits in memory, (L,)
+    problem: Problem  # by time and energy
+    all_goals: Problem  # the same by all objectives of the job
 
 
 def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) -> PreparedSearch:
@@ -224,7 +224,7 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
 
 
 def _priced_layouts(model: JobModel) -> tuple[CostModel, Floats]:
-    """Layouts of a job that may fit in memory, as often as it has power limits, priced by its model; and the clocks."""
+    """(layouts that may fit in memory, once per power limit, priced by the job's model; the search's clocks in MHz)."""
     need_power(model.job)
     space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(), CERTAIN)
     layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
@@ -259,9 +259,9 @@ def plan_at_top_clock(physics: CostModel, index: int) -> tuple[Columns, Floats]:
 
 
 def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats | None = None) -> Problem:
-    """The search problem; where ``runs`` (n,) are given a layout counts so many times (`cost_of_failing`).
+    """The search problem of the layouts of ``physics`` at these clocks.
 
-    A factor on time and energy keeps what the problem promises of both.
+    ``runs`` (n,): how many starts a layout takes until one fits (`cost_of_failing`), a factor on its time and energy.
     """
     runs = np.ones(len(physics.layouts["pp"])) if runs is None else runs
 
@@ -302,12 +302,11 @@ GAIN = 0.01  # of time or energy; less is not worth plans whose differences from
 
 
 def free_splits(model: JobModel, layouts: Columns, peak_bytes: Floats) -> list[tuple[int, int, Split]]:
-    """(pp, vpp, split) of the layers, beside the listed splits, that no other, listed or not, beats in time and energy.
+    """(pp, vpp, split) of unlisted splits of the layers that no split, listed or not, beats in both time and energy.
 
-    ``layouts`` (L,), which may fit in memory with ``peak_bytes`` (L,), have the listed ones. Of each pipeline that may
-    gain, its fastest layout is priced with every split of `shifted_splits` whose heaviest rank is no heavier than with
-    the listed ones; these layouts alone are compared. Nothing where the job lists splits, or its framework takes no
-    other.
+    ``layouts`` (L,) with the listed splits may fit in memory, taking ``peak_bytes`` (L,). The fastest layout of each
+    pipeline that may gain stands for it, and is priced with every split of `shifted_splits` whose heaviest rank is no
+    heavier than with the listed ones. Empty where the job lists splits, or its framework takes no other.
     """
     job = model.job
     if job.search.stage_layers is not None or "any" not in job.training.framework.stage_splits:

@@ -121,10 +121,7 @@ def predict(
 def _measurements(
     measured: pd.DataFrame | Measurements | None, storage: str | None, table: pd.DataFrame
 ) -> tuple[Measurements | None, int]:
-    """The runs at hand and those of the database that bear on the table as one, and how many are at hand.
-
-    None where neither has any.
-    """
+    """(runs at hand, then those of the database that bear on the table; how many are at hand); None: there are none."""
     import pandas as pd
 
     given = None if measured is None else Measurements.given(measured)
@@ -137,9 +134,10 @@ def _measurements(
 
 
 def _with_kin_rows(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
-    """The runs with the table that they are for as kin, where that fills what they leave open, and the table.
+    """(the runs, the table that they are to correct), so that rows of one source are known as such.
 
-    Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
+    Where no source is in both, all rows are taken to be of one source. What the runs leave open is filled from the
+    table (`Measurements.kin`), where that states heads or recipe classes.
     """
     measured, queried = (set(t["source"].dropna()) if "source" in t else set() for t in (runs.table, table))
     if not measured & queried and (measured or queried):
@@ -199,9 +197,9 @@ def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Ev
 
 
 def _predictions(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
-    """Predicted columns of each one's plans, each once, or why there are none, and which each row runs.
+    """For each of ``works``: itself, predicted columns of its distinct plans or why there are none, each row's plan.
 
-    ``model``: of the rows' source.
+    ``model``: of the source of all these rows.
     """
     out: list[tuple[Workload, Columns | str, Ints]] = []
     asked = []

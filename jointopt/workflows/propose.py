@@ -111,13 +111,10 @@ def propose(
     exact = _exact_front(model, found, watch)
     top = fastest(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
-    trials = _trials(job, found.wide) if trials is None or job.cluster.gpu.power is None else trials
-    searched = search_steps(problem, exact, two_step, trials, seed, watch, found.wide)
-    front, reference = (
-        _with_fit_probability(searched[-1].front, fitting),
-        _with_fit_probability(_reference(physics, top), fitting),
-    )
-    shown = predicted_plans(model, physics, concat([front, reference]))
+    trials = _trials(job, found.all_goals) if trials is None or job.cluster.gpu.power is None else trials
+    steps = search_steps(problem, exact, two_step, trials, seed, watch, found.all_goals)
+    front, reference = steps[-1].front, _reference(physics, top)
+    shown = predicted_plans(model, physics, _with_fit_probability(concat([front, reference]), fitting))
     answer = take(shown, slice(0, -1))
     compared = ReferencePlan(model, today["reference"] if today else take(shown, slice(-1, None)))
     differences, of_reference = compared.differences(answer)
@@ -126,13 +123,11 @@ def propose(
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
-        front=take(answer, chosen), covered_plans=exact.covered,
-        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
-        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of,
-        seconds=watch.seconds, assumed=assumptions(job),
-        beside=alternative_plans(model, problem, physics, answer, fitting),
-        joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
-        learned=model.shown_by_few(found.layouts), model=model, source=source,
+        front=take(answer, chosen), covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in steps),
+        searched=contributions(steps, job.goals), learned=model.shown_by_few(found.layouts), model=model, source=source,
+        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of, seconds=watch.seconds,
+        assumed=assumptions(job), beside=alternative_plans(model, problem, physics, answer, fitting),
+        joint=joint_saving(model, physics, problem, front, two_step),
         best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
         **(today or {"reference_breaks": physics.broken_limits(reference)})
         | {"reference": compared.reference | of_reference},
@@ -140,14 +135,14 @@ def propose(
     proposal = replace(proposal, hangs_on=settings_of_proposal(model, proposal), next_command=next_command(proposal))
     if job.cluster.gpu.power is None:
         return proposal
-    described = _evaluated_plans(problem, front, answer, searched, fitting)
+    described = _evaluated_plans(problem, front, answer, steps, fitting)
     proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
     return proposal if kept is None else _store_study(proposal, described, kept, study, watch)
 
 
-def _trials(job: Job, wide: Problem) -> int:
+def _trials(job: Job, all_goals: Problem) -> int:
     """Plans for NSGA-II by default: none where time alone counts, or where the exact front is found without them."""
-    counted = wide.has_levels or (wide.is_countable and wide.goals == OBJECTIVES)
+    counted = all_goals.has_levels or (all_goals.is_countable and all_goals.goals == OBJECTIVES)
     return 0 if counted or job.cluster.gpu.power is None else TRIALS
 
 
@@ -196,7 +191,7 @@ def _evaluated_plans(
     problem: Problem, front: Columns, answer: Columns, searched: list[Step], fitting: Floats
 ) -> Columns:
     """Every plan that the search evaluated, the front first, whose intervals and doubts ``answer`` has; others: NaN."""
-    seen = concat([front, *(_with_fit_probability(step.plans, fitting) for step in searched)])
+    seen = _with_fit_probability(concat([front, *(step.plans for step in searched)]), fitting)
     unknown = len(seen["slack"]) - len(answer["in_domain"])
     names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
     bounds = {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}

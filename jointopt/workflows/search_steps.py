@@ -82,12 +82,12 @@ class Step:
 
 def search_steps(
     problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch,
-    wide: Problem | None = None,
+    all_goals: Problem | None = None,
 ) -> list[Step]:  # fmt: skip
     """The methods that searched, in turn; each starts from the front of the one before and loses none of it.
 
-    Where the problem has more goals as ``wide``, NSGA-II searches by all of them.
     Nor is a plan of ``two_step`` lost: clocks of single stages go further around the few plans of one layout.
+    ``all_goals``: the same problem by all objectives of the job; where it has more of them NSGA-II searches by all.
     """
     steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
     if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
@@ -95,8 +95,8 @@ def search_steps(
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
             front = front if two_step is None else merge(front, two_step)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
-    if wide is not None and wide.goals != problem.goals:
-        return with_all_goals(wide, steps, trials, seed, watch)
+    if all_goals is not None and all_goals.goals != problem.goals:
+        return with_all_goals(all_goals, steps, trials, seed, watch)
     if trials:
         from jointopt.search.nsga2 import search
 
@@ -107,26 +107,26 @@ def search_steps(
     return steps
 
 
-def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
-    """The steps by all goals of the ``wide`` problem; NSGA-II, behind them, starts from their front.
+def with_all_goals(all_goals: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
+    """The steps judged by ``all_goals`` of the job; NSGA-II comes last and starts from their front.
 
     Where the layout decides the third goal the first step counts them all; then trials are spent only if requested.
     """
-    steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
-    if wide.has_levels:  # the layout decides the third goal: the first step counts the exact front by all goals
-        with watch.phase("levels", f"exact front of {len(wide.goals)} goals"):
-            front, evaluated = exact_front_of_levels(wide, progress=watch.tick)
-        front = take(front, spread(np.log(stacked(front, wide.goals)), MOST))
-        steps = [replace(step, front=merge(front, step.front, wide.goals)) for step in steps]
+    steps = [replace(step, front=all_goals.again(step.front), plans=all_goals.again(step.plans)) for step in steps]
+    if all_goals.has_levels:  # the layout decides the third goal: the first step counts the exact front by all goals
+        with watch.phase("levels", f"exact front of {len(all_goals.goals)} goals"):
+            front, evaluated = exact_front_of_levels(all_goals, progress=watch.tick)
+        front = take(front, spread(np.log(stacked(front, all_goals.goals)), MOST))
+        steps = [replace(step, front=merge(front, step.front, all_goals.goals)) for step in steps]
         steps[0] = replace(steps[0], evaluated=steps[0].evaluated + evaluated)
     if not trials:
         return steps
     from jointopt.search.many_objectives import EVALUATIONS, search_goals
 
-    with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(wide.goals)} goals"):
-        start, moves = steps[-1].front, 0 if wide.has_levels else EVALUATIONS
-        found = search_goals(wide, trials=trials, seed=seed, start=start, moves=moves, progress=watch.tick)
-    return [*steps, Step("nsga2", merge(found.front, start, wide.goals), found.evaluated, found.plans)]
+    with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(all_goals.goals)} goals"):
+        start, moves = steps[-1].front, 0 if all_goals.has_levels else EVALUATIONS
+        found = search_goals(all_goals, trials=trials, seed=seed, start=start, moves=moves, progress=watch.tick)
+    return [*steps, Step("nsga2", merge(found.front, start, all_goals.goals), found.evaluated, found.plans)]
 
 
 def contributions(steps: list[Step], goals: tuple[str, ...]) -> dict[str, dict[str, float]]:

@@ -34,11 +34,7 @@ _EXPECTED = "expected proposal.json or front.csv of `jointopt propose --out`, or
 
 @dataclass(frozen=True)
 class StoredPlans:
-    """Plans as columns: the plan, its predictions, and `jointopt.physics.throughput.with_rates`.
-
-    The last are there only where the job is known or they were stored; ``in_domain``, ``doubts`` and intervals where
-    stored.
-    """
+    """Plans as columns (n,): the plan, its predictions, and as far as known throughput, intervals and doubts."""
 
     source: str  # as a message calls it
     plans: Columns

@@ -257,10 +257,10 @@ def _choose_of_space(model: JobModel, top: int) -> _ChosenPlans:
 
 
 def _choose_best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int) -> _ChosenPlans:
-    """Of plans that are likely to fit the front, spread, or what comes next where it is smaller, then of the others.
+    """The ``top`` plans to run: of those likely to fit in memory, then of the others, each time the best by its front.
 
-    ``fitting``: their probability (n,), 0 of those that are not run. The others rank by `cost_of_failing` too,
-    and are of different layouts. The fastest is the reference.
+    ``fitting`` (n,): the probability that a plan fits, 0 where it must not run. Of the others one plan of each layout
+    counts, its goals times `cost_of_failing`. The fastest plan at the highest clock is the reference.
     """
     names = job.objectives
     goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
@@ -278,7 +278,10 @@ def _choose_best(candidates: Candidates, columns: Columns, fitting: Floats, job:
 
 
 def _front_first(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]:
-    """At most ``top`` of these plans by values (n,) to be minimised, and how many are on their front."""
+    """(at most ``top`` of ``rows``, spread along their front or else front after front; how many are on the front).
+
+    ``goals``: values (n,) of all plans, to be minimised.
+    """
     known = [values[rows] for values in goals if np.isfinite(values[rows]).any()]
     if not known:
         return rows[:0], 0

@@ -72,12 +72,12 @@ def work(
     if runner is not None:
         job, evaluate = _launched_job(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    job, (narrow, wide) = model.job, problem_of_one_run(model)
+    job, (narrow, all_goals) = model.job, problem_of_one_run(model)
     start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
-    if wide.goals != OBJECTIVES:
-        start = wide.again(start)
-        start = merge(exact_front_of_levels(wide)[0], start, wide.goals) if wide.has_levels else start
-        start = take(start, spread(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
+    if all_goals.goals != OBJECTIVES:
+        start = all_goals.again(start)
+        start = merge(exact_front_of_levels(all_goals)[0], start, all_goals.goals) if all_goals.has_levels else start
+        start = take(start, spread(stacked(start, all_goals.goals), POPULATION // 3)) if len(start["slack"]) else start
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
@@ -91,7 +91,7 @@ def work(
         # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
         paid = () if runner is not None else tuple(name for name in PAID if name in job.objectives)
         goals = (*job.goals, *paid)
-        problem = wide if answer is None else _function_problem(job, narrow, answer, goals, evaluate or "")
+        problem = all_goals if answer is None else _function_problem(job, narrow, answer, goals, evaluate or "")
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
@@ -142,7 +142,7 @@ def _run_evaluator(launcher: Launcher, goals: tuple[str, ...], storage: str, stu
     try:
         for _, rows in waiting(storage, kind):
             for _, row in rows:
-                runs.know(str(row.pop("plan", "")), row)
+                runs.add_result(str(row.pop("plan", "")), row)
         yield runs
         kept.clear()
     finally:
@@ -160,7 +160,7 @@ class _RunEvaluator:
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._out: list[Columns] = []  # layouts that ran out of memory
 
-    def know(self, key: str, row: Mapping[str, Any]) -> None:
+    def add_result(self, key: str, row: Mapping[str, Any]) -> None:
         """Take the result of a plan as known."""
         cells = {name: row[name] for name in ("status", "notes", *self._goals) if not is_blank(row.get(name))}
         plain = {name: value if isinstance(value, str) else float(value) for name, value in cells.items()}
@@ -183,7 +183,7 @@ class _RunEvaluator:
                     yield records[place]
 
         for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
-            self.know(keys[begun[run.place]], run.row)
+            self.add_result(keys[begun[run.place]], run.row)
             if run.row["status"] == OUT:
                 self._out.append(take(plans, np.array([begun[run.place]])))
         rows = [self._rows.get(key, {"status": OUT, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]

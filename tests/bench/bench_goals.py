@@ -49,7 +49,7 @@ POPULATION = 105
 def problem_of(name: str, goal: str) -> Problem:
     """The search problem of a shipped job with one goal beside time and energy."""
     job = replace(shipped_job(name), objectives=(*OBJECTIVES, goal))
-    return prepare_search(JobModel(job), Stopwatch(quiet=True)).wide
+    return prepare_search(JobModel(job), Stopwatch(quiet=True)).all_goals
 
 
 def ours(problem: Problem, seed: int) -> tuple[Floats, int, float]:

@@ -60,31 +60,23 @@ _PARTS = ("iteration_time_s", "avg_power_w")  # of energy
 
 @dataclass(frozen=True)
 class Expected:
-    """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
+    """What is expected of a run of every candidate, (n,)."""
 
-    ``draws``: the same as joint draws, and ``fits``. ``apart`` (n): standard deviations of the objectives' logarithms
-    without what all candidates err by. ``basis`` says what the predicted time rests on. ``likely`` (n): to fit in
-    memory, by the one gate of all verbs; a run decides, and plans that are not come after those that are.
-    """
-
-    columns: Columns
-    draws: Columns
-    apart: Columns
-    basis: str
-    likely: Bools
+    columns: Columns  # objectives with _low and _high (90 %); probability_fits: of memory and constraints
+    draws: Columns  # (n, draws): joint draws of the objectives, and whether they fit
+    apart: Columns  # standard deviations of the objectives' logarithms, without what all candidates err by
+    basis: str  # what the predicted time rests on, in words
+    likely: Bools  # to fit in memory; plans that are not are run last
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A result of every candidate, what it rests on, and by how much runs (m,) were missed from the others.
-
-    ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
-    """
+    """One result of every candidate, and how well runs (m,) were predicted from the others."""
 
     adapted: Adapted
-    source: str
-    off: Floats
-    deviation: Floats
+    source: str  # what it rests on, in words
+    off: Floats  # (m,): log(measured / predicted from the other runs); NaN: not measured, or not judged
+    deviation: Floats  # (m,): its standard deviation
 
 
 class Outlook:
@@ -327,7 +319,12 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
     plan_of = {key: i for i, key in enumerate(_plan_keys(priced, new, limit_w))}
     matched = np.array([plan_of.get(key, -1) for key in _plan_keys(priced, old, limit_w)], np.int64)
-    best, plans = _best_run_of_candidates(table.loc[priced.rows[old]], matched), priced.runs.take(new)
+    # of a candidate the fastest run, else the first that ran out of memory, else the first: labels in the table
+    found = table.loc[priced.rows[old]]
+    rank = found["status"].map({"ok": 0, "oom": 1}).fillna(2)
+    found = found.assign(matched=matched, rank=rank, time_s=found["iteration_time_s"].where(rank == 0, 0.0))
+    found = found[matched >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
+    plans = priced.runs.take(new)
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
     source, *others = map(Source.parse, dict.fromkeys(plans.source.tolist()))
     here, known = evidence.get(source, Evidence()), None
@@ -335,7 +332,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
         power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
         known = Measured(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
     return Earlier(
-        tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
+        tuple({str(k): v for k, v in table.loc[row].items()} for row in found.index), tuple(found["matched"].tolist()),
         memory=here.memory, evidence=evidence, plans=plans, cluster_runs=known,
         out=surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
@@ -405,14 +402,6 @@ def _plan_keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
     seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
     rounded = np.round(np.hstack(seen), _SAME) + 0.0  # no negative zeros
     return [row.tobytes() for row in rounded]
-
-
-def _best_run_of_candidates(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
-    """Label in ``rows`` per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
-    rank = rows["status"].map({"ok": 0, "oom": 1}).fillna(2)
-    known = rows.assign(matched=matched, rank=rank, time_s=rows["iteration_time_s"].where(rank == 0, 0.0))
-    best = known[known["matched"] >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
-    return dict(zip(best["matched"].tolist(), best.index.tolist(), strict=True))
 
 
 # A model of the cluster that also learns from the runs of this very tune, anew as these grow in number.
