@@ -16,7 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
 from jointopt.jobs.job import Job
-from jointopt.report.tables import TextColumn, lay_out, paragraphs, result
+from jointopt.report.tables import TextColumn, lay_out, paragraphs, result_text
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
@@ -104,7 +104,7 @@ def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
     if best is None or mfu is None or not mfu > best.mfu:
         return ""
     high_s = plan.get("iteration_time_s_high")
-    count = f": count on {result('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
+    count = f": count on {result_text('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
     return (
         f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[kind_of(job)]} on {job.cluster.gpu.id} in "
         f"{job.training.precision}, {best.mfu:.1%} ({best.run}; {best.source}){count}."

@@ -239,7 +239,7 @@ def _totals(found: Explanation) -> Iterator[str]:
         if math.isfinite(value := getattr(found, name)):
             ends = tables.percent_of(found.intervals.get(name, ()), value, "+.0f")
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
-            totals.append(f"{tables.result(name, value)}{interval}")
+            totals.append(f"{tables.result_text(name, value)}{interval}")
     words = f"{' and '.join(totals)} per iteration"
     words += f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     for name, unit in _HEAT.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.schema import Columns
-from jointopt.report.tables import plan_entries, result
+from jointopt.report.tables import plan_entries, result_text
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
 _START = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
@@ -64,5 +64,5 @@ def joint_words(document: Mapping[str, Any]) -> str:
         if shares[name] >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
             interval = f"90 % interval {100.0 * low:+z.1f} to {100.0 * high:+z.1f} %"
             sure = f"; {interval}, more than nothing with probability {probability:.2f}"
-        words.append(f"at most {shares[name]:z.1%} {what} (at {result(equal, float(document[at_key]))}{sure})")
+        words.append(f"at most {shares[name]:z.1%} {what} (at {result_text(equal, float(document[at_key]))}{sure})")
     return f"{_START} {', '.join(words)}."

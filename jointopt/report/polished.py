@@ -93,7 +93,7 @@ class Polished(Result):
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
         graph, clocks, chosen = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40), self.chosen
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-        time, energy = (tables.result(name, getattr(self, name)) for name in OBJECTIVES)
+        time, energy = (tables.result_text(name, getattr(self, name)) for name in OBJECTIVES)
         (slower,) = tables.percent_of([chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
         yield (
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "

@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.jobs.job import Job
 from jointopt.report.plans import probability_text, rank_words
-from jointopt.report.tables import paragraphs, result
+from jointopt.report.tables import paragraphs, result_text
 from jointopt.surrogate.memory import SURE
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named
@@ -43,7 +43,10 @@ class AlternativePlan:
 
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
-        time, probability = result("iteration_time_s", self.iteration_time_s), probability_text(self.fit_probability)
+        time, probability = (
+            result_text("iteration_time_s", self.iteration_time_s),
+            probability_text(self.fit_probability),
+        )
         word = "slower" if self.behind >= 0.0 else "faster"
         behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
@@ -51,7 +54,7 @@ class AlternativePlan:
         broken = ", ".join(text.rstrip(".") for text in self.violations)
         if self.source:
             time_s = self.published_time_s
-            published = f"; published {result('iteration_time_s', time_s)}" if time_s else ""
+            published = f"; published {result_text('iteration_time_s', time_s)}" if time_s else ""
             why = f"; not in the space: {broken}" if broken else ""
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"

@@ -432,7 +432,7 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> Iterator[tuple[str, 
     good = [run for run in runs if math.isfinite(run.result("iteration_time_s")) and not run.broken]
     if good:
         best = min(good, key=lambda run: run.result("iteration_time_s"))
-        time = tables.result("iteration_time_s", best.result("iteration_time_s"))
+        time = tables.result_text("iteration_time_s", best.result("iteration_time_s"))
         yield "Fastest run", time, f"run {runs.index(best) + 1} of {len(runs)}"
     if gains := result.gains:
         than = f"than run {gains.against + 1}, {gains.called}"
@@ -577,7 +577,7 @@ def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
     ]
     for name in tables.OBJECTIVE_UNITS:
         measured, predicted = (
-            [tables.result(name, value) if math.isfinite(value) else "-" for value in values]
+            [tables.result_text(name, value) if math.isfinite(value) else "-" for value in values]
             for values in ([run.result(name) for run in runs], [run.predicted.get(name, math.nan) for run in runs])
         )
         errors = [f"{run.error(name):+z.1%}" if math.isfinite(run.error(name)) else "-" for run in runs]

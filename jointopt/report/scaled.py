@@ -218,7 +218,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
     if not sizes:
         return []
     first, least = [size.plans[0] for size in sizes], [size.plans[-1] for size in sizes]
-    costs = [  # by their names in `tables.FIGURES`
+    costs = [  # by their names in `tables.FIGURE_FORMATS`
         {"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]}
         for run in (run_costs(size.job, size.plans[0]) for size in sizes)
     ]

@@ -134,7 +134,12 @@ class Selection(Result):
 
     def blocks(self) -> Iterator[Block]:
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
-        job, others, stored = self.job, _others(self), self.num_plans
+        job, stored = self.job, self.num_plans
+        # rows beside the chosen one, by their mark: what a looser limit would buy, or else the two ends
+        others = {mark: row for mark, row in zip("fe", self.ends, strict=True) if row != self.row}
+        if self.limits:
+            bought = [limit.useful.row for limit in self.limits if limit.useful.gain > 0]
+            others = dict(zip("abcd", [row for row in dict.fromkeys(bought) if row != self.row], strict=False))
         rows, marks = [self.row, *others.values()], ["=", *others]
         kept = f"; {self.satisfying:,} keep{'s' * (self.satisfying == 1)} every limit" if self.limits else ""
         measured = ", measured by real runs" if self.measured else ""
@@ -156,14 +161,6 @@ class Selection(Result):
             yield [site_table(job, marks, *(self.plans[name][rows] for name in OBJECTIVES))]
         own = "" if self.job_name in shipped_jobs() else " (with your job file)"
         yield [[f"Next: take it apart{own}", f"  {self.next_command}"]]
-
-
-def _others(found: Selection) -> dict[str, int]:
-    """Rows to show beside the chosen one, by their mark."""
-    if not found.limits:
-        return {mark: row for mark, row in zip("fe", found.ends, strict=True) if row != found.row}
-    rows = [limit.useful.row for limit in found.limits if limit.useful.gain > 0]
-    return dict(zip("abcd", [row for row in dict.fromkeys(rows) if row != found.row], strict=False))
 
 
 def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:

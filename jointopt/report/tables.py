@@ -47,7 +47,7 @@ OBJECTIVE_UNITS = RESULT_UNITS | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
 
 
 @dataclass(frozen=True)
-class Figure:
+class FigureFormat:
     """How tables show one figure: its header, and the units of its cells, or their format where one unit suits all."""
 
     head: str
@@ -56,16 +56,18 @@ class Figure:
     factor: float = 1.0  # of the cells in the unit that the header names
 
 
-FIGURES = {  # by the name of the attribute or column, whose ending is the unit before the factor
-    "iteration_time_s": Figure("time", TIME_UNITS), "energy_j": Figure("energy", ENERGY_UNITS),
-    "avg_power_w": Figure("power\nW/GPU", form=".0f"), "power_w": Figure("power\nW/GPU", form=".0f"),
-    "peak_power_w": Figure("peak\nW/GPU", form=".0f"), "peak_memory_gib": Figure("mem\nGiB", form=".1f"),
-    "tokens_per_s": Figure("tok/s", form=",.0f"), "tokens_per_s_per_gpu": Figure("tok/s\n/GPU", form=",.0f"),
-    "mfu": Figure("MFU\n%", form=".1f", factor=100.0), "efficiency": Figure("scaling\n%", form=".0f", factor=100.0),
-    "cluster_power_kw": Figure("site\nkW", form=",.0f"), "money": Figure("cost", form=",.0f"),
-    "run_time_s": Figure("run", RUN_TIME_UNITS), "run_energy_j": Figure("energy", RUN_ENERGY_UNITS),
-    "clock_mhz": Figure("clock\nMHz", form=".0f"), "busy_s": Figure("busy", TIME_UNITS),
-    "idle_s": Figure("idle", TIME_UNITS), "temperature_c": Figure("hottest\n°C", form=".1f"),
+FIGURE_FORMATS = {  # by the name of the attribute or column, whose ending is the unit before the factor
+    "iteration_time_s": FigureFormat("time", TIME_UNITS), "energy_j": FigureFormat("energy", ENERGY_UNITS),
+    "avg_power_w": FigureFormat("power\nW/GPU", form=".0f"), "power_w": FigureFormat("power\nW/GPU", form=".0f"),
+    "peak_power_w": FigureFormat("peak\nW/GPU", form=".0f"), "peak_memory_gib": FigureFormat("mem\nGiB", form=".1f"),
+    "tokens_per_s": FigureFormat("tok/s", form=",.0f"),
+    "tokens_per_s_per_gpu": FigureFormat("tok/s\n/GPU", form=",.0f"),
+    "mfu": FigureFormat("MFU\n%", form=".1f", factor=100.0),
+    "efficiency": FigureFormat("scaling\n%", form=".0f", factor=100.0),
+    "cluster_power_kw": FigureFormat("site\nkW", form=",.0f"), "money": FigureFormat("cost", form=",.0f"),
+    "run_time_s": FigureFormat("run", RUN_TIME_UNITS), "run_energy_j": FigureFormat("energy", RUN_ENERGY_UNITS),
+    "clock_mhz": FigureFormat("clock\nMHz", form=".0f"), "busy_s": FigureFormat("busy", TIME_UNITS),
+    "idle_s": FigureFormat("idle", TIME_UNITS), "temperature_c": FigureFormat("hottest\n°C", form=".1f"),
 }  # fmt: skip
 
 
@@ -199,7 +201,7 @@ def figure_column(name: str, rows: Iterable[Any], at: float | None = None, *, sp
 
     ``at``: as in `unit_column`, of a figure in units.
     """
-    how, found = FIGURES[name], [value_of(row, name) for row in rows]
+    how, found = FIGURE_FORMATS[name], [value_of(row, name) for row in rows]
     values = [math.nan if value is None else float(value) for value in found]
     if how.units:
         return replace(unit_column(how.head, values, how.units, at), spare=spare)
@@ -212,7 +214,7 @@ def quantity(value: float, units: Units) -> str:
     return f"{column.cells[0]} {column.header}"
 
 
-def result(name: str, value: float) -> str:
+def result_text(name: str, value: float) -> str:
     """A figure of a result column with its unit."""
     return quantity(value, OBJECTIVE_UNITS[name][1])
 

@@ -130,13 +130,29 @@ _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
 
 def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:
     yield Feature("propose, explain, predict, select", True, f"jointopt {version('jointopt')}, no GPU needed")
-    yield _torchrun(machine, speeds)
+    name, backends = "launcher torchrun", speeds.get("backends")
+    if not _has("torch"):
+        yield Feature(name, False, "PyTorch is not installed", "pip install 'jointopt[torch]'")
+    else:
+        what = f"PyTorch {version('torch')}" + (f" with {', '.join(backends)}" if backends else "")
+        if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
+            fix = "install a build of PyTorch with CUDA"
+            yield Feature(name, False, f"{what}, which does not see the GPUs", fix)
+        else:
+            yield Feature(name, True, what)
     if machine.gpus:
         fix = "git clone https://github.com/NVIDIA/Megatron-LM, then --checkout Megatron-LM"
         yield Feature("launcher megatron", True, "GPUs are here; it also takes a checkout of Megatron-LM", fix)
     else:
         yield Feature("launcher megatron", False, "Megatron-LM trains on GPUs, and here is none")
-    yield _slurm(machine)
+    if missing := [command for command in SLURM_COMMANDS if command not in machine.slurm]:
+        fix = "run jointopt where jobs are submitted, or: sudo apt-get install slurm-client"
+        yield Feature("launcher slurm", False, f"no {', '.join(missing)}", fix)
+    elif machine.partitions:
+        yield Feature("launcher slurm", True, f"{len(machine.partitions)} partitions")
+    else:
+        what = "Slurm's commands are here, and sinfo shows no partition"
+        yield Feature("launcher slurm", False, what, "is slurmctld running?")
     if machine.no_meter:
         what, _, fix = machine.no_meter.rstrip(".").partition(": pip install")
         fix = f"pip install{fix}" if fix else ""
@@ -155,27 +171,6 @@ def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterato
     enough = free_gib >= _ENOUGH_DISK_GIB
     fix = "" if enough else "free some, or work in another folder"
     yield Feature("disk space for logs and database", enough, f"{free_gib:.1f} GiB free here", fix)
-
-
-def _torchrun(machine: Machine, speeds: dict[str, Any]) -> Feature:
-    name = "launcher torchrun"
-    if not _has("torch"):
-        return Feature(name, False, "PyTorch is not installed", "pip install 'jointopt[torch]'")
-    backends = speeds.get("backends")
-    what = f"PyTorch {version('torch')}" + (f" with {', '.join(backends)}" if backends else "")
-    if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
-        return Feature(name, False, f"{what}, which does not see the GPUs", "install a build of PyTorch with CUDA")
-    return Feature(name, True, what)
-
-
-def _slurm(machine: Machine) -> Feature:
-    name, missing = "launcher slurm", [name for name in SLURM_COMMANDS if name not in machine.slurm]
-    if missing:
-        fix = "run jointopt where jobs are submitted, or: sudo apt-get install slurm-client"
-        return Feature(name, False, f"no {', '.join(missing)}", fix)
-    if not machine.partitions:
-        return Feature(name, False, "Slurm's commands are here, and sinfo shows no partition", "is slurmctld running?")
-    return Feature(name, True, f"{len(machine.partitions)} partitions")
 
 
 def _package(feature: str, package: str, fix: str) -> Feature:

@@ -25,7 +25,7 @@ from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.tables import result
+from jointopt.report.tables import result_text
 from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.job_model import JobModel
@@ -244,7 +244,7 @@ class _TuneLoop(Campaign):
             plans = int(left.sum())
             gain = gain_words(self.gain_left, objectives, f"the {count_words(plans, 'plan')} left")
             gain = gain if plans else "no plan is left"
-            _log.info("best so far %s; %s", result(objectives[0], best), gain)
+            _log.info("best so far %s; %s", result_text(objectives[0], best), gain)
 
     def objectives(self) -> tuple[str, ...]:
         """The job's objectives that are predicted, and measured where a run has succeeded; else the time."""

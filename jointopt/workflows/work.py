@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -109,8 +109,17 @@ def _evaluator(
 ) -> Iterator[tuple[Evaluator | None, int]]:  # fmt: skip
     """The function that answers for plans (None: the physics does), and for how many batches at a time."""
     if runner is not None and dask is None and not workers:
-        with _run_evaluator(runner, job.goals, storage, study) as runs:
+        from jointopt.runs.store import Spill, waiting
+
+        # results of runs are in a file until the study has all of them; those that a killed worker left are known
+        kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
+        with closing(Spill(storage, study, kind)) as kept:
+            runs = _RunEvaluator(runner, job.goals, kept.keep)
+            for _, rows in waiting(storage, kind):
+                for _, row in rows:
+                    runs.add_result(str(row.pop("plan", "")), row)
             yield runs, 1
+            kept.clear()
         return
     if dask is None and not workers:
         yield None if evaluate is None else load_function(evaluate), 1
@@ -129,24 +138,6 @@ def _launched_job(job: Job | JobModel, launcher: Launcher, evaluate: str | None)
     if launcher.candidates(wanted) is not None:
         raise UsageError(f"The launcher {launcher.name} runs listed plans alone; workers search all of the job's.")
     return wanted
-
-
-@contextmanager
-def _run_evaluator(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_RunEvaluator]:
-    """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
-    from jointopt.runs.store import Spill, waiting
-
-    kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
-    kept = Spill(storage, study, kind)
-    runs = _RunEvaluator(launcher, goals, kept.keep)
-    try:
-        for _, rows in waiting(storage, kind):
-            for _, row in rows:
-                runs.add_result(str(row.pop("plan", "")), row)
-        yield runs
-        kept.clear()
-    finally:
-        kept.close()
 
 
 class _RunEvaluator:

@@ -127,7 +127,7 @@ def _cards(front: Sequence[Entry], joint: Mapping[str, Any] | None) -> list[Card
 def _result(entry: Entry, name: str) -> str:
     """A result of an entry, or an end of its interval, with its unit; a hyphen where it is not known."""
     value = entry.get(name)
-    return "-" if value is None else tables.result(name.removesuffix("_low").removesuffix("_high"), value)
+    return "-" if value is None else tables.result_text(name.removesuffix("_low").removesuffix("_high"), value)
 
 
 def _figure_columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:

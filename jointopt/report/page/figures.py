@@ -42,9 +42,9 @@ def hover_text(entry: Entry, varied: Iterable[str], head: str = "") -> str:
     lines += [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
     for name in tables.RESULT_UNITS:
         value, low, high = (entry.get(f"{name}{end}") for end in ("", "_low", "_high"))
-        between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
+        between = f" ({tables.result_text(name, low)} to {tables.result_text(name, high)})" if low and high else ""
         if value is not None:
-            lines.append(f"{tables.RESULT_UNITS[name][0]} {tables.result(name, value)}{between}")
+            lines.append(f"{tables.RESULT_UNITS[name][0]} {tables.result_text(name, value)}{between}")
     if (mfu := entry.get("mfu")) is not None:
         lines.append(f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {mfu:.1%}")
     if (fits := entry.get("fit_probability")) is not None and fits < 1.0:

@@ -21,7 +21,7 @@ from jointopt.physics.cost_model import with_unit
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
-from jointopt.report.tables import figure, result
+from jointopt.report.tables import figure, result_text
 from jointopt.runs.outages import PATIENCE_S
 from jointopt.runs.rows import is_bounded
 from jointopt.surrogate.data_doubts import DOUBTED, POWER_REFUSED, QUESTION
@@ -125,8 +125,8 @@ class Campaign:
             for name in _LOGGED_RESULTS:
                 measured, expected = run.result(name), run.predicted.get(name, math.nan)
                 if np.isfinite(measured):
-                    expectation = f" ({result(name, expected)} expected)" if np.isfinite(expected) else ""
-                    parts.append(f"{result(name, measured)}{expectation}")
+                    expectation = f" ({result_text(name, expected)} expected)" if np.isfinite(expected) else ""
+                    parts.append(f"{result_text(name, measured)}{expectation}")
             text = ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
         _log.info("%s: %s", called, text)
         if not self._doubted and (doubt := doubt_of(run)):

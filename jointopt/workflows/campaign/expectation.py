@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -437,20 +438,15 @@ class Growing:
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
             return None
         if not self._learned_from or count >= MORE * self._learned_from:
-            plans = self._plans = self._as_runs() if self._plans is None else self._plans
+            if self._plans is None:  # the candidates as runs, if all of them can be priced, and are of one cluster
+                rows = self._candidates.rows.drop(columns="source", errors="ignore")
+                with suppress(TableError):
+                    priced = price(rows, machine=self._machine)
+                    if len(priced.rows) == len(rows) and len(np.unique(priced.runs.source)) == 1:
+                        self._plans = priced.runs.take(np.argsort(priced.rows))
             self._log_factor, self._learned_from = None, count
-            if plans is not None and self._kernel is not None:
+            if (plans := self._plans) is not None and self._kernel is not None:
                 text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
                 _log.info(text, self._others, count)
                 self._log_factor = with_own_rows(plans, index, residual, self._earlier.cluster_runs, self._kernel)
         return self._log_factor
-
-    def _as_runs(self) -> Runs | None:
-        """The candidates as runs of one cluster; None where they are of several, or one cannot be priced."""
-        try:
-            priced = price(self._candidates.rows.drop(columns="source", errors="ignore"), machine=self._machine)
-        except TableError:
-            return None
-        if len(priced.rows) < self._candidates.size or len(np.unique(priced.runs.source)) > 1:
-            return None
-        return priced.runs.take(np.argsort(priced.rows))
