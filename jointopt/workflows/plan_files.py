@@ -25,7 +25,18 @@ def read_plan_file(path: Path, row: int | None = None) -> dict[str, Any]:
         document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}.") from error
-    found = _plan_in(document, path, row)
+    rows = document.get("front") if isinstance(document, dict) else document
+    found = document
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        found = document["plan"]
+    elif isinstance(rows, list):
+        every = f"{path.name}:1 to {path.name}:{len(rows)}"
+        if row is None and len(rows) != 1:
+            raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
+        if not 1 <= (row or 1) <= len(rows):
+            raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
+        found = rows[(row or 1) - 1]
+    found = found if isinstance(found, dict) else {}
     plan = {name: value for name, value in found.items() if name in (*PLAN_KEYS, POWER_PROFILE)}
     if not set(DEGREES) & plan.keys():
         raise UsageError(
@@ -33,21 +44,6 @@ def read_plan_file(path: Path, row: int | None = None) -> dict[str, Any]:
             "or an object with dp, tp, pp and stage_clock_mhz."
         )
     return dict.fromkeys(DEGREES, 1) | plan
-
-
-def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
-    rows = document.get("front") if isinstance(document, dict) else document
-    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
-        return dict(document["plan"])
-    if not isinstance(rows, list):
-        return document if isinstance(document, dict) else {}
-    every = f"{path.name}:1 to {path.name}:{len(rows)}"
-    if row is None and len(rows) != 1:
-        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
-    if not 1 <= (row or 1) <= len(rows):
-        raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
-    chosen = rows[(row or 1) - 1]
-    return chosen if isinstance(chosen, dict) else {}
 
 
 def baseline_plan(job: Job, given: str) -> str | Mapping[str, Any]:

@@ -67,7 +67,14 @@ def polish(
     rule or a limit or has no pipeline, UsageError where lowtime is missing.
     """
     started = time.perf_counter()
-    _check_options(slowdown, solver, seconds)
+    if solver not in SOLVERS:
+        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
+    if not 0.0 <= slowdown <= 1.0:
+        raise UsageError(f"slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(f"seconds must be a number above 0; got {seconds}.")
+    if solver == "lowtime":
+        need_lowtime()
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     parsed = parse_plan(plan, job)
@@ -274,14 +281,3 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             "polish a plan with schedule 1f1b, and vpp 1 or even stages."
         )
     return physics
-
-
-def _check_options(slowdown: float, solver: str, seconds: float) -> None:
-    if solver not in SOLVERS:
-        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
-    if not 0.0 <= slowdown <= 1.0:
-        raise UsageError(f"slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
-    if not 0.0 < seconds < float("inf"):
-        raise UsageError(f"seconds must be a number above 0; got {seconds}.")
-    if solver == "lowtime":
-        need_lowtime()

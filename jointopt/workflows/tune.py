@@ -15,6 +15,7 @@ import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, spent_of
+from jointopt.core.errors import UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
@@ -42,13 +43,7 @@ from jointopt.workflows.campaign.campaign import (
     unmeasured_notes,
     why_no_usable_plan,
 )
-from jointopt.workflows.campaign.candidates import (
-    Candidates,
-    at_highest_clock,
-    check_profiles,
-    listed_candidates,
-    searched_candidates,
-)
+from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, listed_candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import Expected, Growing, Outlook, results_of_candidate, with_factors
 from jointopt.workflows.campaign.record import Queued
 from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
@@ -80,7 +75,10 @@ def tune(
     wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)
-    check_profiles(power_profiles, model.job, listing is not None)
+    if power_profiles and listing is not None:
+        raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
+    if power_profiles and model.job.cluster.gpu.vendor != "NVIDIA":
+        raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {model.job.cluster.gpu.id}.")
     candidates = (
         searched_candidates(model) if listing is None else listed_candidates(listing, model.job, calibration, machine)
     )

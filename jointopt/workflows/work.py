@@ -70,7 +70,11 @@ def work(
         raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
     runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
-        job, evaluate = _launched_job(job, runner, evaluate), f"launcher:{runner.name}"
+        if evaluate is not None:
+            raise UsageError(f"--launcher {runner.name} and --evaluate {evaluate} both evaluate plans; give one.")
+        job, evaluate = narrowed(runner, job.job if isinstance(job, JobModel) else job), f"launcher:{runner.name}"
+        if runner.candidates(job) is not None:
+            raise UsageError(f"The launcher {runner.name} runs listed plans alone; workers search all of the job's.")
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job, (narrow, all_goals) = model.job, problem_of_one_run(model)
     start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
@@ -128,16 +132,6 @@ def _evaluator(
         raise UsageError("--dask and --workers share out what --evaluate MODULE:FUNCTION answers; name one.")
     with by_dask(evaluate, dask, workers, job) as answering:
         yield answering
-
-
-def _launched_job(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Job:
-    """The part of the job that a launcher runs; UsageError where it lists its plans, or a function evaluates them."""
-    if evaluate is not None:
-        raise UsageError(f"--launcher {launcher.name} and --evaluate {evaluate} both evaluate plans; give one.")
-    wanted = narrowed(launcher, job.job if isinstance(job, JobModel) else job)
-    if launcher.candidates(wanted) is not None:
-        raise UsageError(f"The launcher {launcher.name} runs listed plans alone; workers search all of the job's.")
-    return wanted
 
 
 class _RunEvaluator:

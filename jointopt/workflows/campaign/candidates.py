@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, outside
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.jobs.cluster import Machine
@@ -180,14 +180,6 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
 
 
 _PROFILE_CLOCKS = ("stage_clock_mhz", "clock_mhz")
-
-
-def check_profiles(profiles: Sequence[str], job: Job, is_listed: bool) -> None:
-    """UsageError where power profiles cannot be measured: the launcher lists its plans, or GPUs are not NVIDIA's."""
-    if profiles and is_listed:
-        raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
-    if profiles and job.cluster.gpu.vendor != "NVIDIA":
-        raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {job.cluster.gpu.id}.")
 
 
 def at_highest_clock(candidates: Candidates, indices: Iterable[int]) -> list[int]:
