@@ -198,16 +198,16 @@ class Explanation(Result):
             f"Feasible. {rank}" if self.feasible else "Not feasible:", *(f"- {text}" for text in self.against),
             first_lines(self.job, self._first_row, self.hangs_on, "The plan's"),
         ]  # fmt: skip
-        yield [shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
+        yield [share_table("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
         if math.isfinite(energy_j):
             yield [energy_table(self)]
             if levels := {_WORDS.get(name, name): joules for name, joules in self.energy_by_level_j.items()}:
-                yield [shares("Energy of kernels by level", levels, tables.ENERGY_UNITS)]
+                yield [share_table("Energy of kernels by level", levels, tables.ENERGY_UNITS)]
             paid = {name: float(joules) for name, joules in facility_parts_j(cluster, time_s, energy_j).items()}
-            yield [shares(f"Energy of the site (PUE {cluster.pue:g})", paid, tables.ENERGY_UNITS)]
+            yield [share_table(f"Energy of the site (PUE {cluster.pue:g})", paid, tables.ENERGY_UNITS)]
             if has_site_costs(self.job):
                 yield [site_table(self.job, ["this plan"], [time_s], [energy_j])]
-        yield [shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS)]
+        yield [share_table("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS)]
         yield [stage_table(self.stages)]
         if math.isfinite(energy_j):
             yield [stage_energy_table(self.stages)]
@@ -315,7 +315,7 @@ def _power_sentences(found: Explanation) -> Iterator[str]:
         yield f"The hottest GPU is at {celsius} °C within an iteration, {settles}."
 
 
-def shares(
+def share_table(
     title: str, parts: Mapping[str, float], units: tables.Units, inside: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[str]:
     """One line per part, the largest first, with its share; parts of nothing are left out, the total comes last.
@@ -328,7 +328,7 @@ def shares(
         rows += [(f"    {n}", v) for n, v in _largest_first((inside or {}).get(name, {}))]
     total = sum(parts.values())
     names, values = zip(*rows, ("  total", total), strict=True)
-    percent = tables.fixed([100 * value / total if total else None for value in values], ".1f")
+    percent = tables.format_values([100 * value / total if total else None for value in values], ".1f")
     amounts = tables.unit_column("", values, units, total)
     return tables.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)])
 
@@ -346,7 +346,7 @@ def energy_table(found: Explanation) -> list[str]:
         for link, joules in by_link.items()
     }
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
-    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, {
+    return share_table("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, {
         "memory": memory, "communication": links,
     })  # fmt: skip
 
@@ -391,7 +391,7 @@ def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
     total = {name: sum(parts.get(name, 0.0) for parts in per_gpu) for name in per_gpu[0]}
     most = max(max(parts.values()) for parts in per_gpu)
     columns = [
-        TextColumn(name, tables.numbers([parts.get(name, 0.0) for parts in per_gpu], most))
+        TextColumn(name, tables.format_numbers([parts.get(name, 0.0) for parts in per_gpu], most))
         for name, _ in _largest_first(total)
     ]
     return ["Energy of one GPU of each stage, J", *_by_stage(columns)]

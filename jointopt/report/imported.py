@@ -36,7 +36,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class ProposedPlan:
     """One proposal beside today's plan."""
 
     plan: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Comparison:
     today: Mapping[str, tuple[float, float, float]]
     is_measured: bool  # its time; the energy where it was metered
     violations: tuple[str, ...]
-    proposals: tuple[Proposed, ...]
+    proposals: tuple[ProposedPlan, ...]
     beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
 
     def block(self) -> Iterator[str | Sequence[str]]:

@@ -69,20 +69,20 @@ def short_plan(plans: Columns, row: int) -> str:
     return f"{layout} clock_mhz={_counted(clocks, 'x')}"
 
 
-def differing(plans: Iterable[Row]) -> frozenset[str]:
+def differing_columns(plans: Iterable[Row]) -> frozenset[str]:
     """Plan columns in which ``plans`` (records) differ; a power limit that some do not have is a difference."""
     met = {(name, str(value)) for plan in plans for name, value in (dict.fromkeys(_LIMITS) | dict(plan)).items()}
     return frozenset(name for name, count in Counter(name for name, _ in met).items() if count > 1)
 
 
-def plan_words(plan: Row, differing: Collection[str]) -> str:
-    """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``.
+def plan_words(plan: Row, varied: Collection[str]) -> str:
+    """A plan in one line: the columns that distinguish most plans, and those that are ``varied`` among these.
 
     Without columns at the value that has no effect, and without the clocks of a power profile, which chooses its own.
     """
     left_out = {name for name, value in _NEUTRAL.items() if plan.get(name) == value}
     left_out |= {"stage_clock_mhz"} if plan.get(POWER_PROFILE) else set()
-    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
+    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in varied)]
     return " ".join(f"{_HEADS[name]}={_word(name, _shown(name, plan))}" for name in shown if name not in left_out)
 
 
@@ -149,7 +149,7 @@ def predicted_table(
     first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
         tables.figure_column("iteration_time_s", plans),
-        TextColumn("±\n%", tables.fixed(map(interval_half_width, plans), ".0f")),
+        TextColumn("±\n%", tables.format_values(map(interval_half_width, plans), ".0f")),
         tables.figure_column("energy_j", plans),
         tables.figure_column("avg_power_w", plans),
         *([tables.figure_column("peak_power_w", plans)] if peak_power else []),
@@ -258,7 +258,7 @@ def difference_column(
     column = COMPARED[name]
     values, bases = ([tables.value_of(row, column) for row in some] for some in (rows, references))
     changes = (100 * (v / base - 1) if v and base else None for v, base in zip(values, bases, strict=True))
-    plain = tables.fixed(changes, form)
+    plain = tables.format_values(changes, form)
     if itself and plain[0] != "-":
         plain[0] = itself
     known = [math.nan] * len(plain)  # half of the interval of each difference; none of a row from itself
@@ -275,7 +275,7 @@ def better_words(plans: Sequence[Row]) -> list[str]:
         return ["-"] * len(plans)
     names = ("faster_probability", "leaner_probability")
     shares = ([None if plan.get(name) is None else 100.0 * plan[name] for plan in plans[1:]] for name in names)
-    pairs = zip(*(tables.fixed(share, ".0f") for share in shares), strict=True)
+    pairs = zip(*(tables.format_values(share, ".0f") for share in shares), strict=True)
     return ["-", *("-" if "-" in pair else "|".join(pair) for pair in pairs)]
 
 

@@ -124,12 +124,12 @@ def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
         *(tables.figure_column(column, points, getattr(found, column)) for column in COMPARED.values()),
         *(difference_column(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
-        TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
+        TextColumn("clocks\nMHz", _clock_ranges([p.clock_mhz for p in points])),
     ]
     return tables.lay_out(columns)
 
 
-def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
+def _clock_ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
     """Lowest and highest of each of several arrays of clocks."""
     return [tables.range_text(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
@@ -139,12 +139,12 @@ def _stages(found: Polished) -> list[str]:
     graph, clock = found.graph, found.chosen.clock_mhz
     columns = [
         TextColumn("stage", [str(rank + 1) for rank in range(graph.pp)]),
-        TextColumn("plan\nMHz", tables.fixed(found.plan["stage_clock_mhz"], ".0f")),
+        TextColumn("plan\nMHz", tables.format_values(found.plan["stage_clock_mhz"], ".0f")),
     ]
     for name, which in (("forward", ~graph.backward), ("backward", graph.backward)):
         of_rank = [clock[which & (graph.rank == rank)] for rank in range(graph.pp)]
-        columns.append(TextColumn(f"{name}\nMHz", _ranges(of_rank)))
-        columns.append(TextColumn("mean", tables.fixed([clocks.mean() for clocks in of_rank], ".0f")))
+        columns.append(TextColumn(f"{name}\nMHz", _clock_ranges(of_rank)))
+        columns.append(TextColumn("mean", tables.format_values([clocks.mean() for clocks in of_rank], ".0f")))
     return tables.lay_out(columns)
 
 

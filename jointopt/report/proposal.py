@@ -155,7 +155,7 @@ class Proposal(Result):
 
     def _repr_html_(self) -> str:
         """The front as a notebook shows it: what it is of, and its plans."""
-        frame = self._shown_frame().iloc[spread_along(self.front, ROWS_FOR_PEOPLE)]
+        frame = self._shown_frame().iloc[rows_along_front(self.front, ROWS_FOR_PEOPLE)]
         head = html_text(" ".join(" ".join(_title(self)).split()))
         return f"<p>{head}</p>{frame.to_html(index=False, float_format='{:.5g}'.format, border=0)}"
 
@@ -220,7 +220,7 @@ def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
     return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
 
 
-def spread_along(front: Columns, count: int) -> Ints:
+def rows_along_front(front: Columns, count: int) -> Ints:
     """Indices (at most ``count``) spread evenly along the front as it is drawn: log time against log energy.
 
     The two ends are always kept; ``front`` is sorted by time.
@@ -256,10 +256,10 @@ def _plan_lines(proposal: Proposal, show_all: bool, top: int | None) -> Iterator
     if show_all or top:
         rows, between = np.arange(total)[:top], "follow" if top else between
     elif job.goals == OBJECTIVES:
-        rows = spread_along(proposal.front, ROWS_FOR_PEOPLE)
+        rows = rows_along_front(proposal.front, ROWS_FOR_PEOPLE)
     else:
         goals = distinguishing(job.objectives)
-        rows = spread_in_goals(with_site(job, proposal.front), goals, ROWS_FOR_PEOPLE)
+        rows = rows_spread_in_goals(with_site(job, proposal.front), goals, ROWS_FOR_PEOPLE)
         between = "are between these, the best in each objective and those farthest from each other"
     reference, front = (with_rates(job, plans) for plans in (proposal.reference, proposal.front))
     first = plan_entries(reference)
@@ -357,7 +357,7 @@ def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
         yield [*study_lines(proposal.study_name, proposal.storage), f"  {select}"]
 
 
-def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
+def rows_spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
     """Indices (at most ``count``) of the best plan in each goal, then of what is farthest from all chosen, sorted.
 
     Distances are of logarithms, each over the front's extent.

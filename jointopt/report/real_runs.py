@@ -19,9 +19,9 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
 from jointopt.report.doubts import distinct_reasons, reasons_of, wider_lines
 from jointopt.report.page.content import table_of
-from jointopt.report.page.figures import ABOVE, Figure, colour, error_bar_lengths, rounded
+from jointopt.report.page.figures import ABOVE, Figure, colour, error_bar_lengths, rounded_values
 from jointopt.report.page.render import Page
-from jointopt.report.plans import differing, plan_table, plan_words
+from jointopt.report.plans import differing_columns, plan_table, plan_words
 from jointopt.report.tables import Block, Result, TextColumn, pick
 from jointopt.surrogate.intervals import RESULTS
 
@@ -343,7 +343,7 @@ class Validated(MeasuredResult):
         ]
         beside = {
             name: [
-                TextColumn("err\n%", tables.fixed((100 * run.error(name) for run in runs), "+.0f")),
+                TextColumn("err\n%", tables.format_values((100 * run.error(name) for run in runs), "+.0f")),
                 TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
             ]
             for name in (*OBJECTIVES, "peak_memory_gib")
@@ -458,7 +458,7 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
     """The figures of the page, each with its place, its heading, and what it shows in words."""
     words = "On the line a prediction is right; bars are its 90 % interval. Predictions are those from before the run."
     # of each run its number, its plan in what the plans differ, and the round in which it was chosen
-    varied, hints = differing([run.plan for run in result.runs]), []
+    varied, hints = differing_columns([run.plan for run in result.runs]), []
     for number, run in enumerate(result.runs, start=1):
         of = getattr(run, "round", None)
         when = "" if of is None else f"<br>round {of}" if of else "<br>measured before"
@@ -496,10 +496,11 @@ def _prediction_figure(runs: Sequence[MeasuredRun], name: str, hints: Sequence[s
         "array": error_bar_lengths(predicted, high), "arrayminus": error_bar_lengths(low, predicted),
     }  # fmt: skip
     data: list[Figure] = [
-        {"name": "predicted = measured", "x": rounded(ends), "y": rounded(ends), "mode": "lines", "hoverinfo": "skip",
-         "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}},
-        {"name": "runs", "x": rounded(predicted), "y": rounded(measured), "mode": "markers+text", "error_x": bars,
-         "text": [str(i + 1) for i in shown], "textposition": "top center", "customdata": [hints[i] for i in shown],
+        {"name": "predicted = measured", "x": rounded_values(ends), "y": rounded_values(ends), "mode": "lines",
+         "hoverinfo": "skip", "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}},
+        {"name": "runs", "x": rounded_values(predicted), "y": rounded_values(measured), "mode": "markers+text",
+         "error_x": bars, "text": [str(i + 1) for i in shown], "textposition": "top center",
+         "customdata": [hints[i] for i in shown],
          "marker": {"size": 9, "color": colour(0)},
          "hovertemplate": f"%{{customdata}}<br>predicted %{{x}} {unit}, measured %{{y}} {unit}<extra></extra>"},
     ]  # fmt: skip
@@ -519,12 +520,12 @@ def _round_figure(result: Tuned, names: Sequence[str]) -> Figure:
         known = [of for of in rounds if errors[of]]
         data.append({
             "name": f"{tables.OBJECTIVE_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
-            "y": rounded(100 * statistics.median(errors[of]) for of in known), "line": {"color": colour(number)},
+            "y": rounded_values(100 * statistics.median(errors[of]) for of in known), "line": {"color": colour(number)},
             "hovertemplate": "round %{x}: %{y} %<extra>%{fullData.name}</extra>",
         })  # fmt: skip
     last = {run.round: volume for run, volume in zip(result.runs, result.hypervolume, strict=True)}
     whole = max(result.hypervolume, default=0.0) or 1.0
-    covered = rounded(100 * last[of] / whole for of in rounds)
+    covered = rounded_values(100 * last[of] / whole for of in rounds)
     data += (len(result.objectives) > 1) * [{
         "name": "front's hypervolume", "x": rounds, "y": covered, "yaxis": "y2",
         "mode": "lines", "line": {"color": "var(--muted)", "dash": "dot", "shape": "hv"},
@@ -548,7 +549,7 @@ def _progress_figure(result: Tuned, hints: Sequence[str]) -> Figure:
     for value in values:
         best.append(min([v for v in (value, *best[-1:]) if math.isfinite(v)], default=math.nan))
     measured, least = (
-        rounded(value / factor if math.isfinite(value) else None for value in some) for some in (values, best)
+        rounded_values(value / factor if math.isfinite(value) else None for value in some) for some in (values, best)
     )
     numbers = list(range(1, len(values) + 1))
     data = [
@@ -566,7 +567,7 @@ def _progress_figure(result: Tuned, hints: Sequence[str]) -> Figure:
 
 def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
     """A row for each run: its plan, how it ended, and each result as measured and as predicted."""
-    varied, ended = differing([run.plan for run in runs]), []
+    varied, ended = differing_columns([run.plan for run in runs]), []
     for run in runs:
         words = "beyond " + ", ".join(run.broken) if run.broken else run.status
         ended.append(f"{words}: {run.notes}" if run.status != "ok" and run.notes else words)

@@ -231,7 +231,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", layouts, left=True),
         tables.figure_column("iteration_time_s", first),
-        TextColumn("±\n%", tables.fixed(map(interval_half_width, first), ".0f")),
+        TextColumn("±\n%", tables.format_values(map(interval_half_width, first), ".0f")),
         tables.figure_column("tokens_per_s", first),
         tables.figure_column("efficiency", sizes),
         tables.figure_column("mfu", first),
@@ -250,5 +250,5 @@ def part_table(sizes: Sequence[Size]) -> list[str]:
     names = sorted(dict.fromkeys(n for one in shares for n in one), key=lambda n: -max(o.get(n, 0.0) for o in shares))
     shown = [name for name in names if max(one.get(name, 0.0) for one in shares) >= 0.005][:_MOST_PARTS]
     columns = [TextColumn("Share of the time, %", [size.name for size in sizes], left=True)]
-    columns += [TextColumn(n, tables.fixed([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
+    columns += [TextColumn(n, tables.format_values([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
     return tables.lay_out(columns)

@@ -16,7 +16,7 @@ from jointopt.report.tables import (
     Block,
     Result,
     TextColumn,
-    fixed,
+    format_values,
     known_figures,
     lay_out,
     line_width,
@@ -170,7 +170,7 @@ def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
     tables = [[left]]
     for name in names:
         head = "\n".join(wrap(name.removesuffix(_COVERED), _HEAD, break_long_words=False))
-        column = TextColumn(head, fixed((100.0 * float(value) for value in sources[name]), ".1f"))
+        column = TextColumn(head, format_values((100.0 * float(value) for value in sources[name]), ".1f"))
         if table_width([*tables[-1], column]) > line_width(WIDTH) and len(tables[-1]) > 1:
             tables.append([left])
         tables[-1].append(column)

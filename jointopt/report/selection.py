@@ -22,7 +22,17 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.tables import Block, Result, TextColumn, figure, fixed, known_columns, lay_out, pick, plan_entries
+from jointopt.report.tables import (
+    Block,
+    Result,
+    TextColumn,
+    figure,
+    format_values,
+    known_columns,
+    lay_out,
+    pick,
+    plan_entries,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,7 +188,7 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
         TextColumn("at most", [figure(limit.bound) for limit in found.limits]),
         TextColumn("is", [figure(limit.value) for limit in found.limits]),
         TextColumn("up to", [figure(limit.held) if found.at_high_end else "-" for limit in found.limits]),
-        TextColumn("room\n%", fixed((limit.room_percent for limit in found.limits), ".1f")),
+        TextColumn("room\n%", format_values((limit.room_percent for limit in found.limits), ".1f")),
         TextColumn("binds", ["yes" if limit.binds else "no" for limit in found.limits]),
         offered("relaxed\nto", lambda _, buy: figure(buy.relaxed_to)),
         offered("by\n%", lambda limit, buy: f"{100 * (buy.relaxed_to / limit.bound - 1):.1f}"),

@@ -146,21 +146,21 @@ def _decimals_for(scale: float) -> int:
     return min(6, max(0, 3 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
 
 
-def numbers(values: Sequence[float], scale: float) -> list[str]:
-    """As `fixed`, with the decimals that ``scale`` needs, fewer where large values would take over 7 characters."""
+def format_numbers(values: Sequence[float], scale: float) -> list[str]:
+    """As `format_values`, with the decimals that ``scale`` needs, fewer where values would take over 7 characters."""
     whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
-    return fixed(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
+    return format_values(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
 
 
-def fixed(values: Iterable[float | None], form: str) -> list[str]:
+def format_values(values: Iterable[float | None], form: str) -> list[str]:
     """The values in a format such as ``+.1f``, none as ``-0.0``; a dash for None and for what is not finite."""
     form = f"+z{form[1:]}" if form.startswith("+") else f"z{form}"
     return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
 
 
 def percent_of(values: Iterable[float], reference: float, form: str) -> list[str]:
-    """The percentages by which values lie above a reference, as `fixed`."""
-    return fixed((100 * (value / reference - 1) for value in values), form)
+    """The percentages by which values lie above a reference, as `format_values`."""
+    return format_values((100 * (value / reference - 1) for value in values), form)
 
 
 def plus_minus(values: Sequence[str], half_widths: Sequence[float]) -> list[str]:
@@ -192,7 +192,7 @@ def unit_column(head: str, values: Sequence[float], units: Units, at: float | No
     """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
     at = least_positive(values) if at is None else at
     factor, unit = unit_of(at, units)
-    cells = numbers([value / factor for value in values], at / factor)
+    cells = format_numbers([value / factor for value in values], at / factor)
     return TextColumn(f"{head}\n{unit}" if head else unit, cells)
 
 
@@ -205,7 +205,7 @@ def figure_column(name: str, rows: Iterable[Any], at: float | None = None, *, sp
     values = [math.nan if value is None else float(value) for value in found]
     if how.units:
         return replace(unit_column(how.head, values, how.units, at), spare=spare)
-    return TextColumn(how.head, fixed((how.factor * value for value in values), how.form), spare=spare)
+    return TextColumn(how.head, format_values((how.factor * value for value in values), how.form), spare=spare)
 
 
 def quantity(value: float, units: Units) -> str:

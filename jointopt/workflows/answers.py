@@ -188,7 +188,7 @@ def as_list(plans: Any) -> list[Any]:
     return list(plans)
 
 
-def paths(name: str, value: Any) -> list[Path]:
+def as_paths(name: str, value: Any) -> list[Path]:
     """The argument of that name as paths, of one where a single one is given; UsageError where it is neither."""
     each = [value] if not isinstance(value, Iterable) or isinstance(value, str) else list(value)
     if not all(isinstance(one, str | Path) for one in each):

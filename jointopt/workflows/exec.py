@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecutedProgram:
     """The end of the program, the reading of its GPUs, and what could not be put back or written (blank: nothing)."""
 
     code: int
@@ -47,7 +47,7 @@ def execute(
     command: Sequence[str], plan: Mapping[str, Any], *, node: int | None = None, gpus_per_node: int | None = None,
     default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None, order: str | None = None,
     check_s: float = WAIT_S,
-) -> Executed:  # fmt: skip
+) -> ExecutedProgram:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
     ``plan`` may have a ``power_profile``, such as max-q+llm-training, that the driver of its GPUs offers.
@@ -93,7 +93,7 @@ def execute(
             meter.series().write(series)
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
-    return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
+    return ExecutedProgram(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:

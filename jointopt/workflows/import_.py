@@ -21,7 +21,7 @@ from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.report.imported import Imported
 from jointopt.runs.rows import failed_row, is_blank, result_row
-from jointopt.workflows.answers import accepts_paths, paths
+from jointopt.workflows.answers import accepts_paths, as_paths
 
 WARM_UP = 5  # iterations
 
@@ -36,7 +36,7 @@ def import_(
     global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s. ``warmup`` iterations of each log do not
     count. Raises JobError for a file that no reader knows, and with one sentence on all that is missing.
     """
-    given_files = paths("files", files)
+    given_files = as_paths("files", files)
     taken = [one for path in given_files for one in read_file(path)]
     run = resolved(taken, name or _name(given_files), given)
     parsed = parse_plan(run.plan, run.job)

@@ -105,7 +105,7 @@ def predict(
     priced = [(work, found, of) for work, found, of in answers if not isinstance(found, str)]
     if not priced:
         raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
-    out = pd.DataFrame(_by_row(priced, len(table)), copy=False)
+    out = pd.DataFrame(_rows_of_table(priced, len(table)), copy=False)
     words = np.full(len(table), "", dtype=object)
     words[list(reasons)] = list(reasons.values())
     out["not_predicted"] = words
@@ -241,7 +241,7 @@ def predicted_columns(job: Job, columns: Columns, names: tuple[str, ...]) -> Col
     return {f"predicted_{name}": values for name, values in columns.items() if name.startswith(names)}
 
 
-def _by_row(answers: Sequence[tuple[Workload, Columns, Ints]], count: int) -> Columns:
+def _rows_of_table(answers: Sequence[tuple[Workload, Columns, Ints]], count: int) -> Columns:
     """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
     out: Columns = {}
     for name in dict.fromkeys(name for _, columns, _ in answers for name in columns):

@@ -251,7 +251,7 @@ def alternative_plans(
     Where that is outside of what people run the fastest one inside; where it may not fit in memory the fastest one that
     surely does. ``answer``: the front by time; ``fitting`` (L,): the probability that each layout of ``physics`` fits.
     """
-    found = list(_published(model, problem, physics, answer))
+    found = list(_published_plans(model, problem, physics, answer))
     first = {name: answer[name][:1] for name in physics.layouts}
     reasons = tuple(reason for reason, where in unusual_layouts(model.job, first).items() if where[0])
     inside = np.flatnonzero(~np.logical_or.reduce(list(unusual_layouts(model.job, physics.layouts).values())))
@@ -282,7 +282,9 @@ def unusual_layouts(job: Job, layouts: Columns) -> dict[str, Bools]:
     }
 
 
-def _published(model: JobModel, problem: Problem, physics: CostModel, answer: Columns) -> Iterator[AlternativePlan]:
+def _published_plans(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns
+) -> Iterator[AlternativePlan]:
     """Each published plan of the job once, priced by its model."""
     job, found = model.job, dict[str, AlternativePlan]()
     for recipe in recipes_for(job):

@@ -34,7 +34,7 @@ from jointopt.surrogate.evidence import Use
 from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
-from jointopt.workflows.answers import accepts_paths, paths
+from jointopt.workflows.answers import accepts_paths, as_paths
 
 _log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"
@@ -60,7 +60,7 @@ def retrain(
     that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
-    given = paths("tables", tables)
+    given = as_paths("tables", tables)
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")

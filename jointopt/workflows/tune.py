@@ -23,7 +23,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.tables import result_text
@@ -44,8 +44,14 @@ from jointopt.workflows.campaign.campaign import (
     why_no_usable_plan,
 )
 from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, listed_candidates, searched_candidates
-from jointopt.workflows.campaign.expectation import Expected, Growing, Outlook, results_of_candidate, with_factors
-from jointopt.workflows.campaign.record import Queued
+from jointopt.workflows.campaign.expectation import (
+    Expectations,
+    GrowingModel,
+    Outlook,
+    results_of_candidate,
+    with_learned_factors,
+)
+from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
 
 _log = logging.getLogger(__name__)
@@ -107,7 +113,7 @@ class _TuneLoop(Campaign):
         super().__init__(model, launcher, storage, measured, "tune", "--retry-failed")
         self.candidates, self._profiles = candidates, profiles
         self.runs: list[TunedRun] = []
-        self._differing = differing(candidates.record(index) for index in range(candidates.size))
+        self._differing = differing_columns(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
         self._lost_objectives: list[str] = []  # objectives that are left out
         self._unknown_before: list[str] = []  # notes of what is left out
@@ -118,7 +124,7 @@ class _TuneLoop(Campaign):
         self._retried = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
         self._surely_out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
-        earlier = with_factors(self.earlier(candidates.rows), model, candidates)
+        earlier = with_learned_factors(self.earlier(candidates.rows), model, candidates)
         self._surely_out |= False if earlier.out is None else earlier.out
         for index, row in zip(earlier.index, earlier.rows, strict=True):  # as runs of round 0
             if retry_failed and is_curable(row):
@@ -130,7 +136,7 @@ class _TuneLoop(Campaign):
         for sentence in earlier_run_notes(len(self.runs), failed, self._retried, earlier, out):
             self.note(sentence)
         kernel = None if model.surrogate is None else model.surrogate.kernel
-        growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
+        growing = GrowingModel(candidates, earlier, kernel, self.job.cluster.machine)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
         self.predicted_by = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
@@ -230,7 +236,7 @@ class _TuneLoop(Campaign):
     def _state(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
 
-    def _log_gain(self, posterior: Expected | None, left: Bools) -> None:
+    def _log_gain(self, posterior: Expectations | None, left: Bools) -> None:
         """Log the best plan so far, and the gain expected from the plans that are left."""
         objectives = self.objectives()
         measured = self._known(objectives)
@@ -271,7 +277,7 @@ class _TuneLoop(Campaign):
         rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
         return np.array(rows, float).reshape(-1, len(objectives))
 
-    def posterior(self) -> Expected:
+    def posterior(self) -> Expectations:
         """The posterior of every candidate after all runs so far; notes where another prediction is trusted now."""
         rows = [run.row for run in self.runs]
         posterior = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
@@ -288,7 +294,7 @@ class _TuneLoop(Campaign):
         values = self.values(objectives)
         return dict(zip(objectives, values[np.isfinite(values).all(axis=1)].T, strict=True))
 
-    def _next(self, posterior: Expected, left: Bools, count: int) -> Ints:
+    def _next(self, posterior: Expectations, left: Bools, count: int) -> Ints:
         """Candidates to run next, none where no run is expected to save what it costs; at first any run is evidence."""
         objectives = self.objectives()
         measured = self._known(objectives)
@@ -321,7 +327,7 @@ class _TuneLoop(Campaign):
         order: list[int] = []  # of those that have begun
         ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
 
-        def queue() -> Iterator[Queued]:
+        def queue() -> Iterator[QueuedRun]:
             for index in indices.tolist():
                 if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
@@ -338,7 +344,7 @@ class _TuneLoop(Campaign):
                     objectives = self.objectives()
                     judged = set(objectives) == set(self.job.objectives)
                     set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
-                yield Queued(under.question(index), plan, results_of_candidate(columns, index), number)
+                yield QueuedRun(under.question(index), plan, results_of_candidate(columns, index), number)
 
         def name(place: int) -> str:
             return f"run {before + place + 1}"

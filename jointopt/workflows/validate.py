@@ -20,7 +20,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER
 from jointopt.jobs.plans.text import plan_records, widened
 from jointopt.measure.base import Launcher, load_launcher, narrowed
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
@@ -37,8 +37,8 @@ from jointopt.workflows.campaign.candidates import (
     measurement_columns,
     searched_candidates,
 )
-from jointopt.workflows.campaign.expectation import Earlier
-from jointopt.workflows.campaign.record import Queued
+from jointopt.workflows.campaign.expectation import EarlierRuns
+from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 
@@ -137,7 +137,7 @@ class _ValidateRuns(Campaign):
                 f"A validate that was killed had begun {len(others)} more, which are resumed: what has been "
                 "measured since moved the choice."
             )
-        earlier = Earlier() if again else self.earlier(self.plans.rows)
+        earlier = EarlierRuns() if again else self.earlier(self.plans.rows)
         self._surely_out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
         known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
@@ -152,9 +152,9 @@ class _ValidateRuns(Campaign):
 
     def _run(self, indices: list[int], again: bool) -> str:
         order: list[int] = []  # of those that have begun
-        apart = differing(self._plan(index) for index in range(len(self.plans.rows)))
+        apart = differing_columns(self._plan(index) for index in range(len(self.plans.rows)))
 
-        def queue() -> Iterator[Queued]:
+        def queue() -> Iterator[QueuedRun]:
             for index in indices:
                 plan = self._plan(index)
                 if self._surely_out[index]:
@@ -168,7 +168,7 @@ class _ValidateRuns(Campaign):
                 _log.info("run %d of %d: %s ...", index + 1, total, words)
                 question = {str(name): value for name, value in self.plans.rows.iloc[index].items()}
                 attributes = self._supported(index)
-                yield Queued(question, plan, self._predicted(index), 1, attributes)
+                yield QueuedRun(question, plan, self._predicted(index), 1, attributes)
 
         def name(place: int) -> str:
             return f"run {order[place] + 1}"

@@ -26,7 +26,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import listed_candidates, measurement_columns
-from jointopt.workflows.campaign.expectation import earlier_runs, with_factors
+from jointopt.workflows.campaign.expectation import earlier_runs, with_learned_factors
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
@@ -144,7 +144,7 @@ def test_earlier_runs_of_a_campaign_are_priced_on_its_machine(synthetic_runs: Ca
         candidates = listed_candidates(queried.to_dict("list"), shipped_job("opt-350m-2x4-a100"), machine=machine)
         known = earlier_runs(candidates.rows, stored, machine)
         model = JobModel(candidates.jobs[0][0], load_surrogate("default"))
-        factors.append(with_factors(known, model, candidates).log_factor_on("iteration_time_s"))
+        factors.append(with_learned_factors(known, model, candidates).log_factor_on("iteration_time_s"))
     assert np.abs(factors[0]).max() < 0.1
     assert factors[1].mean() > 0.2
 

@@ -31,7 +31,7 @@ from jointopt.surrogate.own_mix import Mix, OwnTarget
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
-from jointopt.workflows.campaign.expectation import Earlier, Outlook, earlier_runs, with_factors
+from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook, earlier_runs, with_learned_factors
 from jointopt.workflows.explain import explain
 from jointopt.workflows.page import surrogate_plot
 from jointopt.workflows.predict import predict
@@ -200,7 +200,7 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
     for name in (str(folder), "default"):
         model = JobModel.of(job, name)
         candidates = searched_candidates(model)
-        earlier = with_factors(Earlier(), model, candidates)
+        earlier = with_learned_factors(EarlierRuns(), model, candidates)
         outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
         rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
     found, earlier, candidates = rests_on[str(folder)]
@@ -215,7 +215,7 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
 def test_a_tune_s_first_expectations_are_what_the_surrogate_predicts_of_plans_searched(folder: Path, job: Job) -> None:
     model = JobModel.of(job, str(folder))
     candidates = searched_candidates(model)
-    earlier = with_factors(Earlier(), model, candidates)
+    earlier = with_learned_factors(EarlierRuns(), model, candidates)
     outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
     found = outlook.after(("iteration_time_s", "energy_j"), np.zeros(0, np.int64), []).columns
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
@@ -230,18 +230,18 @@ def test_a_tune_starts_from_the_peak_power_that_the_surrogate_learned(folder: Pa
     own = replace(surrogate.own[0], heat={PEAK: OwnTarget(PowerScale(1.3, 0.03), Mix())})
     model = replace(JobModel.of(wanted, str(folder)), surrogate=replace(surrogate, own=(own,)))
     candidates = searched_candidates(model)
-    factor = with_factors(Earlier(), model, candidates).log_factor_on("peak_power_w")
+    factor = with_learned_factors(EarlierRuns(), model, candidates).log_factor_on("peak_power_w")
     assert factor is not None
     np.testing.assert_allclose(np.exp(factor), 1.3, rtol=1e-9)
     assert candidates.size == len(factor)
-    assert with_factors(Earlier(), JobModel.of(job), candidates).log_factor_on("peak_power_w") is None
+    assert with_learned_factors(EarlierRuns(), JobModel.of(job), candidates).log_factor_on("peak_power_w") is None
 
 
 def test_a_tune_s_first_expectations_of_listed_rows_of_two_batches_are_those_of_predict(folder, job, new) -> None:
     rows = new.drop(columns=["iteration_time_s", "avg_power_w"]).head(20)
     rows = pd.concat([rows, rows.assign(global_batch_size=2 * rows["global_batch_size"])], ignore_index=True)
     candidates = listed_candidates(rows.to_dict("list"), job)
-    earlier = with_factors(Earlier(), JobModel.of(job, str(folder)), candidates)
+    earlier = with_learned_factors(EarlierRuns(), JobModel.of(job, str(folder)), candidates)
     expected = predict(candidates.rows, surrogate=str(folder))
     assert len(candidates.jobs) == 2
     for name in ("iteration_time_s", "energy_j", "avg_power_w"):
@@ -255,7 +255,7 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
     queried, stored = new.drop(columns=["iteration_time_s", "avg_power_w"]), runs.assign(status="ok")
     candidates = listed_candidates(queried.to_dict("list"), job)
     found, few = (
-        with_factors(earlier_runs(candidates.rows, some), JobModel.of(job), candidates)
+        with_learned_factors(earlier_runs(candidates.rows, some), JobModel.of(job), candidates)
         for some in (stored, stored.head(40))
     )
     truth = np.log(new["iteration_time_s"] / predict(queried)["predicted_iteration_time_s"])
@@ -328,7 +328,7 @@ def few(runs: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_surrogate_of_few_runs_moves_what_tune_expects_as_it_moves_what_propose_predicts(few: Path, job) -> None:
     model = JobModel.of(job, str(few))
     candidates = searched_candidates(model)
-    earlier = with_factors(Earlier(), model, candidates)
+    earlier = with_learned_factors(EarlierRuns(), model, candidates)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     expected = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
     for name in ("iteration_time_s", "energy_j"):
@@ -344,10 +344,10 @@ def test_measured_runs_of_the_job_itself_leave_a_surrogate_of_few_runs_in_force_
     alone = JobModel.of(job, str(few))
     beside = JobModel.of(job, str(few), measured=runs.head(3).drop(columns="source"))
     candidates = searched_candidates(alone)
-    found = [with_factors(Earlier(), model, candidates).log_factors for model in (alone, beside)]
+    found = [with_learned_factors(EarlierRuns(), model, candidates).log_factors for model in (alone, beside)]
     np.testing.assert_allclose(found[0]["iteration_time_s"], found[1]["iteration_time_s"], rtol=1e-9)
     others = runs.tail(3).drop(columns="source").assign(status="ok")
-    known = with_factors(earlier_runs(candidates.rows, others), beside, candidates)
+    known = with_learned_factors(earlier_runs(candidates.rows, others), beside, candidates)
     assert (known.num_other_runs, known.why_first, [*known.log_factors]) == (3, "", ["iteration_time_s"])
 
 

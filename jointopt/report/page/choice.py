@@ -18,7 +18,7 @@ from jointopt.physics.explain.parts import Breakdown
 from jointopt.physics.explain.timeline import KINDS, Timeline
 from jointopt.report.layout_table import are_alike
 from jointopt.report.page.render import Page
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.tables import tidy_parts
 from jointopt.search.pareto import below_chord
 
@@ -55,7 +55,7 @@ def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str 
         if layout_key(entry) not in shown and len(rows) < MOST - 1:
             shown.add(layout_key(entry))
             rows[row] = ""
-    varied = differing(dict(layout_key(front[row])) for row in rows)
+    varied = differing_columns(dict(layout_key(front[row])) for row in rows)
     distinguishing = {row: {name: front[row].get(name) for name in varied} for row in sorted(rows)}
     found = [
         ChosenPlan(rows[row] or f"fastest with {plan_words(layout, varied)}", front[row])

@@ -23,7 +23,7 @@ from jointopt.report.plans import (
     are_against_first,
     better_words,
     difference_column,
-    differing,
+    differing_columns,
     plan_words,
     probability_of_fitting,
     rate_words,
@@ -145,7 +145,7 @@ def _figure_columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Colu
 
 def _layout_words(entries: Sequence[Entry]) -> list[str]:
     """The layout of each entry in words, in what the entries differ."""
-    varied = differing(entries) - {"stage_clock_mhz"}
+    varied = differing_columns(entries) - {"stage_clock_mhz"}
     wanted = (*LAYOUT_COLUMNS, POWER_LIMIT)
     return [plan_words({name: v for name, v in entry.items() if name in wanted}, varied) for entry in entries]
 

@@ -10,7 +10,7 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page.choice import ChosenPlan, Entry, PlanPicture, layout_key, mean_power_w
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 
 Figure = dict[str, Any]
 COLOURS = 10
@@ -24,7 +24,7 @@ def colour(number: int) -> str:
     return f"var(--c{number % COLOURS})"
 
 
-def rounded(values: Iterable[float | None]) -> list[float | None]:
+def rounded_values(values: Iterable[float | None]) -> list[float | None]:
     """Values with as many digits as a picture can show."""
     return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
 
@@ -32,7 +32,7 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
 def error_bar_lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
     """Lengths between both, 0 where one of them is unknown."""
     both = ((b or 0.0) - (a or 0.0) for a, b in zip(low, high, strict=True))
-    return rounded(length if math.isfinite(length) else 0.0 for length in both)
+    return rounded_values(length if math.isfinite(length) else 0.0 for length in both)
 
 
 def hover_text(entry: Entry, varied: Iterable[str], head: str = "") -> str:
@@ -62,13 +62,13 @@ class Axes:
     def xy(self, entries: Sequence[Entry], side: str = "") -> tuple[list[float | None], list[float | None]]:
         """Times and energies in those units."""
         units = zip(OBJECTIVES, (self.time[0], self.energy[0]), strict=True)
-        x, y = (rounded(entry[f"{name}{side}"] / unit for entry in entries) for name, unit in units)
+        x, y = (rounded_values(entry[f"{name}{side}"] / unit for entry in entries) for name, unit in units)
         return x, y
 
 
 def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]], two_step: Sequence[Entry]) -> Figure:
     """Energy over time: the front by layout, the two-step answer, the chosen plans by letter, their intervals."""
-    axes, varied = Axes(front), differing([*front, *(c.entry for _, c in chosen)])
+    axes, varied = Axes(front), differing_columns([*front, *(c.entry for _, c in chosen)])
     data: list[Figure] = []
     for number, entries in enumerate(by_layout(front)):
         x, y = axes.xy(entries)
@@ -154,7 +154,7 @@ def part_figure(plans: Sequence[PlanPicture], breakdown: str, units: tables.Unit
     data = [
         {
             "type": "bar", "orientation": "h", "name": name.replace("_", " "), "y": labels,
-            "x": rounded(max(parts[letter].get(name, 0.0), 0.0) / factor for letter in labels),
+            "x": rounded_values(max(parts[letter].get(name, 0.0), 0.0) / factor for letter in labels),
             "marker": {"color": colour(number)},
             "hovertemplate": f"%{{y}}: %{{x}} {unit}<extra>%{{fullData.name}}</extra>",
         }
@@ -173,14 +173,14 @@ def stage_figure(plan: PlanPicture) -> Figure:
     clock, held = plan.parts.clock_mhz.tolist(), plan.parts.held_by
     hints = [f"held by {why.replace('_', ' ')}" if why else "" for why in held]
     data: list[Figure] = [
-        {"name": "clock", "y": stages, "x": rounded(clock), "text": hints, "mode": "markers",
+        {"name": "clock", "y": stages, "x": rounded_values(clock), "text": hints, "mode": "markers",
          "marker": {"color": "var(--c0)", "size": 9}, "hovertemplate": "stage %{y}: %{x} MHz %{text}<extra></extra>"},
     ]  # fmt: skip
     watts = {
         "while it runs": plan.runs_w, "over the iteration": plan.parts.stage_power_w, "while it waits": plan.waits_w,
     }  # fmt: skip
     data += [
-        {"name": name, "x": rounded(values.tolist()), "y": stages, "xaxis": "x2", "mode": "markers",
+        {"name": name, "x": rounded_values(values.tolist()), "y": stages, "xaxis": "x2", "mode": "markers",
          "marker": {"color": colour(number + 1), "symbol": number, "size": 8},
          "hovertemplate": "stage %{y}: %{x} W<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(watts.items())
@@ -199,7 +199,8 @@ def power_figure(plan: PlanPicture) -> Figure:
     edges, watts = mean_power_w(plan)
     factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
     data = [{
-        "x": rounded((edges[:-1] / factor).tolist()), "y": rounded(watts.tolist()), "mode": "lines", "fill": "tozeroy",
+        "x": rounded_values((edges[:-1] / factor).tolist()), "y": rounded_values(watts.tolist()), "mode": "lines",
+        "fill": "tozeroy",
         "line": {"color": "var(--c1)", "width": 1, "shape": "hv"},
         "hovertemplate": f"%{{x}} {unit}: %{{y}} W per GPU<extra></extra>",
     }]  # fmt: skip
@@ -215,7 +216,7 @@ def heat_figure(plan: PlanPicture, cooler: Cooler, throttle_c: float) -> Figure 
     positions: Mapping[str, Any] = plan.parts.stage_position_c
     stages = list(range(1, len(plan.runs_w) + 1))
     data: list[Figure] = [
-        {"name": f"{name} GPUs", "x": stages, "y": rounded(values.tolist()), "mode": "lines+markers",
+        {"name": f"{name} GPUs", "x": stages, "y": rounded_values(values.tolist()), "mode": "lines+markers",
          "line": {"color": colour(number + 1)}, "hovertemplate": "stage %{x}: %{y} °C<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(positions.items())
     ]  # fmt: skip

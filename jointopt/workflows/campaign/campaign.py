@@ -18,7 +18,7 @@ from jointopt.core.schema import Bools, Ints
 from jointopt.jobs.job import Job
 from jointopt.measure.base import Launcher
 from jointopt.physics.cost_model import with_unit
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
 from jointopt.report.tables import figure, result_text
@@ -30,12 +30,12 @@ from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.candidates import Candidates, runs_under_profile
 from jointopt.workflows.campaign.expectation import (
     ENOUGH_TO_JUDGE,
-    Earlier,
+    EarlierRuns,
     broken_constraints,
     earlier_runs,
     values_and_bounds,
 )
-from jointopt.workflows.campaign.record import Done, Queued, Record
+from jointopt.workflows.campaign.record import FinishedRun, QueuedRun, Record
 
 _log = logging.getLogger(__name__)
 _LOGGED_RESULTS = ("iteration_time_s", "energy_j")
@@ -71,7 +71,7 @@ class Campaign:
         if text and text not in self.notes:
             self.note(text)
 
-    def earlier(self, candidates: pd.DataFrame, power_profile: str = "") -> Earlier:
+    def earlier(self, candidates: pd.DataFrame, power_profile: str = "") -> EarlierRuns:
         """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster.
 
         ``power_profile``: of runs under it, of which each counts as that of a candidate at its highest clock.
@@ -79,7 +79,7 @@ class Campaign:
         tables = [*self._given, *([] if self.record.store is None else [self.record.related(candidates)])]
         known = [table for table in tables if len(table)]
         if not known:
-            return Earlier()
+            return EarlierRuns()
         together = runs_under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
         found = earlier_runs(candidates, together, self.job.cluster.machine)
         if found.unreadable:
@@ -101,13 +101,15 @@ class Campaign:
         """Names of the job's constraints that a measured run does not keep."""
         return broken_constraints(self.job, row)
 
-    def run_all(self, queue: Iterable[Queued], name: Callable[[int], str]) -> Generator[tuple[int, Done], None, None]:
+    def run_all(
+        self, queue: Iterable[QueuedRun], name: Callable[[int], str]
+    ) -> Generator[tuple[int, FinishedRun], None, None]:
         """Run the plans of ``queue``, each given with its place as soon as it is kept.
 
         None is drawn once there is a reason to stop. ``name`` is how the run at a place is called in words.
         """
 
-        def drawn() -> Iterator[Queued]:
+        def drawn() -> Iterator[QueuedRun]:
             for each in queue:
                 yield each
                 if self.reason:
@@ -133,7 +135,7 @@ class Campaign:
             self._doubted = True
             self.note(f"{called.capitalize()} {doubt}")
 
-    def judge(self, done: Done, run: str) -> None:
+    def judge(self, done: FinishedRun, run: str) -> None:
         """Find a reason to stop after a run, called ``run`` in sentences: a full store, or failures for one cause."""
         self._ended.append(done.row)
         if done.trouble:
@@ -237,7 +239,7 @@ def why_no_usable_plan(job: Job, runs: Sequence[MeasuredRun]) -> str:
         ]
         several = f"None of the {len(good)} runs that succeeded keeps"
         words = "The only run that succeeded does not keep" if len(good) == 1 else several
-        closest = plan_words(good[best].plan, differing(run.plan for run in good))
+        closest = plan_words(good[best].plan, differing_columns(run.plan for run in good))
         return f"{words} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
     if not runs:
         return "No plan was run: none is likely to fit in memory and to keep the job's constraints."
@@ -307,7 +309,7 @@ def unlikely_note(plans: int, of: int) -> str:
     return f"{some} plans to be run {verb} likelier to run out of memory than to fit: a run decides."
 
 
-def earlier_run_notes(runs: int, failed: int, forgotten: int, earlier: Earlier, out: int = 0) -> list[str]:
+def earlier_run_notes(runs: int, failed: int, forgotten: int, earlier: EarlierRuns, out: int = 0) -> list[str]:
     """Sentences on what is known before a tune begins: ``runs`` of the job, ``failed`` among them, and other jobs.
 
     ``forgotten``: plans that failed and may run again; ``out``: those that were not run, and surely run out of memory.

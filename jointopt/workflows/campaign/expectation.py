@@ -60,7 +60,7 @@ _PARTS = ("iteration_time_s", "avg_power_w")  # of energy
 
 
 @dataclass(frozen=True)
-class Expected:
+class Expectations:
     """What is expected of a run of every candidate, (n,)."""
 
     columns: Columns  # objectives with _low and _high (90 %); probability_fits: of memory and constraints
@@ -84,8 +84,8 @@ class Outlook:
     """Predictions for candidates, moved by earlier runs of other jobs, by those of this one, or ``growing`` by both."""
 
     def __init__(
-        self, job: Job, candidates: Candidates, earlier: Earlier, spread: Spread, rng: np.random.Generator,
-        growing: Growing | None = None,
+        self, job: Job, candidates: Candidates, earlier: EarlierRuns, spread: Spread, rng: np.random.Generator,
+        growing: GrowingModel | None = None,
     ) -> None:  # fmt: skip
         self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
         self._growing = growing
@@ -93,7 +93,7 @@ class Outlook:
         self._framework = job.training.framework.name
         self._job = job
 
-    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expected:
+    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expectations:
         """The posterior after measurements ``rows`` of candidates ``index`` (m,)."""
         probability, fits = self._fits(index, rows)
         columns: Columns = {"probability_fits": probability}
@@ -115,7 +115,7 @@ class Outlook:
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
         apart = {name: found_by_name[name].apart for name in objectives}
-        return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
+        return Expectations(columns, draws, apart, basis, probability >= FEASIBLE)
 
     def _found(
         self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Estimate]
@@ -266,7 +266,7 @@ _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierRuns:
     """What is known before a campaign: measurements of its candidates, and what runs of other jobs say of them."""
 
     rows: tuple[dict[str, Any], ...] = ()  # measurements of candidates, each plan once: of repeats the fastest
@@ -287,7 +287,7 @@ class Earlier:
         return self.log_factors.get(name, self.log_factors.get("iteration_time_s") if name in OBJECTIVES else None)
 
 
-def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine | None = None) -> Earlier:
+def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine | None = None) -> EarlierRuns:
     """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
 
     Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics
@@ -296,26 +296,26 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     import pandas as pd
 
     if stored.empty or "gpu" not in stored or "gpu" not in queried:
-        return Earlier()
+        return EarlierRuns()
     gpus = {gpu_id(name) for name in queried["gpu"].unique()}
     rows = stored[stored["gpu"].map({name: gpu_id(name) in gpus for name in stored["gpu"].unique()}).astype(bool)]
     rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
     rows = rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
     if rows.empty:
-        return Earlier()
+        return EarlierRuns()
     both = pd.concat([queried.drop(columns="source", errors="ignore"), rows], ignore_index=True)
     try:
         table = with_results(both)
         priced = price(table, machine=machine)
     except TableError as error:
         # candidates are sound: some stored cell is not, and earlier runs are no condition
-        return Earlier(unreadable=str(error))
+        return EarlierRuns(unreadable=str(error))
     place = np.argsort(priced.rows)
     new = place[priced.rows[place] < len(queried)]
     old = place[priced.rows[place] >= len(queried)]
     old = old[np.isin(priced.runs.source[old], priced.runs.source[new])]
     if not len(old) or len(new) < len(queried):
-        return Earlier()
+        return EarlierRuns()
     # a limit that holds nothing down by the physics may do so in fact
     limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
     plan_of = {key: i for i, key in enumerate(_plan_keys(priced, new, limit_w))}
@@ -332,14 +332,14 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     if here.runs is not None and not others:
         power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
         known = Measured(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
-    return Earlier(
+    return EarlierRuns(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in found.index), tuple(found["matched"].tolist()),
         memory=here.memory, evidence=evidence, plans=plans, cluster_runs=known,
         out=surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
 
 
-def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
+def with_learned_factors(earlier: EarlierRuns, model: JobModel, candidates: Candidates) -> EarlierRuns:
     """Earlier runs with what a model of those of other jobs predicts of the ``candidates``, beside the physics alone.
 
     By many of them, where these order plans better; else by a surrogate that learned from runs of the very cluster,
@@ -413,7 +413,7 @@ LEAST = 20  # runs in all, as `retrain` needs: below, the process of all sources
 MORE = 1.25  # times as many runs of the tune as were learned from, before it is learned anew
 
 
-class Growing:
+class GrowingModel:
     """Predictions for ``candidates`` by the runs of other jobs that are known ``earlier``, and those of this tune.
 
     ``kernel``: of all sources, None: no surrogate, and nothing is learned. Learning takes 0.2 s of CPU with 20 runs, 3
@@ -421,7 +421,7 @@ class Growing:
     """
 
     def __init__(
-        self, candidates: Candidates, earlier: Earlier, kernel: Kernel | None, machine: Machine | None = None
+        self, candidates: Candidates, earlier: EarlierRuns, kernel: Kernel | None, machine: Machine | None = None
     ) -> None:
         self._candidates, self._earlier, self._kernel, self._machine = candidates, earlier, kernel, machine
         self._others = 0 if earlier.cluster_runs is None else len(earlier.cluster_runs.runs)

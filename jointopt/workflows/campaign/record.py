@@ -38,7 +38,7 @@ _RESERVE_WAIT_S = 10.0  # before plans are run that are not reserved
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRun:
     """A run: its row, how long it held its GPUs, and why it could not be stored (blank: it was)."""
 
     row: dict[str, Any]
@@ -47,7 +47,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedRun:
     """A run to be: the row for the launcher, the plan as a record, what is expected, and attributes of its trial."""
 
     question: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Others:
+class OtherProcesses:
     """Plans (their texts) that other processes of the same job have taken."""
 
     running: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Record:
         self.store: Store | None = None
         self._runs_before: dict[str, int] = {}  # runs of plans that had ended when this process began
         self._own_plans: set[str] = set()  # plans that this process has run
-        self._others = Others()  # as last seen
+        self._others = OtherProcesses()  # as last seen
         self._related: pd.DataFrame | None = None  # as last read
         self._spill: Spill | None = None
         self._num_stored = 0  # of the rows, those that the store took: they are in no file
@@ -154,7 +154,7 @@ class Record:
         )
         return bool(taken)
 
-    def others(self) -> Others:
+    def others(self) -> OtherProcesses:
         """The plans of other processes, as last seen where the reservations cannot be read now.
 
         Read the store after this, not before: it then has the results of all plans that have ended.
@@ -163,7 +163,7 @@ class Record:
         found = self._on_reservations(lambda shared: shared.look().values(), None, _WAIT_S)
         if found is not None:
             ended = frozenset(one.plan for one in found if one.runs > self._runs_before.get(one.plan, 0))
-            self._others = Others(
+            self._others = OtherProcesses(
                 running=frozenset(one.plan for one in found if one.elsewhere),
                 ended=ended - self._own_plans,
                 fatal=frozenset(one.plan for one in found if one.abandoned and one.lost > 0),
@@ -240,15 +240,15 @@ class Record:
         return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
 
     def run_all(
-        self, launcher: Launcher, queue: Iterable[Queued],
+        self, launcher: Launcher, queue: Iterable[QueuedRun],
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: Report,
-    ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
+    ) -> Generator[tuple[int, FinishedRun], None, None]:  # fmt: skip
         """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
 
         Each is drawn from ``queue`` when its run begins; its measurement is kept before anything else happens.
         Whatever ends the runs otherwise passes through, with the trials of those that have not ended given up.
         """
-        begun: dict[int, tuple[Queued, int | None]] = {}  # by place, with the trial
+        begun: dict[int, tuple[QueuedRun, int | None]] = {}  # by place, with the trial
         self._launcher = launcher.name
         runs = run_all(launcher, self._job, self._rows_to_run(queue, begun), report)
         why, left = "the runs were given up", False
@@ -273,7 +273,7 @@ class Record:
                         self._on_study(lambda study, trial=trial: study.lose(trial, why, left))  # type: ignore[misc]
 
     def _rows_to_run(
-        self, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
+        self, queue: Iterable[QueuedRun], begun: dict[int, tuple[QueuedRun, int | None]]
     ) -> Iterator[Mapping[str, Any]]:
         """Rows for the launcher, with a trial made of each; ``begun`` is filled."""
         for place, each in enumerate(queue):
@@ -282,15 +282,15 @@ class Record:
                 begun[place] = each, self._begin_trial(each)
             yield each.question
 
-    def _begin_trial(self, queued: Queued) -> Any:
+    def _begin_trial(self, queued: QueuedRun) -> Any:
         """The trial of a run, as `_on_study`."""
         about = {"round": queued.round, "launcher": self._launcher, "origin": self._origin, **queued.attributes}
         return self._on_study(lambda study: study.begin(queued.plan, queued.predicted, **about))
 
     def _keep(
-        self, run: Ended, queued: Queued, trial: int | None,
+        self, run: Ended, queued: QueuedRun, trial: int | None,
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
-    ) -> Done:  # fmt: skip
+    ) -> FinishedRun:  # fmt: skip
         row = {**queued.question, **run.row}
         row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
         trouble = self._store_row({name: value for name, value in row.items() if name != "failure"})
@@ -300,7 +300,7 @@ class Record:
             seconds = float(np.round(run.seconds, 2))
             self._pending_writes.append(lambda: self._end_trial(queued, trial, row, broken_by(row), seconds))
         self._write_pending()
-        return Done(row, run.seconds, trouble)
+        return FinishedRun(row, run.seconds, trouble)
 
     def _store_row(self, row: Mapping[str, Any]) -> str:
         """Keep a measurement: in a file first, and then in the store; why it is in neither, or not stored, in words.
@@ -394,7 +394,7 @@ class Record:
                 self._on_database(lambda: reservations.end(record_text(plan), ran))
 
     def _end_trial(
-        self, queued: Queued, trial: int | None, row: Mapping[str, Any], broken: tuple[str, ...], seconds: float
+        self, queued: QueuedRun, trial: int | None, row: Mapping[str, Any], broken: tuple[str, ...], seconds: float
     ) -> None:
         """End the trial of a run; one that could not be begun is made now."""
         if trial is None:

@@ -18,7 +18,7 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.tune_model import Adapted, Spread
 from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import (
-    Earlier,
+    EarlierRuns,
     Outlook,
     _Estimate,
     broken_constraints,
@@ -137,7 +137,7 @@ def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(ma
         rows = [
             {"status": "ok", "iteration_time_s": time_s[i], "energy_j": energy_j[i], "num_gpus": 8 * power} for i in ran
         ]
-        outlook = Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
         found = outlook.after(("iteration_time_s", "energy_j"), ran, rows).columns["energy_j"]
         errors.append(np.abs(np.log(found / energy_j))[7:].mean())
     assert errors[0] < 0.8 * errors[1]
@@ -151,7 +151,7 @@ def test_an_interval_of_90_per_cent_is_as_wide_below_as_above_and_a_tighter_memo
     fits = []
     for room in (0.0, -0.2):
         one = replace(candidates, log_load=load, log_room=np.full(candidates.size, room))
-        outlook = Outlook(job, one, Earlier(), Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, one, EarlierRuns(), Spread(), np.random.default_rng(0))
         found = outlook.after(("iteration_time_s",), np.empty(0, np.int64), []).columns
         middle, low, high = (found[f"iteration_time_s{end}"] for end in ("", "_low", "_high"))
         np.testing.assert_allclose(low * high, middle**2)
