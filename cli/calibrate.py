@@ -34,13 +34,15 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
     from jointopt.jobs.calibration import save_calibration
     from jointopt.runs.row_names import join_named_tables
     from jointopt.runs.table import read_table, write_table
-    from jointopt.workflows.calibrate import calibrate as fitted
+    from jointopt.workflows import calibrate as workflow
 
     if (query is None) != (predictions is None):
         raise click.UsageError("--query and --predictions go together: what to predict, and where to write it.")
     measured = join_named_tables([(str(table), read_table(table))])
     with naming_table(table):
-        found = fitted(measured, gpu, join_named_tables([(str(query), read_table(query))]) if query else None)
+        found = workflow.calibrate(
+            measured, gpu, join_named_tables([(str(query), read_table(query))]) if query else None
+        )
     save_calibration(found.calibration, out)
     if predictions and found.predictions is not None:
         write_table(found.predictions, predictions)

@@ -10,7 +10,7 @@ from jointopt.cli import common
 @click.command(short_help="List what is known by name.")
 @click.argument("what", type=click.Choice(["gpus", "models", "frameworks", "clusters", "jobs", "recipes"]))
 @click.option("--model", metavar="NAME", help="Only recipes of that model.")
-@common.as_json
+@common.output_options
 def catalog(what: str, model: str | None, as_json: bool) -> None:
     """List what jointopt knows by name; a dash is a figure that no source states.
 
@@ -20,9 +20,9 @@ def catalog(what: str, model: str | None, as_json: bool) -> None:
       jointopt catalog models --json
       jointopt catalog recipes --model llama-3-405b
     """
-    from jointopt.report.listing import listing, listing_text, recipe_rows
+    from jointopt.report.listing import listing, listing_text
 
     if model is not None and what != "recipes":
         raise click.UsageError("--model goes with recipes.")
-    rows = recipe_rows(model or "") if what == "recipes" else listing(what)
+    rows = listing(what, model or "")
     common.list_rows(rows, lambda: listing_text(rows), as_json)

@@ -12,7 +12,7 @@ from jointopt.cli import common
 @click.command(short_help="Read a job file and say what it stands for.")
 @click.argument("job")
 @common.job_changes
-@common.as_json
+@common.output_options
 def check(job: str, changes: dict[str, Any], as_json: bool) -> None:
     """Read JOB and say what it stands for: model, GPUs, layouts that fit, and what is assumed; nothing is searched.
 
@@ -22,6 +22,6 @@ def check(job: str, changes: dict[str, Any], as_json: bool) -> None:
     Example:
       jointopt check job.yaml --set cluster.nodes=4
     """
-    from jointopt.workflows.check import check as checked
+    from jointopt.workflows import check as workflow
 
-    common.answer(checked(common.job_of(job, changes=changes)), as_json)
+    common.answer(workflow.check(common.job_of(job, changes=changes)), as_json)

@@ -23,11 +23,12 @@ def restore(everything: bool) -> None:
     A run's guardian does so by itself; this is for where that was killed too. --all also gives every GPU the driver's
     default power limit, and no power profile. GPUs that a living run holds are left alone, except with --all.
     """
-    from jointopt.measure.hardware.gpu_clocks import reset_all
-    from jointopt.measure.hardware.gpu_clocks import restore as undo
+    from jointopt.measure.hardware import gpu_clocks
     from jointopt.measure.hardware.guard.guarded import end_leftover_runs, remove_leftover_folders
 
     ended = end_leftover_runs()
     remove_leftover_folders()
-    for sentence in [*ended, *(reset_all() if everything else undo())] or ["Nothing to put back."]:
+    for sentence in [*ended, *(gpu_clocks.reset_all() if everything else gpu_clocks.restore())] or [
+        "Nothing to put back."
+    ]:
         click.echo(sentence)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.jobs.job import Job
-    from jointopt.report.page.choice import Reported
+    from jointopt.report.page.choice import ProposalReport
     from jointopt.report.page.render import Page
     from jointopt.report.tables import Result
 
@@ -34,32 +34,28 @@ PATH = click.Path(path_type=Path)
 FORMATS = ("table", "json", "csv", "markdown")
 
 
-def _kept(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """Keeps the value of an option for `answer`, so that commands need not pass it on."""
-
-    def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
-        context.meta[f"jointopt.{key}"] = value
-
-    return keep
+def _remember_format(context: click.Context, _option: click.Parameter, form: str) -> None:
+    """Keeps ``--format`` for `_print`, so that commands need not pass it on."""
+    context.meta["jointopt.form"] = form
 
 
-def _hush(_context: click.Context, _option: click.Parameter, quiet: bool) -> None:
+def _silence(_context: click.Context, _option: click.Parameter, quiet: bool) -> None:
     if quiet:
         logging.getLogger("jointopt").setLevel(logging.WARNING)
 
 
-_QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_hush, help="No progress on stderr.")
+_QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="No progress on stderr.")
 _FORMAT = click.option("--format", "form", type=click.Choice(FORMATS), default="table", expose_value=False,
-                       callback=_kept("form"), help="How the answer is printed.")  # fmt: skip
+                       callback=_remember_format, help="How the answer is printed.")  # fmt: skip
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 
-def as_json(command: F) -> F:
+def output_options(command: F) -> F:
     """The options of how an answer with rows is printed: ``--json``, ``--format`` and ``--quiet``."""
     return _JSON(_FORMAT(_QUIET(command)))
 
 
-def json_alone(command: F) -> F:
+def json_option(command: F) -> F:
     """The options of how an answer without rows is printed: ``--json`` and ``--quiet``."""
     return _JSON(_QUIET(command))
 
@@ -118,7 +114,7 @@ def surrogate_option(default: str | None = "default") -> Callable[[F], F]:
     )  # fmt: skip
 
 
-def _basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
+def _read_basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
     """The ground of predictions, with the files that options name read."""
     from jointopt.jobs.calibration import load_calibration
     from jointopt.jobs.cluster import load_machine
@@ -174,13 +170,12 @@ def coloured(text: str) -> str:
     if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
         return text
     first, *rest = text.split("\n")
-    return "\n".join([click.style(first, bold=True), *(_coloured(line) for line in rest)])
-
-
-def _coloured(line: str) -> str:
-    if line.startswith("="):
-        return click.style(line, fg="green")
-    return click.style(line, fg="yellow") if line.startswith(("? ", "~ ", "Not feasible")) else line
+    lines = [click.style(first, bold=True)]
+    for line in rest:
+        warns = line.startswith(("? ", "~ ", "Not feasible"))
+        colour = "green" if line.startswith("=") else "yellow" if warns else ""
+        lines.append(click.style(line, fg=colour) if colour else line)
+    return "\n".join(lines)
 
 
 def seed(of: str | None = None) -> Callable[[F], F]:
@@ -192,11 +187,11 @@ def database(what: str, *, needed: bool = True) -> Callable[[F], F]:
     """The option ``--storage`` of a command that does nothing without one, or (not ``needed``) looks at it alone."""
     return click.option(
         "--storage", default="sqlite:///jointopt.db", show_default=True, envvar=_STORAGE, show_envvar=True,
-        callback=_needed if needed else None, help=what,
+        callback=_require_database if needed else None, help=what,
     )  # fmt: skip
 
 
-def _needed(context: click.Context, _option: click.Parameter, url: str) -> str:
+def _require_database(context: click.Context, _option: click.Parameter, url: str) -> str:
     if url == "none":
         command = context.command_path.removeprefix(f"{context.find_root().command_path} ")
         raise click.UsageError(
@@ -212,11 +207,15 @@ def storage_of_study(source: str, storage: str | None) -> str | None:
     return storage or (None if names_a_file(source) else os.environ.get(_STORAGE))
 
 
-def options(settings: Sequence[tuple[str, dict[str, Any]]], command: F) -> F:
-    """Options in the order of ``settings``, by their names."""
-    for name, keywords in reversed(settings):
-        command = click.option(name, **keywords)(command)
-    return command
+def options(settings: Sequence[tuple[str, dict[str, Any]]]) -> Callable[[F], F]:
+    """Several options as one decorator: (name, keywords of `click.option`) of each, in the order of the help."""
+
+    def decorated(command: F) -> F:
+        for name, keywords in reversed(settings):
+            command = click.option(name, **keywords)(command)
+        return command
+
+    return decorated
 
 
 def url_or_none(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
@@ -244,7 +243,7 @@ def model_options(
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
             given = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "machine", "storage")}
-            return command(*args, basis=_basis(**given), **options)
+            return command(*args, basis=_read_basis(**given), **options)
 
         for option in (storage(stored, default), *_MODEL_OPTIONS, surrogate_option(surrogate)):
             run = option(run)
@@ -280,12 +279,8 @@ _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--dtype", {"help": "fp32, tf32, fp16, bf16 (default), fp8 or fp4."}),
     ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
 )
+shape_options = options(_SHAPE)  # that stand for a job file
 _NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")
-
-
-def shape_options(command: F) -> F:
-    """The options that stand for a job file."""
-    return options(_SHAPE, command)
 
 
 def job_of(
@@ -296,38 +291,27 @@ def job_of(
 
     Its file is written to ``save_to``. A click usage error where they do not make one.
     """
-    job = _job(path, shape, changes).on_site(pue)
-    if save_to is not None:
-        save(job, save_to)
-    return job
-
-
-def _job(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any]) -> Job:
-    from jointopt.jobs.jobfile import job_from_options, load_job, with_changes
+    from jointopt.core.atomic_write import write_whole
+    from jointopt.jobs.jobfile import dump_job, job_from_options, load_job, with_changes
 
     given = {name: value for name, value in shape.items() if value is not None}
     if path is not None:
         if given:
             raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")
-        return load_job(path, changes)
-    missing = [_option(name) for name in _NEEDED if name not in given]
-    if missing:
-        raise click.UsageError(f"Give a JOB, or all of its options; missing: {', '.join(missing)}.")
-    given = with_network(given, changes.get(NETWORK_KEY))
-    return with_changes(job_from_options(**given), changes)
+        job = load_job(path, changes)
+    else:
+        if missing := [_option(name) for name in _NEEDED if name not in given]:
+            raise click.UsageError(f"Give a JOB, or all of its options; missing: {', '.join(missing)}.")
+        job = with_changes(job_from_options(**with_network(given, changes.get(NETWORK_KEY))), changes)
+    job = job.on_site(pue)
+    if save_to is not None:
+        with writing("--save-job"):
+            write_whole(save_to, dump_job(job))
+    return job
 
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def save(job: Job, path: Path) -> None:
-    """Writes the job file that stands for ``job``."""
-    from jointopt.core.atomic_write import write_whole
-    from jointopt.jobs.jobfile import dump_job
-
-    with writing("--save-job"):
-        write_whole(path, dump_job(job))
 
 
 @contextmanager
@@ -352,7 +336,7 @@ def check_out(folder: Path | None, names: Sequence[str]) -> None:
             check_folder(folder, names)
 
 
-def write_report(made: Reported | Page, out: Path, option: str = "--report") -> None:
+def write_report(made: ProposalReport | Page, out: Path, option: str = "--report") -> None:
     """Writes a report; says where it is."""
     with writing(option):
         made.write(out)

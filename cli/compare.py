@@ -18,7 +18,7 @@ from jointopt.cli.plan import option as plan_option
 @common.pue
 @common.job_changes
 @common.model_options()
-@common.as_json
+@common.output_options
 def compare(
     job: str, plans: tuple[Plan, ...], baseline: str, pue: float | None, changes: dict[str, Any],
     basis: dict[str, Any], as_json: bool,
@@ -31,6 +31,8 @@ def compare(
       jointopt compare job.yaml --plan out/proposal.json:1 --plan out/proposal.json:9
       jointopt compare job.yaml --baseline train.sh --plan "dp=4 tp=2 zero_stage=1"
     """
-    from jointopt.workflows.compare import compare as compared
+    from jointopt.workflows import compare as workflow
 
-    common.answer(compared(common.job_of(job, pue=pue, changes=changes), plans, baseline=baseline, **basis), as_json)
+    common.answer(
+        workflow.compare(common.job_of(job, pue=pue, changes=changes), plans, baseline=baseline, **basis), as_json
+    )

@@ -16,7 +16,7 @@ from jointopt.cli import common
     "--out", type=common.PATH, metavar="MACHINE.yaml", help="File that --probe writes; machine.yaml by default."
 )
 @common.database("Database URL to look at.", needed=False)
-@common.as_json
+@common.output_options
 def doctor(quick: bool, probe: bool, out: Path | None, storage: str, as_json: bool) -> None:
     """Print what this machine has, what of jointopt works on it, and a cluster section for the job file.
 
@@ -30,13 +30,12 @@ def doctor(quick: bool, probe: bool, out: Path | None, storage: str, as_json: bo
       jointopt doctor --probe --out machine.yaml
       srun --ntasks-per-node 8 jointopt doctor --probe
     """
-    from jointopt.workflows.doctor import diagnose
-    from jointopt.workflows.doctor import probe as measure
+    from jointopt.workflows import doctor as workflow
 
     if out and not probe:
         raise click.UsageError("--out is the file of --probe; give both, or neither.")
     if probe:
-        if found := measure(out or Path("machine.yaml")):
+        if found := workflow.probe(out or Path("machine.yaml")):
             common.answer(found, as_json)
         return
-    common.answer(diagnose(storage, speeds=not quick), as_json)
+    common.answer(workflow.diagnose(storage, speeds=not quick), as_json)

@@ -14,7 +14,7 @@ from jointopt.cli import common
 @click.argument("table", type=common.PATH)
 @common.model_options("measurements that count as measured runs", default="none")
 @click.option("--groups", is_flag=True, help="Print every group of comparable runs.")
-@common.as_json
+@common.output_options
 def evaluate(table: Path, basis: dict[str, Any], groups: bool, as_json: bool) -> None:
     """Compare predictions with the measurements in TABLE, by source and GPU, or per group of comparable runs.
 
@@ -27,8 +27,8 @@ def evaluate(table: Path, basis: dict[str, Any], groups: bool, as_json: bool) ->
     """
     from jointopt.core.errors import naming_table
     from jointopt.runs.table import read_table
-    from jointopt.workflows.evaluate import evaluate as evaluate_on
+    from jointopt.workflows import evaluate as workflow
 
     with naming_table(table):
-        found = evaluate_on(read_table(table), **basis)
+        found = workflow.evaluate(read_table(table), **basis)
     common.answer(found, as_json, groups=groups)

@@ -18,7 +18,7 @@ from jointopt.cli.plan import option as plan_option
 @common.pue
 @common.job_changes
 @common.model_options()
-@common.as_json
+@common.output_options
 def explain(
     job: str, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
     allow_tight: bool,
@@ -32,7 +32,7 @@ def explain(
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
       jointopt explain job.yaml --plan out/proposal.json:2
     """
-    from jointopt.workflows.explain import explain as explained
+    from jointopt.workflows import explain as workflow
 
-    found = explained(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis)
+    found = workflow.explain(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis)
     common.answer(found, as_json, allow_tight=allow_tight)

@@ -30,7 +30,7 @@ from jointopt.cli.plan import option as plan_option
 @common.job_changes
 @common.allow_tight
 @common.model_options()
-@common.json_alone
+@common.json_option
 def export(
     job: str | None, plan: Plan, changes: dict[str, Any], basis: dict[str, Any], out: Path | None, as_json: bool,
     target: str, version: str, checkout: Path | None, program: str, purpose: str, arguments: str, allow_tight: bool,
@@ -47,15 +47,14 @@ def export(
       jointopt export job.yaml --plan proposal.json:1 --to slurm --out run
     """
     from jointopt.report.tables import json_text
-    from jointopt.workflows.export import export as exported
-    from jointopt.workflows.export import write
+    from jointopt.workflows import export as workflow
 
-    found = exported(
+    found = workflow.export(
         common.job_of(job, shape, changes=changes), plan, target, version=version, checkout=checkout, program=program,
         purpose=purpose, arguments=arguments, allow_tight=allow_tight, **basis,
     )  # fmt: skip
     with common.writing("--out"):
-        written = write(found, out) if out is not None else []
+        written = workflow.write(found, out) if out is not None else []
     for path in written:
         common.remark(f"Written: {path}")
     if as_json or out is None:

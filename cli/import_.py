@@ -24,10 +24,6 @@ _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def _given(command: Any) -> Any:
-    return common.options(_GIVEN, command)
-
-
 @click.command("import", short_help="Read what runs today: a script, a config, a log.")
 @click.argument("files", nargs=-1, required=True, type=common.PATH, metavar="FILE...")
 @click.option("--out", type=common.PATH, metavar="JOB.yaml", help="Write the job file.")
@@ -43,9 +39,9 @@ def _given(command: Any) -> Any:
     "--set", "answers", multiple=True, metavar="NAME=VALUE",
     help="A variable of a script (TP=2), an argument by its number (1=8b), or a field (plan.tp=2); several times.",
 )  # fmt: skip
-@_given
+@common.options(_GIVEN)
 @common.model_options(default="none")
-@common.as_json
+@common.output_options
 def import_(
     files: tuple[Path, ...], out: Path | None, runs: Path | None, propose: bool, warmup: int, run: int | None,
     answers: tuple[str, ...], basis: dict[str, Any], as_json: bool, **given: Any,

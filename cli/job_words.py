@@ -20,9 +20,9 @@ def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, 
     for name, value in shape.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     for key, value in changes.items():
-        words += [] if key in _NOT_OF_A_PLAN else ["--set", f"{key}={_as_yaml(value)}"]
+        words += (
+            []
+            if key in _NOT_OF_A_PLAN
+            else ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        )
     return sh_command(words)
-
-
-def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -17,10 +17,19 @@ from jointopt.cli import common, settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
-_TAKEN = ("name", "spread", "set")  # other arguments of the functions behind the commands
-_THERE = "slurm"
+_RESERVED_NAMES = ("name", "spread", "set")  # other arguments of the functions behind the commands
+_CLUSTER = "slurm"
 # launchers whose runs are children of this process
-_HERE = ("torchrun", "megatron", "megatron-bridge", "torchtitan", "nanotron", "deepspeed", "command", "replay")
+_LOCAL_LAUNCHERS = (
+    "torchrun",
+    "megatron",
+    "megatron-bridge",
+    "torchtitan",
+    "nanotron",
+    "deepspeed",
+    "command",
+    "replay",
+)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--launcher",
@@ -72,32 +81,25 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def launcher_options(command: F) -> F:
-    """``launcher`` and the options of the launchers, which `given` puts together."""
-    return common.options(_OPTIONS, command)
+# ``launcher`` and the options of the launchers, which `launcher_arguments` puts together; required, or not.
+launcher_options = common.options(_OPTIONS)
+optional_launcher = common.options((("--launcher", _OPTIONS[0][1] | {"required": False}), *_OPTIONS[1:]))
 
 
-def optional_launcher(command: F) -> F:
-    """The same for a command that evaluates plans in other ways, too."""
-    name, about = _OPTIONS[0]
-    return common.options(((name, about | {"required": False}), *_OPTIONS[1:]), command)
+def begin_runs(launcher: str, options: Mapping[str, Any]) -> None:
+    """Print how to put GPU clocks back that a killed run has left set, and let SIGTERM end the command with a line.
 
-
-def begin(launcher: str, options: Mapping[str, Any]) -> None:
-    """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
+    Runs on this machine end with it; those of a cluster go on as after a kill.
+    """
     from jointopt.measure.hardware.gpu_clocks import NOT_PUT_BACK
+    from jointopt.report.real_runs import TERMINATED
 
     NOT_PUT_BACK.clear()
     common.offer_restore()
-    heed_sigterm(_THERE if options.get("by") == _THERE else launcher)
-
-
-def heed_sigterm(launcher: str) -> None:
-    """Let SIGTERM end the command with a line: runs on this machine end, those of a cluster go on as after a kill."""
-    from jointopt.report.real_runs import TERMINATED
+    local = launcher in _LOCAL_LAUNCHERS and options.get("by") != _CLUSTER
 
     def end(number: int, frame: object) -> None:
-        if launcher in _HERE:
+        if local:
             sys.exit(_TERMINATED)  # as any exception: what was started is ended, and clocks are put back
         os.write(2, f"{TERMINATED}\n".encode())
         signal.signal(number, signal.SIG_DFL)
@@ -108,7 +110,7 @@ def heed_sigterm(launcher: str) -> None:
         signal.signal(signal.SIGTERM, end)
 
 
-def end(ctx: click.Context, stopped: str, fault: str) -> None:
+def end_command(ctx: click.Context, stopped: str, fault: str) -> None:
     """Ends a command whose result is printed, with an exit code.
 
     130 after an interrupt, 1 where ``fault`` says why nothing was found, where it ``stopped`` before its time, or where
@@ -133,31 +135,26 @@ def _is_of_job(pair: str) -> bool:
     return "." in key or key in JOB_KEYS
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def launcher_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for the launcher: those of the command line, and of ``--set``, read as YAML reads a value."""
+    import yaml
+
     out = {name: value for name, value in options.items() if value is not None and name != "set"}
     for pair in itertools.filterfalse(_is_of_job, options["set"]):
         name, equals, text = pair.partition("=")
         if not (name and equals and text.strip()):
             raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}.", param_hint="--set")
         name = name.replace("-", "_")
-        if name in {*click.get_current_context().params, *_TAKEN} - options.keys():
+        if name in {*click.get_current_context().params, *_RESERVED_NAMES} - options.keys():
             raise click.BadParameter(f"{name!r} is not an option of any launcher.", param_hint="--set")
-        out[name] = _value(name, text)
+        kind = dict(_OPTIONS).get("--" + name.replace("_", "-"), {}).get("type")
+        try:  # by the rules of the option of that name, where there is one
+            out[name] = yaml.safe_load(text) if kind is None else kind.convert(text, None, None)
+        except yaml.YAMLError as error:
+            raise click.BadParameter(
+                f"{text!r} for {name} is not a value that YAML can read; brackets, braces and quotes come in pairs.",
+                param_hint="--set",
+            ) from error
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{name}: {error.message}", param_hint="--set") from error
     return out
-
-
-def _value(name: str, text: str) -> Any:
-    """A value of ``--set``, by the rules of the option of that name where there is one."""
-    import yaml
-
-    kind = dict(_OPTIONS).get("--" + name.replace("_", "-"), {}).get("type")
-    try:
-        return yaml.safe_load(text) if kind is None else kind.convert(text, None, None)
-    except yaml.YAMLError as error:
-        raise click.BadParameter(
-            f"{text!r} for {name} is not a value that YAML can read; brackets, braces and quotes come in pairs.",
-            param_hint="--set",
-        ) from error
-    except click.BadParameter as error:
-        raise click.BadParameter(f"{name}: {error.message}", param_hint="--set") from error

@@ -48,7 +48,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader went away, as `head` does; click ends quietly
                 raise
-            message, exit_code = surroundings.sentence(error), 2
+            message, exit_code = surroundings.os_error_sentence(error), 2
         except UnicodeError as error:
             message, exit_code = f"A name or a text has characters that cannot be written here: {error}.", 2
         except MemoryError:
@@ -89,7 +89,7 @@ def main() -> None:
     try:
         sys.exit(jointopt())
     except OSError as error:  # of what click prints itself, such as help
-        click.echo(f"Error: {surroundings.sentence(error)}", err=True)
+        click.echo(f"Error: {surroundings.os_error_sentence(error)}", err=True)
         sys.exit(2)
     finally:
         gc.freeze()  # or Python looks at every object once more before it ends, another tenth

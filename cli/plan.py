@@ -32,14 +32,14 @@ class PlanType(click.ParamType[Any]):
         if found is None:
             return value
         from jointopt.core.quote import our_command
-        from jointopt.workflows.plan_files import plan_of
+        from jointopt.workflows.plan_files import read_plan_file
 
         if "=" in value and not Path(found[1]).exists():
             raise click.UsageError(
                 f"--plan of {ctx.info_name if ctx else 'this command'} takes a JSON file of select or explain; got "
                 f"{value!r} (`{our_command('explain', 'JOB', plan=value)} --json > plan.json` writes one)."
             )
-        return plan_of(Path(found[1]), int(found[2]) if found[2] else None)
+        return read_plan_file(Path(found[1]), int(found[2]) if found[2] else None)
 
 
 def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:

@@ -26,7 +26,7 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--seconds", type=float, default=8.0, show_default=True, help="About how long lowtime may take.")
 @click.option("--zeus", type=common.PATH, help="File for Zeus' pipeline frequency optimizer, *.py.")
 @common.model_options()
-@common.as_json
+@common.output_options
 def polish(job: str, plan: Plan, zeus: Path | None, as_json: bool, basis: dict[str, Any], **options: Any) -> None:
     """Give each forward and backward pass of a micro-batch a clock of its own, for one plan of JOB.
 

@@ -38,7 +38,7 @@ from jointopt.jobs.objectives import COLUMN_OF_WORD
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.report
 @common.allow_tight
-@common.as_json
+@common.output_options
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
 @click.option("--layouts", type=click.IntRange(min=1), default=5, show_default=True, help="Print the best N layouts.")

@@ -31,9 +31,9 @@ def retrain(
     Example:
       jointopt retrain --table runs.csv --table published.csv --out my-surrogate
     """
-    from jointopt.workflows.retrain import retrain as retrain_on
+    from jointopt.workflows import retrain as workflow
 
-    found = retrain_on(
+    found = workflow.retrain(
         tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force, for_others=for_others
     )
     click.echo(found.text())

@@ -22,7 +22,7 @@ from jointopt.cli import common, settings
 @common.pue
 @common.job_changes
 @common.model_options(default="none")
-@common.as_json
+@common.output_options
 def scale(
     job: str, gpus: str | None, kinds: tuple[str, ...], weak: bool, pue: float | None, changes: dict[str, Any],
     basis: dict[str, Any], as_json: bool, allow_tight: bool, **limits: Any,
@@ -39,8 +39,8 @@ def scale(
       jointopt scale job.yaml --gpus 256..4096 --site-kw 2000
     """
     from jointopt.jobs.jobfile import gpu_counts_in, load_jobs
-    from jointopt.workflows.scale import scale as scaled
+    from jointopt.workflows import scale as workflow
 
     jobs = load_jobs(job, gpu_counts_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)
-    found = scaled([one.on_site(pue) for one in jobs], weak=weak, **limits, **basis)
+    found = workflow.scale([one.on_site(pue) for one in jobs], weak=weak, **limits, **basis)
     common.answer(found, as_json, allow_tight=allow_tight)

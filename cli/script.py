@@ -28,12 +28,12 @@ def script(job: str, plan: Plan, launcher: str, **options: Any) -> None:
       jointopt script job.yaml --launcher megatron --checkout Megatron-LM --plan "tp=2"
     """
     from jointopt.jobs.plans.rules import check_plan
-    from jointopt.jobs.plans.text import parse_plan, plan_records
+    from jointopt.jobs.plans.text import parse_plan
     from jointopt.measure.base import load_launcher, script_of
 
     the_job = common.job_of(job, changes=launching.job_changes(options))
     parsed = parse_plan(plan, the_job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     if broken := check_plan(the_job, record):
         raise PlanError(" ".join(broken))
-    click.echo(script_of(load_launcher(launcher, **launching.given(options)), the_job, record), nl=False)
+    click.echo(script_of(load_launcher(launcher, **launching.launcher_arguments(options)), the_job, record), nl=False)

@@ -29,7 +29,7 @@ from jointopt.cli import common
 @common.surrogate_option(None)
 @common.allow_tight
 @common.pue
-@common.as_json
+@common.output_options
 def select(front_or_study: str, job: str | None, as_json: bool, storage: str | None, **options: Any) -> None:
     """Choose the best stored plan under limits, and say which limit binds and what relaxing it by 5 % would buy.
 
@@ -43,8 +43,8 @@ def select(front_or_study: str, job: str | None, as_json: bool, storage: str | N
       jointopt select out/front.csv --max-iteration-time-s 12 --max-power-w 320
       jointopt select opt-350m-2x4-a100-1f0c3503 --max-cluster-kw 4 --facility --json
     """
-    from jointopt.workflows.select import select as choose
+    from jointopt.workflows import select as workflow
 
     storage = common.storage_of_study(front_or_study, storage)
-    found = choose(front_or_study, job=None if job is None else common.job_of(job), storage=storage, **options)
+    found = workflow.select(front_or_study, job=None if job is None else common.job_of(job), storage=storage, **options)
     common.answer(found, as_json)

@@ -31,9 +31,9 @@ def check(ctx: click.Context, storage: str) -> None:
 
     The exit code is 1 where something is wrong.
     """
-    from jointopt.runs.store_check import check as checked
+    from jointopt.runs import store_check
 
-    found = checked(storage)
+    found = store_check.check(storage)
     for line in (*found.facts, *(f"Fault: {fault}." for fault in found.faults)):
         click.echo(line)
     ctx.exit(1 if found.faults else 0)
@@ -47,18 +47,18 @@ def backup(out: Path, storage: str) -> None:
 
     Of an SQLite file all of it, studies included; of PostgreSQL the measurements (pg_dump copies all).
     """
-    from jointopt.runs.store_check import backup as copied
+    from jointopt.runs import store_check
 
-    click.echo(f"{out}: {copied(storage, out):,} bytes.")
+    click.echo(f"{out}: {store_check.backup(storage, out):,} bytes.")
 
 
 @store.command()
 @_storage
 def repair(storage: str) -> None:
     """Replace a damaged SQLite file by one with all that can be read; the damaged one is kept beside it."""
-    from jointopt.runs.store_check import repair as repaired
+    from jointopt.runs import store_check
 
-    kept, saved, lost = repaired(storage)
+    kept, saved, lost = store_check.repair(storage)
     missing = f", {lost:,} or more could not be read" if lost else ""
     click.echo(f"{saved:,} runs were saved{missing}; the damaged file is {kept}." if kept else "Nothing is damaged.")
 

@@ -10,7 +10,6 @@ import sys
 import traceback
 import unicodedata
 from contextlib import suppress
-from typing import TextIO
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their descriptors
 _ASCII = "jointopt-ascii"  # click writes UTF-8 to a stream whose encoding is called ascii
@@ -36,8 +35,10 @@ def take_streams() -> None:
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-        if mode == "w":
-            _reconfigure(getattr(sys, name))
+        stream = getattr(sys, name)
+        if mode == "w" and isinstance(stream, io.TextIOWrapper):  # of a test or a notebook it may be another
+            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+            stream.reconfigure(encoding=_ASCII if is_ascii else None, errors=_ERRORS)
     if "stdout" in missing:
         print("Error: Standard output is closed, so no answer can be printed; expected a file, a pipe or a terminal: "
               "add >/dev/null to do without.", file=sys.stderr)  # fmt: skip
@@ -55,12 +56,6 @@ def _is_open(number: int) -> bool:
             os.close(handle)
         return False
     return True
-
-
-def _reconfigure(stream: TextIO) -> None:
-    if isinstance(stream, io.TextIOWrapper):  # else of a notebook or a test, which take every character
-        is_ascii = codecs.lookup(stream.encoding).name == "ascii"
-        stream.reconfigure(encoding=_ASCII if is_ascii else None, errors=_ERRORS)
 
 
 def _plain_ascii(name: str) -> codecs.CodecInfo | None:
@@ -91,15 +86,19 @@ def _stand_in(character: str) -> str:
     return letters if letters.isalnum() else json.dumps(character)[1:-1]
 
 
-def sentence(error: OSError) -> str:
+def os_error_sentence(error: OSError) -> str:
     """The refusal of the system, where the library has no words for it."""
     if error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror or error}."
     if isinstance(error, FileNotFoundError) and not _has_working_folder():
         return _GONE
-    if not _is_of_output(error):
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if modules[-1:] != ["click.utils"]:  # click prints every answer
         return f"A file: {error.strerror or error}."
-    _leave_output()
+    with suppress(OSError, ValueError):  # stdout leads nowhere, or Python would try again at its end, with a traceback
+        handle = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(handle, sys.stdout.fileno())
+        os.close(handle)
     return f"Standard output: {error.strerror or error}; the answer is not printed, or not to its end."
 
 
@@ -109,17 +108,3 @@ def _has_working_folder() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _is_of_output(error: OSError) -> bool:
-    """Whether click raised it, which prints everything."""
-    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(modules) and modules[-1] == "click.utils"
-
-
-def _leave_output() -> None:
-    """Let stdout lead nowhere, or Python would try again at its end, and say so with a traceback."""
-    with suppress(OSError, ValueError):
-        handle = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(handle, sys.stdout.fileno())
-        os.close(handle)

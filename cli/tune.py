@@ -38,7 +38,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.option("--run-tokens", type=float, help="Tokens of the training that plans are for (15e12): what runs may cost.")
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
-@common.as_json
+@common.output_options
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
@@ -61,16 +61,17 @@ def tune(
       jointopt tune job.yaml --launcher replay --table runs.csv --budget 12
     """
     from jointopt.core.budget import Budget
-    from jointopt.workflows.tune import tune as run
+    from jointopt.workflows import tune as workflow
 
-    launching.begin(launcher, options)
+    launching.begin_runs(launcher, options)
     changes = launching.job_changes(options)
     changes |= {} if run_tokens is None else {"training.run_tokens": run_tokens}
-    found = run(
+    found = workflow.tune(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
-        seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),
+        seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis,
+        **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
     common.answer(found, as_json)
-    launching.end(ctx, found.stopped, found.fault)
+    launching.end_command(ctx, found.stopped, found.fault)

@@ -19,7 +19,7 @@ from jointopt.cli import common, launching
 @common.pue
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
-@common.as_json
+@common.output_options
 @click.pass_context
 def validate(
     ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, pue: float | None,
@@ -36,14 +36,14 @@ def validate(
       jointopt validate job.yaml --launcher torchrun --top 3
       jointopt validate job.yaml --launcher megatron --checkout Megatron-LM --json > validated.json
     """
-    from jointopt.workflows.validate import validate as run
+    from jointopt.workflows import validate as workflow
 
-    launching.begin(launcher, options)
-    found = run(
+    launching.begin_runs(launcher, options)
+    found = workflow.validate(
         common.job_of(job, pue=pue, changes=launching.job_changes(options)), launcher, top, seed=seed, again=again,
-        **basis, **launching.given(options),
+        **basis, **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
     common.answer(found, as_json)
-    launching.end(ctx, found.stopped, found.fault)
+    launching.end_command(ctx, found.stopped, found.fault)

@@ -45,14 +45,14 @@ def work(
       jointopt work job.yaml --evaluate my_simulator:run --batch 1 --workers 16 --dask slurm
       jointopt work job.yaml --launcher megatron --checkout Megatron-LM --batch 1 --trials 40
     """
-    from jointopt.workflows.work import work as run
+    from jointopt.workflows import work as workflow
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is in flight is given back on the way out
     if basis["storage"] is None:
         raise click.UsageError("--storage: workers need a database that they share; got none.")
-    found = run(
+    found = workflow.work(
         common.job_of(job, changes=launching.job_changes(options)), trials=trials, batch=batch, seed=seed,
         evaluate=evaluate, lease_s=lease_s, study=study, launcher=launcher, dask=dask, workers=workers or 0, **basis,
-        **launching.given(options),
+        **launching.launcher_arguments(options),
     )  # fmt: skip
     click.echo(found.text(basis["storage"]))

@@ -11,7 +11,7 @@ import yaml
 
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.torchrun import TorchrunProgram, check_model
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
 from tests.pages import code, followed, not_run, parsed, ran, titled
@@ -77,7 +77,7 @@ def test_the_job_file_of_the_pages_is_a_job() -> None:
 def test_the_tiny_job_is_proposed_explained_and_has_nine_plans_to_run_on_cores() -> None:
     job = parse_job(yaml.safe_load(TINY), "tiny", ROOT)
     assert (job.cluster.gpu.id, job.cluster.num_gpus, job.objectives) == ("cpu-core", 4, ("iteration_time_s",))
-    assert searched(TorchrunProgram().narrow_search(job)).size == 9
+    assert searched_candidates(TorchrunProgram().narrow_search(job)).size == 9
     assert propose(job, trials=10).front["iteration_time_s"].size == 1
     assert explain(job, "dp=4 mbs=4 rc=none ZeRO=2").feasible
     check_model(job.model)

@@ -14,7 +14,7 @@ from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, nod
 from jointopt.frameworks.targets import program_of, target_named
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def exported(
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``, its notes among them; as `workflows.export.export`."""
     found = target_named(target)
-    parsed = parse_plan(plan_alone(plan), job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    parsed = parse_plan(plan_without_predictions(plan), job)
+    record = parsed.record
     if broken := check_plan(job, record):
         raise PlanError(" ".join(broken))
     try:
@@ -72,7 +72,7 @@ def exported(
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node, remark)
 
 
-def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+def plan_without_predictions(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """The plan in an entry of a front, or in a document with one; else what was given."""
     if isinstance(plan, str):
         if not plan.lstrip().startswith("{"):
@@ -81,9 +81,9 @@ def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
             document = json.loads(plan)
         except ValueError:
             return plan  # `parse_plan` says what is wrong
-        return plan_alone(document) if isinstance(document, dict) else plan
+        return plan_without_predictions(document) if isinstance(document, dict) else plan
     if isinstance(plan.get("plan"), Mapping):
-        return plan_alone(plan["plan"])
+        return plan_without_predictions(plan["plan"])
     if "iteration_time_s" in plan:  # predictions stand beside the plan
         return {key: value for key, value in plan.items() if key in PLAN_KEYS}
     if "front" in plan:

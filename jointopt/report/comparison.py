@@ -10,10 +10,10 @@ from typing import Any
 
 from jointopt.physics.site import facility_energy_j
 from jointopt.report import tables
-from jointopt.report.doubts import beyond, wider_lines
+from jointopt.report.doubts import unlike_recorded_runs, wider_lines
 from jointopt.report.explanation import Explanation
 from jointopt.report.layout_table import parts_between as parts_between
-from jointopt.report.plans import differing, plan_words, shows_site
+from jointopt.report.plans import differing_columns, plan_words, shows_site
 from jointopt.report.tables import Block, Result, TextColumn, tidy_parts
 
 MOST_PARTS = 3  # that a sentence names
@@ -61,14 +61,17 @@ class Compared(Result):
     def blocks(self) -> Iterator[Block]:
         """The plans, their totals and parts in columns, then a sentence on each difference."""
         plans = dict(zip(ascii_uppercase, self.plans, strict=False))
-        varied = differing([plan.plan for plan in self.plans])
+        varied = differing_columns([plan.plan for plan in self.plans])
         yield [
             f"{self.plans[0].job.name}: {len(self.plans)} plans.",
             *(f"{name}: {plan_words(plan.plan, varied)}" for name, plan in plans.items()),
         ]
         yield [_totals(self.plans)]
         yield from ([_parts(self.plans, *breakdown)] for breakdown in _BREAKDOWNS)
-        reasons = [() if plan.in_domain else plan.doubts or (beyond(plan.surrogate, plan.job),) for plan in self.plans]
+        reasons = [
+            () if plan.in_domain else plan.doubts or (unlike_recorded_runs(plan.surrogate, plan.job),)
+            for plan in self.plans
+        ]
         yield [
             *(f"{name} against A: {sentence}." for name, plan, against in self._later
               for sentence in differences(self.plans[0], plan, against)),
@@ -114,7 +117,7 @@ def _totals(plans: Sequence[Explanation]) -> list[str]:
         lines[f"{head}, {column.header}"] = column.cells
     for name, (label, factor, form) in _RATES.items():
         rates = (float(plan.throughput.get(name, getattr(plan, name, math.nan))) for plan in plans)
-        lines[label] = tables.fixed((factor * rate for rate in rates), form)
+        lines[label] = tables.format_values((factor * rate for rate in rates), form)
     return _side_by_side("", lines)
 
 

@@ -81,7 +81,7 @@ _PROBED = {
 
 
 @dataclass(frozen=True)
-class Probed(Result):
+class MachineComparison(Result):
     """A measured machine beside what the catalogue has in place of its figures, and the file that holds it."""
 
     rows = "compared"

@@ -16,7 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.jobs.catalog.best_mfu import best_mfu, model_kind
 from jointopt.jobs.job import Job
-from jointopt.report.tables import TextColumn, lay_out, paragraphs, result
+from jointopt.report.tables import TextColumn, lay_out, paragraphs, result_text
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
@@ -61,7 +61,7 @@ def first_doubts(
 ) -> list[str]:
     """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
     above = above_best(job, first, whose)
-    return [*([above] if above else []), *(" ".join(one.cells) for one in _largest(hangs_on))]
+    return [*([above] if above else []), *(" ".join(one.cells) for one in _shown_settings(hangs_on))]
 
 
 def first_lines(
@@ -69,7 +69,7 @@ def first_lines(
 ) -> list[str]:
     """The same in a few lines, as text has them before its table."""
     lines = paragraphs([above_best(job, first, whose)])
-    if shown := _largest(hangs_on):
+    if shown := _shown_settings(hangs_on):
         changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
         columns = [TextColumn("", [f"  {change}" for change in changes])]
         columns += [TextColumn("", column, left=True) for column in (settings, notes)]
@@ -78,7 +78,7 @@ def first_lines(
     return lines
 
 
-def _largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
+def _shown_settings(found: Sequence[OpenSetting]) -> list[OpenSetting]:
     """The alternatives that people are shown, the largest change first: `LINES` at most, and `OF_ONE` of a setting."""
     shown: list[OpenSetting] = []
     for one in found:
@@ -89,29 +89,29 @@ def _largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
 
 
 def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
-    """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
+    """The sentence on ``doubts`` of a front that are no reason of any plan ``shown``."""
     known = {why for own in shown for why in own}
     rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
     return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
 
 
 def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
-    """That the MFU of a plan (an entry with it and its interval) is above the best recorded; blank where it is not.
+    """A sentence where the MFU of a plan (an entry) is above the best recorded; else blank.
 
-    Its own time is then not what to count on, but the slow end of its interval.
+    The time to count on is then the slow end of the plan's interval.
     """
     best, mfu = best_mfu(job), plan.get("mfu")
     if best is None or mfu is None or not mfu > best.mfu:
         return ""
     high_s = plan.get("iteration_time_s_high")
-    count = f": count on {result('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
+    count = f": count on {result_text('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
     return (
         f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[model_kind(job)]} on {job.cluster.gpu.id} in "
         f"{job.training.precision}, {best.mfu:.1%} ({best.run}; {best.source}){count}."
     )
 
 
-def beyond(surrogate: str, job: Job | None = None) -> str:
+def unlike_recorded_runs(surrogate: str, job: Job | None = None) -> str:
     """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too.
 
     Of the ``job``'s GPU, where it is known, it says whether a surrogate in a folder learned from runs there.
@@ -135,7 +135,7 @@ def reasons_of(
     plans: Sequence[Mapping[str, Any]], surrogate: str = "", job: Job | None = None
 ) -> list[tuple[str, ...]]:
     """Why the interval of each plan (records) is wider, by its ``in_domain`` and ``doubts``; none where it is not."""
-    words = {**DOUBTS, UNLIKE: beyond(surrogate, job), NOT_AS_STATED: _STANDS_IN}
+    words = {**DOUBTS, UNLIKE: unlike_recorded_runs(surrogate, job), NOT_AS_STATED: _STANDS_IN}
     return [
         tuple(words[name] for name in str(plan.get("doubts") or "").split() if name in words) or (NOT_KNOWN,)
         if plan.get("in_domain") is False
@@ -144,8 +144,8 @@ def reasons_of(
     ]
 
 
-def own_reasons(reasons: Reasons) -> list[tuple[str, ...]]:
-    """Of each plan the reasons that not all have: those that its ``?`` stands for."""
+def distinct_reasons(reasons: Reasons) -> list[tuple[str, ...]]:
+    """The reasons of each plan that some other plan does not have: its ``?`` stands for them."""
     return [tuple(why for why in own if not all(why in other for other in reasons)) for own in reasons]
 
 
@@ -155,7 +155,7 @@ def wider_lines(reasons: Reasons, names: Sequence[str] = (), interval: str = "in
     ``names``: of the plans, where a table has no room for ``?``; those of the same reasons are named together.
     Reasons that only some of the marked plans have are counted.
     """
-    own = own_reasons(reasons)
+    own = distinct_reasons(reasons)
     common = [why for why in reasons[0] if why not in own[0]] if reasons else []
     every = " for every plan here" if len(reasons) > 1 else ""
     lines = [f"The {interval} is wider{every}: {'; '.join(common)}."] if common else []

@@ -15,9 +15,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
-from jointopt.report.doubts import OpenSetting, beyond, first_doubts, first_lines
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unlike_recorded_runs
 from jointopt.report.layout_table import Rank
-from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
+from jointopt.report.plans import basis_lines, has_site_costs, plan_words, probability_text, rate_words, site_table
 from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import NOT_TIGHT
 
@@ -69,7 +69,7 @@ class Shortage:
 
     def sentence(self) -> str:
         """The shortage in a sentence, and in another what would help."""
-        needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
+        needs = f"It is not expected to fit in memory (probability {probability_text(self.probability)}): {self.cause}."
         return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
 
 
@@ -156,7 +156,7 @@ class Explanation(Result):
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the plan's time
 
     @property
-    def _first(self) -> dict[str, Any]:
+    def _first_row(self) -> dict[str, Any]:
         """The plan as an entry that doubts of a front's first row are told by."""
         _, high_s = self.intervals.get("iteration_time_s", (None, None))
         return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": high_s}
@@ -178,7 +178,7 @@ class Explanation(Result):
         out = pick(self, self.keys)
         out |= {name: tidy_parts(out[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
-        out["doubts"] = [*first_doubts(job, self._first, self.hangs_on, "The plan's"), *self.doubts]
+        out["doubts"] = [*first_doubts(job, self._first_row, self.hangs_on, "The plan's"), *self.doubts]
         out["hangs_on"] = self.hangs_on
         out |= {"quantization": self.quantization} if self.quantization else {}
         out |= self.shortage.document() if self.shortage else {}
@@ -192,17 +192,22 @@ class Explanation(Result):
     def blocks(self) -> Iterator[Block]:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         cluster, time_s, energy_j = self.job.cluster, self.iteration_time_s, self.energy_j
-        yield [*_totals(self), *_use_sentences(self), *_power_sentences(self), *_verdict_sentences(self)]
-        yield [shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
+        rank = self.rank.sentence() if self.rank else ""
+        yield [
+            *_totals(self), *_use_sentences(self), *_power_sentences(self),
+            f"Feasible. {rank}" if self.feasible else "Not feasible:", *(f"- {text}" for text in self.against),
+            first_lines(self.job, self._first_row, self.hangs_on, "The plan's"),
+        ]  # fmt: skip
+        yield [share_table("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
         if math.isfinite(energy_j):
             yield [energy_table(self)]
             if levels := {_WORDS.get(name, name): joules for name, joules in self.energy_by_level_j.items()}:
-                yield [shares("Energy of kernels by level", levels, tables.ENERGY_UNITS)]
+                yield [share_table("Energy of kernels by level", levels, tables.ENERGY_UNITS)]
             paid = {name: float(joules) for name, joules in facility_parts_j(cluster, time_s, energy_j).items()}
-            yield [shares(f"Energy of the site (PUE {cluster.pue:g})", paid, tables.ENERGY_UNITS)]
+            yield [share_table(f"Energy of the site (PUE {cluster.pue:g})", paid, tables.ENERGY_UNITS)]
             if has_site_costs(self.job):
                 yield [site_table(self.job, ["this plan"], [time_s], [energy_j])]
-        yield [shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS)]
+        yield [share_table("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS)]
         yield [stage_table(self.stages)]
         if math.isfinite(energy_j):
             yield [stage_energy_table(self.stages)]
@@ -234,15 +239,19 @@ def _totals(found: Explanation) -> Iterator[str]:
         if math.isfinite(value := getattr(found, name)):
             ends = tables.percent_of(found.intervals.get(name, ()), value, "+.0f")
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
-            totals.append(f"{tables.result(name, value)}{interval}")
+            totals.append(f"{tables.result_text(name, value)}{interval}")
     words = f"{' and '.join(totals)} per iteration"
     words += f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     for name, unit in _HEAT.items():
         if ends_of_heat := found.intervals.get(name):
             highest = max(getattr(stage, name) or 0.0 for stage in found.stages)
             words += f", {highest:.0f} {unit} ({ends_of_heat[0]:.0f} to {ends_of_heat[1]:.0f})"
-    tight = f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < NOT_TIGHT else ""
-    why = "; ".join(found.doubts) or beyond(found.surrogate, job)
+    tight = (
+        f": fits with probability {probability_text(found.fit_probability)}"
+        if found.fit_probability < NOT_TIGHT
+        else ""
+    )
+    why = "; ".join(found.doubts) or unlike_recorded_runs(found.surrogate, job)
     wider = f" Its interval is wider: {why}." * (not found.in_domain)
     yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{wider}"
 
@@ -310,14 +319,7 @@ def _power_sentences(found: Explanation) -> Iterator[str]:
         yield f"The hottest GPU is at {celsius} °C within an iteration, {settles}."
 
 
-def _verdict_sentences(found: Explanation) -> Iterator[str | list[str]]:
-    """Whether the plan is feasible, or what speaks against it, and what its time hangs on."""
-    yield f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"
-    yield from (f"- {text}" for text in found.against)
-    yield first_lines(found.job, found._first, found.hangs_on, "The plan's")
-
-
-def shares(
+def share_table(
     title: str, parts: Mapping[str, float], units: tables.Units, inside: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[str]:
     """One line per part, the largest first, with its share; parts of nothing are left out, the total comes last.
@@ -330,7 +332,7 @@ def shares(
         rows += [(f"    {n}", v) for n, v in _largest_first((inside or {}).get(name, {}))]
     total = sum(parts.values())
     names, values = zip(*rows, ("  total", total), strict=True)
-    percent = tables.fixed([100 * value / total if total else None for value in values], ".1f")
+    percent = tables.format_values([100 * value / total if total else None for value in values], ".1f")
     amounts = tables.unit_column("", values, units, total)
     return tables.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)])
 
@@ -348,7 +350,7 @@ def energy_table(found: Explanation) -> list[str]:
         for link, joules in by_link.items()
     }
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
-    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, {
+    return share_table("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, {
         "memory": memory, "communication": links,
     })  # fmt: skip
 
@@ -393,7 +395,7 @@ def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
     total = {name: sum(parts.get(name, 0.0) for parts in per_gpu) for name in per_gpu[0]}
     most = max(max(parts.values()) for parts in per_gpu)
     columns = [
-        TextColumn(name, tables.numbers([parts.get(name, 0.0) for parts in per_gpu], most))
+        TextColumn(name, tables.format_numbers([parts.get(name, 0.0) for parts in per_gpu], most))
         for name, _ in _largest_first(total)
     ]
     return ["Energy of one GPU of each stage, J", *_by_stage(columns)]

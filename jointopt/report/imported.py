@@ -12,7 +12,7 @@ import numpy as np
 from jointopt.core.facts import Assumption
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping
-from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, result
+from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, result_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class ProposedPlan:
     """One proposal beside today's plan."""
 
     plan: Mapping[str, Any]
@@ -52,12 +52,12 @@ class Comparison:
     today: Mapping[str, tuple[float, float, float]]
     is_measured: bool  # its time; the energy where it was metered
     violations: tuple[str, ...]
-    proposals: tuple[Proposed, ...]
+    proposals: tuple[ProposedPlan, ...]
     beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
 
     def block(self) -> Iterator[str | Sequence[str]]:
         """A table: today's plan, then the proposals with what they change."""
-        time, energy = (result(name, values[0]) for name, values in self.today.items())
+        time, energy = (result_text(name, values[0]) for name, values in self.today.items())
         how = "measured" if self.is_measured else "predicted"
         yield f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"
         yield lay_out([
@@ -112,9 +112,9 @@ class Imported(Result):
         yield [f"The plan that runs today: {self.plan_text}"]
         measured = []
         for row in self.runs:
-            time = result("iteration_time_s", row["iteration_time_s"]) if row["status"] == "ok" else row["status"]
+            time = result_text("iteration_time_s", row["iteration_time_s"]) if row["status"] == "ok" else row["status"]
             joules = row.get("energy_j", math.nan)
-            energy = f", {result('energy_j', joules)}" if np.isfinite(joules) else ""
+            energy = f", {result_text('energy_j', joules)}" if np.isfinite(joules) else ""
             measured.append(f"Measured: {time}{energy}: {row['notes']}.")
         yield measured
         yield self.comparison.block() if self.comparison else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.schema import Columns
-from jointopt.report.tables import plan_entries, result
+from jointopt.report.tables import plan_entries, result_text
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
 _START = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
@@ -20,7 +20,7 @@ _GOALS = {
 
 
 @dataclass(frozen=True)
-class Share:
+class SavingShare:
     """The largest share of an objective that the joint front saves at equal value of the other, with its interval."""
 
     share: float
@@ -39,12 +39,12 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointSavings:
     """The two-step answer, and the most that the joint search saves against it."""
 
     two_step: Columns  # plan columns, time (s) and energy (J), by time
-    energy: Share
-    time: Share
+    energy: SavingShare
+    time: SavingShare
 
     def document(self) -> dict[str, Any]:
         """The two-step front by time, and the savings."""
@@ -53,7 +53,7 @@ class Joint:
 
 
 def joint_words(document: Mapping[str, Any]) -> str:
-    """The savings of a `Joint.document` in a sentence: how much at most, where, and how sure, as far as known."""
+    """A `JointSavings.document` in a sentence: how much is saved at most, where, and how surely, as far as known."""
     shares = {name: float(document[f"largest_{name}_saving"]) for name in _GOALS}
     if max(shares.values()) < LITTLE:
         return f"{_START} {_NOTHING}"
@@ -64,5 +64,5 @@ def joint_words(document: Mapping[str, Any]) -> str:
         if shares[name] >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
             interval = f"90 % interval {100.0 * low:+z.1f} to {100.0 * high:+z.1f} %"
             sure = f"; {interval}, more than nothing with probability {probability:.2f}"
-        words.append(f"at most {shares[name]:z.1%} {what} (at {result(equal, float(document[at_key]))}{sure})")
+        words.append(f"at most {shares[name]:z.1%} {what} (at {result_text(equal, float(document[at_key]))}{sure})")
     return f"{_START} {', '.join(words)}."

@@ -25,7 +25,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayoutSummary:
     """One split of the GPUs: its best layout's fastest plan, its knee and its plan of least energy, as entries."""
 
     rank: int  # by the time of its fastest plan, among splits; 1 is the first
@@ -54,12 +54,12 @@ class Rank:
         return f"{words}."
 
 
-def steps(layouts: Sequence[Layout]) -> list[str]:
+def steps_in_words(layouts: Sequence[LayoutSummary]) -> list[str]:
     """The difference of each layout's fastest plan from the one before in words; blank for the first."""
     return ([""] + [step(before, after) for before, after in pairwise(layouts)])[: len(layouts)]
 
 
-def step(before: Layout, after: Layout) -> str:
+def step(before: LayoutSummary, after: LayoutSummary) -> str:
     """Which parts of the time make the difference between two layouts: ``less bubble, 2.1 s; more compute, 0.4 s``."""
     least = SMALL * sum(before.time_s.values())
     words = [
@@ -79,7 +79,7 @@ def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dic
 
 
 def layout_lines(
-    reference: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]
+    reference: Sequence[Mapping[str, Any]], layouts: Sequence[LayoutSummary]
 ) -> tuple[list[str], list[Mapping[str, Any]]]:
     """(lines of the table of layouts, the plans in it): the reference first, then up to three plans of each layout.
 
@@ -98,7 +98,7 @@ def layout_lines(
     lines = predicted_table(plans, marks, repeated)
     at = len(lines) - len(plans) + len(reference)  # behind the head and the reference
     out = lines[:at]
-    for layout, text in zip(layouts, steps(layouts), strict=True):
+    for layout, text in zip(layouts, steps_in_words(layouts), strict=True):
         out += lines[at : at + len(layout.plans)]
         at += len(layout.plans)
         remarks = [f"than the one above: {text}"] if text else []

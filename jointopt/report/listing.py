@@ -46,15 +46,15 @@ _HEADERS = {
 _IN_JSON_ALONE = ("source", "name")
 
 
-def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
+def listing(what: str, model: str = "") -> list[dict[str, Any]]:
+    """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters``, ``jobs`` or ``recipes``; None: no source states it.
+
+    Recipes are published plans, of one ``model`` where it is given.
+    """
+    if what == "recipes":
+        return [asdict(recipe) for recipe in recipes_of(model)]
     names, load, columns = _LISTINGS[what]
     return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
-
-
-def recipe_rows(model: str) -> list[dict[str, Any]]:
-    """Published plans of a model (blank: of all) as rows; None where no time or MFU is published."""
-    return [asdict(recipe) for recipe in recipes_of(model)]
 
 
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -28,7 +28,7 @@ from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
-from jointopt.report.doubts import own_reasons, reasons_of
+from jointopt.report.doubts import distinct_reasons, reasons_of
 from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
 from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
@@ -70,20 +70,20 @@ def short_plan(plans: Columns, row: int) -> str:
     return f"{layout} clock_mhz={_counted(clocks, 'x')}"
 
 
-def differing(plans: Iterable[Row]) -> frozenset[str]:
+def differing_columns(plans: Iterable[Row]) -> frozenset[str]:
     """Plan columns in which ``plans`` (records) differ; a power limit that some do not have is a difference."""
     met = {(name, str(value)) for plan in plans for name, value in (dict.fromkeys(_LIMITS) | dict(plan)).items()}
     return frozenset(name for name, count in Counter(name for name, _ in met).items() if count > 1)
 
 
-def plan_words(plan: Row, differing: Collection[str]) -> str:
-    """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``.
+def plan_words(plan: Row, varied: Collection[str]) -> str:
+    """A plan in one line: the columns that distinguish most plans, and those that are ``varied`` among these.
 
     Without columns at the value that has no effect, and without the clocks of a power profile, which chooses its own.
     """
     left_out = {name for name, value in _NEUTRAL.items() if plan.get(name) == value}
     left_out |= {"stage_clock_mhz"} if plan.get(POWER_PROFILE) else set()
-    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
+    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in varied)]
     return " ".join(f"{_HEADS[name]}={_word(name, _shown(name, plan))}" for name in shown if name not in left_out)
 
 
@@ -138,33 +138,32 @@ def plan_table(
 def predicted_table(
     plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = (), goals: Collection[str] = ()
 ) -> list[str]:
-    """A table of plans with their predictions, time and energy against the first plan, as far as known.
+    """A table of plans with their predictions, and with time and energy against the first plan.
 
-    Where the plans' entries have how they differ from that very plan, with the intervals of the differences and the
-    probabilities that they are really better, faster first.
-    ``repeated`` as in `plan_table`; ``goals``: with the columns of heat among them. ``?`` is added to the marks of
-    plans with reasons for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
+    These have intervals and probabilities of being better (``faster|leaner``) where entries state them against that
+    very plan. ``repeated`` as in `plan_table`; ``goals``: with the columns of heat among them. Marks get a ``?``
+    where a reason for a wider interval is not that of all plans, and a ``~`` where the plan may not fit in memory.
     """
-    doubted = map(bool, own_reasons(reasons_of(plans)))
+    doubted = map(bool, distinct_reasons(reasons_of(plans)))
     tight = (probability_of_fitting(plan) < NOT_TIGHT for plan in plans)
     marks = [f"{mark}{'?' * why}{'~' * near}" for mark, why, near in zip(marks, doubted, tight, strict=True)]
     first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
         tables.figure_column("iteration_time_s", plans),
-        TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
+        TextColumn("±\n%", tables.format_values(map(interval_half_width, plans), ".0f")),
         tables.figure_column("energy_j", plans),
         tables.figure_column("avg_power_w", plans),
         *(tables.figure_column(name, plans) for name in HEAT if name in goals),
         tables.figure_column("peak_memory_gib", plans),
         tables.figure_column("tokens_per_s_per_gpu", plans, spare=True),
         tables.figure_column("mfu", plans, spare=True),
-        *(change(name, plans, first, sure, itself="0") for name in COMPARED),
+        *(difference_column(name, plans, first, sure, itself="0") for name in COMPARED),
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
     return plan_table(plans, [TextColumn("", marks, left=True)], columns, repeated)
 
 
-def half_width(plan: Row) -> float | None:
+def interval_half_width(plan: Row) -> float | None:
     """Half of the 90 % interval of a plan's time, in percent of it; None where it is not known."""
     low, high = (plan.get(f"iteration_time_s_{end}") for end in ("low", "high"))
     return None if low is None or high is None else 50.0 * (high - low) / plan["iteration_time_s"]
@@ -202,7 +201,7 @@ def probability_of_fitting(plan: Row) -> float:
     return 1.0 if known is None or math.isnan(known) else float(known)
 
 
-def odds(probability: float) -> str:
+def probability_text(probability: float) -> str:
     """A probability to two digits, rounded down: 0.496 is not even odds, nor is 0.799 the 0.80 of an unmarked plan."""
     return f"{math.floor(100.0 * probability + 1e-9) / 100.0:.2f}"
 
@@ -210,7 +209,7 @@ def odds(probability: float) -> str:
 def tight_lines(plans: Sequence[Row]) -> list[str]:
     """The sentence on plans marked ~, where there are any."""
     fitting = sorted(map(probability_of_fitting, plans))
-    least, most = odds(fitting[0]), odds(fitting[-1])
+    least, most = probability_text(fitting[0]), probability_text(fitting[-1])
     if fitting[0] >= NOT_TIGHT:
         return []
     if fitting[-1] < FEASIBLE:
@@ -248,13 +247,7 @@ def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
 COMPARED = {"time": "iteration_time_s", "energy": "energy_j"}  # what plans are compared in, and its column
 
 
-def half_difference(plan: Row, name: str) -> float:
-    """Half of the 90 % interval of a plan's time or energy against another's, in percent of that; NaN: unknown."""
-    low, high = (plan.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
-    return math.nan if low is None or high is None else 0.5 * (high - low)
-
-
-def change(
+def difference_column(
     name: str, rows: Sequence[Any], references: Sequence[Any], sure: Sequence[Row] = (), *, form: str = "+.1f",
     head: str = "", itself: str = "",
 ) -> TextColumn:  # fmt: skip
@@ -264,13 +257,16 @@ def change(
     row, which is its own reference.
     """
     column = COMPARED[name]
-    values, bases = ([tables.part_of(row, column) for row in some] for some in (rows, references))
+    values, bases = ([tables.value_of(row, column) for row in some] for some in (rows, references))
     changes = (100 * (v / base - 1) if v and base else None for v, base in zip(values, bases, strict=True))
-    plain = tables.fixed(changes, form)
+    plain = tables.format_values(changes, form)
     if itself and plain[0] != "-":
         plain[0] = itself
-    halves = [half_difference(row, name) or math.nan for row in sure] or [math.nan] * len(plain)
-    known = [math.nan if cell == "-" else half for cell, half in zip(plain, halves, strict=True)]
+    known = [math.nan] * len(plain)  # half of the interval of each difference; none of a row from itself
+    for row, entry in enumerate(sure):
+        low, high = (entry.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
+        if plain[row] != "-" and low is not None and high is not None:
+            known[row] = 0.5 * (high - low) or math.nan
     return TextColumn(head or f"{name}\nΔ%", tables.plus_minus(plain, known), brief=plain)
 
 
@@ -280,7 +276,7 @@ def better_words(plans: Sequence[Row]) -> list[str]:
         return ["-"] * len(plans)
     names = ("faster_probability", "leaner_probability")
     shares = ([None if plan.get(name) is None else 100.0 * plan[name] for plan in plans[1:]] for name in names)
-    pairs = zip(*(tables.fixed(share, ".0f") for share in shares), strict=True)
+    pairs = zip(*(tables.format_values(share, ".0f") for share in shares), strict=True)
     return ["-", *("-" if "-" in pair else "|".join(pair) for pair in pairs)]
 
 

@@ -14,7 +14,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.schedule import Graph
 from jointopt.report import tables
-from jointopt.report.plans import COMPARED, basis_lines, better_words, change, compared_lines, short_clocks
+from jointopt.report.plans import COMPARED, basis_lines, better_words, compared_lines, difference_column, short_clocks
 from jointopt.report.tables import Block, Result, TextColumn, pick
 
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
@@ -93,7 +93,7 @@ class Polished(Result):
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
         graph, clocks, chosen = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40), self.chosen
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-        time, energy = (tables.result(name, getattr(self, name)) for name in OBJECTIVES)
+        time, energy = (tables.result_text(name, getattr(self, name)) for name in OBJECTIVES)
         (slower,) = tables.percent_of([chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
         yield (
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
@@ -122,14 +122,14 @@ def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
         *(tables.figure_column(column, points, getattr(found, column)) for column in COMPARED.values()),
-        *(change(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
+        *(difference_column(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
-        TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
+        TextColumn("clocks\nMHz", _clock_ranges([p.clock_mhz for p in points])),
     ]
     return tables.lay_out(columns)
 
 
-def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
+def _clock_ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
     """Lowest and highest of each of several arrays of clocks."""
     return [tables.range_text(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
@@ -139,12 +139,12 @@ def _stages(found: Polished) -> list[str]:
     graph, clock = found.graph, found.chosen.clock_mhz
     columns = [
         TextColumn("stage", [str(rank + 1) for rank in range(graph.pp)]),
-        TextColumn("plan\nMHz", tables.fixed(found.plan["stage_clock_mhz"], ".0f")),
+        TextColumn("plan\nMHz", tables.format_values(found.plan["stage_clock_mhz"], ".0f")),
     ]
     for name, which in (("forward", ~graph.backward), ("backward", graph.backward)):
         of_rank = [clock[which & (graph.rank == rank)] for rank in range(graph.pp)]
-        columns.append(TextColumn(f"{name}\nMHz", _ranges(of_rank)))
-        columns.append(TextColumn("mean", tables.fixed([clocks.mean() for clocks in of_rank], ".0f")))
+        columns.append(TextColumn(f"{name}\nMHz", _clock_ranges(of_rank)))
+        columns.append(TextColumn("mean", tables.format_values([clocks.mean() for clocks in of_rank], ".0f")))
     return tables.lay_out(columns)
 
 

@@ -23,8 +23,8 @@ from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
-from jointopt.report.joint_saving import Joint, joint_words
-from jointopt.report.layout_table import Layout, layout_lines
+from jointopt.report.joint_saving import JointSavings, joint_words
+from jointopt.report.layout_table import LayoutSummary, layout_lines
 from jointopt.report.plans import (
     basis_lines,
     compared_lines,
@@ -36,7 +36,7 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.published_plans import Beside, beside_lines, under_limits
+from jointopt.report.published_plans import AlternativePlan, published_plan_lines, under_limits
 from jointopt.report.tables import Block, Result, json_text, markdown, paragraphs, pick, plan_entries, study_lines
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from jointopt.report.page.choice import Reported
+    from jointopt.report.page.choice import ProposalReport
     from jointopt.surrogate.job_model import JobModel
 
 
@@ -89,10 +89,10 @@ class Proposal(Result):
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
-    beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
-    joint: Joint | None = None  # what it buys over two steps; None where energies are not known
+    beside: tuple[AlternativePlan, ...] = ()  # published plans, and the best inside of what people run
+    joint: JointSavings | None = None  # what it buys over two steps; None where energies are not known
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
-    best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
+    best_layouts: tuple[LayoutSummary, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
     domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
@@ -100,7 +100,9 @@ class Proposal(Result):
     next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no source is known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
     # what takes plans of its document apart by the model, for a page
-    report_of: Callable[[Mapping[str, Any], JobModel], Reported] | None = field(default=None, repr=False, compare=False)
+    report_of: Callable[[Mapping[str, Any], JobModel], ProposalReport] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -118,7 +120,7 @@ class Proposal(Result):
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
             # against the first row, then why plans are outside of what was checked
-            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self.domain_doubts],
+            "doubts": [*first_doubts(self.job, self._first_row, self.hangs_on), *self.domain_doubts],
             "hangs_on": self.hangs_on,
             "next": self.next_command,
             "study": pick(self, "name=study_name storage"),
@@ -130,7 +132,7 @@ class Proposal(Result):
         return bool(np.min(self.front.get("fit_probability", 1.0)) >= FEASIBLE)
 
     @property
-    def _first(self) -> dict[str, Any]:
+    def _first_row(self) -> dict[str, Any]:
         """The first row with its rates; nothing of a front without plans."""
         rows = [0] if len(self.front["pp"]) else []
         return next(iter(plan_entries(with_rates(self.job, self.front), rows)), {})
@@ -153,7 +155,7 @@ class Proposal(Result):
 
     def _repr_html_(self) -> str:
         """The front as a notebook shows it: what it is of, and its plans."""
-        frame = self._shown_frame().iloc[spread_along(self.front, ROWS_FOR_PEOPLE)]
+        frame = self._shown_frame().iloc[rows_along_front(self.front, ROWS_FOR_PEOPLE)]
         head = html_text(" ".join(" ".join(_title(self)).split()))
         return f"<p>{head}</p>{frame.to_html(index=False, float_format='{:.5g}'.format, border=0)}"
 
@@ -176,16 +178,16 @@ class Proposal(Result):
         The table has the best ``layouts`` and those of the front, each with its clocks condensed; the ``top`` fastest
         plans of the front, or all of it.
         """
-        yield [*_title(self), first_lines(self.job, self._first, self.hangs_on)]
+        yield [*_title(self), first_lines(self.job, self._first_row, self.hangs_on)]
         by_layout = self.best_layouts and not (show_all or top or self.job.goals != OBJECTIVES)
-        table = _layouts(self, layouts) if by_layout else _plans(self, show_all, top)
-        yield [*table, beside_lines(self.beside, self.feasible_layouts)]
-        yield [_site(self)]
+        table = _layout_lines(self, layouts) if by_layout else _plan_lines(self, show_all, top)
+        yield [*table, published_plan_lines(self.beside, self.feasible_layouts)]
+        yield [_site_lines(self)]
         yield _summary(self)
         if found := self.next_command:
             yield [found["note"], [f"  {line}" for line in found["command"].split("\n")]]
 
-    def report(self) -> Reported:
+    def report(self) -> ProposalReport:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
 
         UsageError for a proposal that was put together without the model that predicts its plans.
@@ -218,7 +220,7 @@ def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
     return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
 
 
-def spread_along(front: Columns, count: int) -> Ints:
+def rows_along_front(front: Columns, count: int) -> Ints:
     """Indices (at most ``count``) spread evenly along the front as it is drawn: log time against log energy.
 
     The two ends are always kept; ``front`` is sorted by time.
@@ -247,17 +249,17 @@ def _title(proposal: Proposal) -> list[str]:
     ]
 
 
-def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str | list[str]]:
+def _plan_lines(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str | list[str]]:
     """The table of the reference and of plans of the front: all, the ``top`` fastest or some, and its legend."""
     job, total = proposal.job, len(proposal.front["pp"])
     between = "lie between these"
     if show_all or top:
         rows, between = np.arange(total)[:top], "follow" if top else between
     elif job.goals == OBJECTIVES:
-        rows = spread_along(proposal.front, ROWS_FOR_PEOPLE)
+        rows = rows_along_front(proposal.front, ROWS_FOR_PEOPLE)
     else:
         goals = distinguishing(job.objectives)
-        rows = spread_in_goals(with_site(job, proposal.front), goals, ROWS_FOR_PEOPLE)
+        rows = rows_spread_in_goals(with_site(job, proposal.front), goals, ROWS_FOR_PEOPLE)
         between = "are between these, the best in each objective and those farthest from each other"
     reference, front = (with_rates(job, plans) for plans in (proposal.reference, proposal.front))
     first = plan_entries(reference)
@@ -270,7 +272,7 @@ def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str 
         yield f"{total - len(rows):,} more plans {between}: --all or --json has them."
 
 
-def _layouts(proposal: Proposal, most: int) -> Iterator[str | list[str]]:
+def _layout_lines(proposal: Proposal, most: int) -> Iterator[str | list[str]]:
     """The table of the ``most`` best layouts and those of the front, and its legend."""
     shown = [layout for layout in proposal.best_layouts if layout.rank <= most or layout.on_front]
     table, plans = layout_lines(plan_entries(with_rates(proposal.job, proposal.reference)), shown)
@@ -298,7 +300,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
     yield from (f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)
 
 
-def _site(proposal: Proposal) -> list[str]:
+def _site_lines(proposal: Proposal) -> list[str]:
     """The site's costs of the reference, the fastest plan and the one of least energy, where `shows_site`."""
     job, front = proposal.job, proposal.front
     if not shows_site(job) or not np.isfinite(front["energy_j"]).any():
@@ -324,8 +326,22 @@ def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
         f"{fitting}; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     )
-    yield _methods(proposal)
-    yield following_words(job.objectives)
+    searched, front = proposal.searched, proposal.front
+    added = [
+        f"{METHODS[method]} {gain['added']:,}"
+        + f" ({gain['hypervolume']:z.2%} of the hypervolume)" * (gain["added"] > 0)
+        for method, gain in searched.items()
+    ]
+    whole = sum(gain["added"] for gain in searched.values()) == len(front["pp"])  # else it has more goals than shown
+    of = "" if whole else f" of {objective_words(job.goals)}, of which these are the best,"
+    text = f"Plans of the front{of} by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."
+    if job.search.stage_layers is None and "stage_layers" in front:
+        plans = list(zip(*(front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
+        listed = {(pp, vpp): offered_splits(job, pp, vpp) for pp, vpp, _ in plans}
+        split = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
+        text += f" {split:,} of them have a split of the layers that was searched beside the listed ones." * (split > 0)
+    yield text
+    yield redundant_objective_words(job.objectives)
     yield joint_words(proposal.joint.document()) if proposal.joint else ""
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
@@ -341,30 +357,7 @@ def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
         yield [*study_lines(proposal.study_name, proposal.storage), f"  {select}"]
 
 
-def _methods(proposal: Proposal) -> str:
-    """The methods that searched with what each added, in a sentence; the search has more goals than one objective.
-
-    In another how many plans of the front have a split of the layers beside the listed ones.
-    """
-    searched, front = proposal.searched, proposal.front
-    added = [
-        f"{METHODS[method]} {gain['added']:,}"
-        + f" ({gain['hypervolume']:z.2%} of the hypervolume)" * (gain["added"] > 0)
-        for method, gain in searched.items()
-    ]
-    whole = sum(gain["added"] for gain in searched.values()) == len(front["pp"])
-    of = "" if whole else f" of {objective_words(proposal.job.goals)}, of which these are the best,"
-    trials = "" if "nsga2" in searched else "; no trials needed"
-    text = f"Plans of the front{of} by method: {', '.join(added)}{trials}."
-    if proposal.job.search.stage_layers is None and "stage_layers" in front:
-        plans = list(zip(*(front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
-        listed = {(pp, vpp): offered_splits(proposal.job, pp, vpp) for pp, vpp, _ in plans}
-        split = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
-        text += f" {split:,} of them have a split of the layers that was searched beside the listed ones." * (split > 0)
-    return text
-
-
-def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
+def rows_spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
     """Indices (at most ``count``) of the best plan in each goal, then of what is farthest from all chosen, sorted.
 
     Distances are of logarithms, each over the front's extent.
@@ -379,7 +372,7 @@ def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
     return np.unique(chosen)
 
 
-def following_words(objectives: Sequence[str]) -> str:
+def redundant_objective_words(objectives: Sequence[str]) -> str:
     """A sentence on the objectives that do not distinguish plans, blank where there are none."""
     idle = [name for name in objectives if name not in distinguishing(objectives)]
     if not idle:
@@ -390,7 +383,7 @@ def following_words(objectives: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Checked(Result):
+class CheckedJob(Result):
     """The answer of ``check``: a job, how many layouts it has and how many may fit in memory, and what was assumed."""
 
     rows = "checked"
@@ -429,7 +422,7 @@ class Checked(Result):
 
 
 @dataclass(frozen=True)
-class Shared:
+class WorkerSummary:
     """The answer of ``work``: what one worker evaluated, and the front of the study when it left (sorted by time)."""
 
     study_name: str

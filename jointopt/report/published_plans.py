@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.jobs.job import Job
-from jointopt.report.plans import odds, rank_words
-from jointopt.report.tables import paragraphs, result
+from jointopt.report.plans import probability_text, rank_words
+from jointopt.report.tables import paragraphs, result_text
 from jointopt.surrogate.memory import NOT_TIGHT
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named
@@ -21,7 +21,7 @@ def under_limits(job: Job) -> str:
 
 
 @dataclass(frozen=True)
-class Beside:
+class AlternativePlan:
     """One plan beside a front, at the GPU's highest clock unless it states another."""
 
     source: str  # where it was published; blank: found in the space
@@ -43,17 +43,20 @@ class Beside:
 
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
-        time, odds_of_it = result("iteration_time_s", self.iteration_time_s), odds(self.fit_probability)
+        time, probability = (
+            result_text("iteration_time_s", self.iteration_time_s),
+            probability_text(self.fit_probability),
+        )
         word = "slower" if self.behind >= 0.0 else "faster"
         behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
-        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds_of_it}" * (
+        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {probability}" * (
             self.fit_probability < NOT_TIGHT
         )
         broken = ", ".join(text.rstrip(".") for text in self.violations)
         if self.source:
             time_s = self.published_time_s
-            published = f"; published {result('iteration_time_s', time_s)}" if time_s else ""
+            published = f"; published {result_text('iteration_time_s', time_s)}" if time_s else ""
             why = f"; not in the space: {broken}" if broken else ""
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
@@ -61,7 +64,7 @@ class Beside:
         if self.fitting:
             return (
                 f"The fastest plan may not fit in memory: {'; '.join(self.reasons)}. The fastest that fits with "
-                f"probability {odds_of_it}: {self.text}: {place}"
+                f"probability {probability}: {self.text}: {place}"
             )
         low = f" (at least {100 * self.behind_low:+z.1f} %)" if self.behind_low is not None else ""
         takes = self.behind_low is not None and self.behind_low <= 0.0 and not self.violations
@@ -72,6 +75,6 @@ class Beside:
         )
 
 
-def beside_lines(plans: Iterable[Beside], layouts: int) -> list[str]:
+def published_plan_lines(plans: Iterable[AlternativePlan], layouts: int) -> list[str]:
     """A paragraph per plan."""
     return paragraphs(f"- {plan.sentence(layouts)}." for plan in plans)

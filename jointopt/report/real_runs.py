@@ -17,11 +17,11 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
-from jointopt.report.doubts import own_reasons, reasons_of, wider_lines
+from jointopt.report.doubts import distinct_reasons, reasons_of, wider_lines
 from jointopt.report.page.content import table_of
-from jointopt.report.page.figures import ABOVE, Figure, colour, lengths, rounded
+from jointopt.report.page.figures import ABOVE, Figure, colour, error_bar_lengths, rounded_values
 from jointopt.report.page.render import Page
-from jointopt.report.plans import differing, plan_table, plan_words
+from jointopt.report.plans import differing_columns, plan_table, plan_words
 from jointopt.report.tables import Block, Result, TextColumn, pick
 from jointopt.surrogate.intervals import RESULTS
 
@@ -164,14 +164,14 @@ class MeasuredResult(Result):
     @functools.cached_property
     def gains(self) -> Gains | None:
         """Gains on the run that the others are compared with; None where that is the only sound one."""
-        start = self._start(good) if len(good := successful_runs(self.runs)) > 1 else None
+        start = self._compared_run(good) if len(good := successful_runs(self.runs)) > 1 else None
         return None if start is None else Gains.of(self.runs, *start)
 
-    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+    def _compared_run(self, good: Sequence[int]) -> tuple[int, str] | None:
         """Of the places of sound runs the one that others are compared with, and what it is."""
         return good[0], "the first that succeeded"
 
-    def _answer(self, title: str, rows: Sequence[str], legend: str, remarks: Iterable[str]) -> Iterator[Block]:
+    def _answer_blocks(self, title: str, rows: Sequence[str], legend: str, remarks: Iterable[str]) -> Iterator[Block]:
         """The blocks: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
         yield [title]
         yield [rows or "Nothing was measured."]
@@ -250,7 +250,7 @@ class Tuned(MeasuredResult):
         remarks += [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
         remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
-        return self._answer(title, rows, legend if self.front else "", remarks)
+        return self._answer_blocks(title, rows, legend if self.front else "", remarks)
 
     def hypervolume_sentence(self) -> str:
         """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
@@ -266,10 +266,10 @@ class Tuned(MeasuredResult):
         box = "the box from zero to 1.1 times the worst run in each objective"
         return f"The measured front's hypervolume {grew} of {box}."
 
-    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+    def _compared_run(self, good: Sequence[int]) -> tuple[int, str] | None:
         before = [place for place in good if self.runs[place].round == 0]
         if not before:
-            return super()._start(good)
+            return super()._compared_run(good)
         fastest = min(before, key=lambda place: self.runs[place].result("iteration_time_s"))
         return fastest, "the fastest before this tune"
 
@@ -310,7 +310,7 @@ class Validated(MeasuredResult):
         """Whether every plan had been measured before."""
         return bool(self.runs) and all(run.earlier for run in self.runs)
 
-    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+    def _compared_run(self, good: Sequence[int]) -> tuple[int, str] | None:
         found = [place for place in good if self.runs[place].reference]
         return (found[0], "the fastest plan proposed at the GPU's own clock") if found else None
 
@@ -339,18 +339,18 @@ class Validated(MeasuredResult):
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
         marks = [
             "=" * run.reference + "0" * known + "?" * bool(why)
-            for run, known, why in zip(runs, again, own_reasons(reasons), strict=True)
+            for run, known, why in zip(runs, again, distinct_reasons(reasons), strict=True)
         ]
         beside = {
             name: [
-                TextColumn("err\n%", tables.fixed((100 * run.error(name) for run in runs), "+.0f")),
+                TextColumn("err\n%", tables.format_values((100 * run.error(name) for run in runs), "+.0f")),
                 TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
             ]
             for name in (*OBJECTIVES, "peak_memory_gib")
         }
         legend += wider_lines(reasons, interval="interval")
         table, title = run_table(runs, [TextColumn("", marks)], beside), f"{self.job.name}: {plans}, {self.how_run()}."
-        return self._answer(title, table, " ".join(legend), remarks)
+        return self._answer_blocks(title, table, " ".join(legend), remarks)
 
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
@@ -432,7 +432,7 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> Iterator[tuple[str, 
     good = [run for run in runs if math.isfinite(run.result("iteration_time_s")) and not run.broken]
     if good:
         best = min(good, key=lambda run: run.result("iteration_time_s"))
-        time = tables.result("iteration_time_s", best.result("iteration_time_s"))
+        time = tables.result_text("iteration_time_s", best.result("iteration_time_s"))
         yield "Fastest run", time, f"run {runs.index(best) + 1} of {len(runs)}"
     if gains := result.gains:
         than = f"than run {gains.against + 1}, {gains.called}"
@@ -458,7 +458,7 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
     """The figures of the page, each with its place, its heading, and what it shows in words."""
     words = "On the line a prediction is right; bars are its 90 % interval. Predictions are those from before the run."
     # of each run its number, its plan in what the plans differ, and the round in which it was chosen
-    varied, hints = differing([run.plan for run in result.runs]), []
+    varied, hints = differing_columns([run.plan for run in result.runs]), []
     for number, run in enumerate(result.runs, start=1):
         of = getattr(run, "round", None)
         when = "" if of is None else f"<br>round {of}" if of else "<br>measured before"
@@ -466,18 +466,23 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
     for name in names:
         yield {
             "id": f"against-{name}", "heading": _TITLES[name], "words": words,
-            "figure": _against(result.runs, name, hints),
+            "figure": _prediction_figure(result.runs, name, hints),
         }  # fmt: skip
     if isinstance(result, Tuned) and names:
         words = "How far predictions were off before each round ran (median of its runs)."
         grown = result.hypervolume_sentence()
         words += f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
-        yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _by_round(result, names)}
+        yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _round_figure(result, names)}
         words = "Each run as measured, and the best of the runs up to it."
-        yield {"id": "progress", "heading": "The best so far", "words": words, "figure": _progress(result, hints)}
+        yield {
+            "id": "progress",
+            "heading": "The best so far",
+            "words": words,
+            "figure": _progress_figure(result, hints),
+        }
 
 
-def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Figure:
+def _prediction_figure(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Figure:
     """Measured over predicted, with the intervals and the line on which both are the same."""
     shown = [i for i, run in enumerate(runs) if math.isfinite(run.error(name))]
     factor, unit = tables.unit_of(min(runs[i].result(name) for i in shown), tables.OBJECTIVE_UNITS[name][1])
@@ -488,13 +493,14 @@ def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Fi
     ends = [0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)]
     bars = {
         "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-        "array": lengths(predicted, high), "arrayminus": lengths(low, predicted),
+        "array": error_bar_lengths(predicted, high), "arrayminus": error_bar_lengths(low, predicted),
     }  # fmt: skip
     data: list[Figure] = [
-        {"name": "predicted = measured", "x": rounded(ends), "y": rounded(ends), "mode": "lines", "hoverinfo": "skip",
-         "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}},
-        {"name": "runs", "x": rounded(predicted), "y": rounded(measured), "mode": "markers+text", "error_x": bars,
-         "text": [str(i + 1) for i in shown], "textposition": "top center", "customdata": [hints[i] for i in shown],
+        {"name": "predicted = measured", "x": rounded_values(ends), "y": rounded_values(ends), "mode": "lines",
+         "hoverinfo": "skip", "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}},
+        {"name": "runs", "x": rounded_values(predicted), "y": rounded_values(measured), "mode": "markers+text",
+         "error_x": bars, "text": [str(i + 1) for i in shown], "textposition": "top center",
+         "customdata": [hints[i] for i in shown],
          "marker": {"size": 9, "color": colour(0)},
          "hovertemplate": f"%{{customdata}}<br>predicted %{{x}} {unit}, measured %{{y}} {unit}<extra></extra>"},
     ]  # fmt: skip
@@ -505,7 +511,7 @@ def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Fi
     }}  # fmt: skip
 
 
-def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
+def _round_figure(result: Tuned, names: Sequence[str]) -> Figure:
     """Median error of each round's predictions in percent, and by several objectives the hypervolume after it."""
     rounds = sorted({run.round for run in result.runs if run.round > 0})
     data: list[Figure] = []
@@ -514,12 +520,12 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
         known = [of for of in rounds if errors[of]]
         data.append({
             "name": f"{tables.OBJECTIVE_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
-            "y": rounded(100 * statistics.median(errors[of]) for of in known), "line": {"color": colour(number)},
+            "y": rounded_values(100 * statistics.median(errors[of]) for of in known), "line": {"color": colour(number)},
             "hovertemplate": "round %{x}: %{y} %<extra>%{fullData.name}</extra>",
         })  # fmt: skip
     last = {run.round: volume for run, volume in zip(result.runs, result.hypervolume, strict=True)}
     whole = max(result.hypervolume, default=0.0) or 1.0
-    covered = rounded(100 * last[of] / whole for of in rounds)
+    covered = rounded_values(100 * last[of] / whole for of in rounds)
     data += (len(result.objectives) > 1) * [{
         "name": "front's hypervolume", "x": rounds, "y": covered, "yaxis": "y2",
         "mode": "lines", "line": {"color": "var(--muted)", "dash": "dot", "shape": "hv"},
@@ -534,7 +540,7 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
     }}  # fmt: skip
 
 
-def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
+def _progress_figure(result: Tuned, hints: Sequence[str]) -> Figure:
     """The first objective of each run in order, and the best up to it."""
     name = result.objectives[0]
     values = [math.nan if run.broken else run.result(name) for run in result.runs]
@@ -543,7 +549,7 @@ def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
     for value in values:
         best.append(min([v for v in (value, *best[-1:]) if math.isfinite(v)], default=math.nan))
     measured, least = (
-        rounded(value / factor if math.isfinite(value) else None for value in some) for some in (values, best)
+        rounded_values(value / factor if math.isfinite(value) else None for value in some) for some in (values, best)
     )
     numbers = list(range(1, len(values) + 1))
     data = [
@@ -561,7 +567,7 @@ def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
 
 def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
     """A row for each run: its plan, how it ended, and each result as measured and as predicted."""
-    varied, ended = differing([run.plan for run in runs]), []
+    varied, ended = differing_columns([run.plan for run in runs]), []
     for run in runs:
         words = "beyond " + ", ".join(run.broken) if run.broken else run.status
         ended.append(f"{words}: {run.notes}" if run.status != "ok" and run.notes else words)
@@ -572,7 +578,7 @@ def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
     ]
     for name in tables.OBJECTIVE_UNITS:
         measured, predicted = (
-            [tables.result(name, value) if math.isfinite(value) else "-" for value in values]
+            [tables.result_text(name, value) if math.isfinite(value) else "-" for value in values]
             for values in ([run.result(name) for run in runs], [run.predicted.get(name, math.nan) for run in runs])
         )
         errors = [f"{run.error(name):+z.1%}" if math.isfinite(run.error(name)) else "-" for run in runs]

@@ -4,13 +4,31 @@ from jointopt.report.comparison import Compared
 from jointopt.report.diagnosis import Diagnosis, Feature
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.polished import Polished, PolishedPoint
-from jointopt.report.proposal import Proposal, Shared
+from jointopt.report.proposal import Proposal, WorkerSummary
 from jointopt.report.real_runs import MeasuredRun, Tuned, TunedRun, Validated, ValidatedRun
 from jointopt.report.scores import Calibrated, Evaluation, Retrained
 from jointopt.report.selection import AS_GIVEN, Limit, Relaxation, Selection
 
 __all__ = [
-    "AS_GIVEN", "Calibrated", "Compared", "Diagnosis", "Evaluation", "Explanation", "Feature", "Limit", "MeasuredRun",
-    "Polished", "PolishedPoint", "Proposal", "Relaxation", "Retrained", "Selection", "Shared", "Stage", "Tuned",
-    "TunedRun", "Validated", "ValidatedRun",
+    "AS_GIVEN",
+    "Calibrated",
+    "Compared",
+    "Diagnosis",
+    "Evaluation",
+    "Explanation",
+    "Feature",
+    "Limit",
+    "MeasuredRun",
+    "Polished",
+    "PolishedPoint",
+    "Proposal",
+    "Relaxation",
+    "Retrained",
+    "Selection",
+    "Stage",
+    "Tuned",
+    "TunedRun",
+    "Validated",
+    "ValidatedRun",
+    "WorkerSummary",
 ]  # fmt: skip

@@ -16,7 +16,14 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
 from jointopt.report.doubts import above_best, wider_lines
-from jointopt.report.plans import change, half_width, odds, plan_words, probability_of_fitting, tight_lines
+from jointopt.report.plans import (
+    difference_column,
+    interval_half_width,
+    plan_words,
+    probability_of_fitting,
+    probability_text,
+    tight_lines,
+)
 from jointopt.report.tables import Block, Result, TextColumn, flat_frame, plain
 from jointopt.surrogate.memory import NOT_TIGHT
 
@@ -92,7 +99,7 @@ class Scaled(Result):
         if self.pick is not None:
             job, pick = self.sizes[self.pick.size].job, dict(vars(self.pick))
             for end in ("", "_low", "_high"):
-                run = run_at(job, self.pick.plan, end)
+                run = run_costs_at(job, self.pick.plan, end)
                 pick |= {f"{name}{end}": run[name] for name in ("days", "money")}
             pick |= {"limits_probability": kept_probability(job, self.pick)}
         return {
@@ -159,7 +166,7 @@ def _pick_words(size: Size, pick: Pick) -> str:
     """The pick in a sentence: its limits, its cluster and plan, what its run takes, and how surely it keeps a limit."""
     job, plan = size.job, pick.plan
     limits = ", ".join(_LIMITS[name].format(value) for name, value in pick.limits.items())
-    costs, low, high = (run_at(job, plan, end) for end in ("", "_low", "_high"))
+    costs, low, high = (run_costs_at(job, plan, end) for end in ("", "_low", "_high"))
     factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
     money = f"{costs['money']:,.0f} {job.cluster.currency}".strip() + ", " if costs["money"] is not None else ""
     held = " at the high end of its interval" * pick.at_high_end
@@ -172,10 +179,10 @@ def _pick_words(size: Size, pick: Pick) -> str:
     if math.isnan(sure):
         return words
     advice = "; --at-high-end picks a plan that keeps it at the high end." if sure < 0.95 else "."
-    return f"{words} It keeps that with probability {odds(sure)}{advice}"
+    return f"{words} It keeps that with probability {probability_text(sure)}{advice}"
 
 
-def run_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
+def run_costs_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
     """As `run_costs`, at that ``end`` (_low, _high) of the plan's 90 % intervals and of what is assumed of hosts."""
     if not end or plan.get(f"iteration_time_s{end}") is None:
         return run_costs(job, plan)
@@ -185,21 +192,16 @@ def run_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
 
 def kept_probability(job: Job, pick: Pick) -> float:
     """The probability that the run of a pick keeps its deadline and budget; NaN without either, or an interval."""
-    low, mean, high = (run_at(job, pick.plan, end) for end in ("_low", "", "_high"))
-    bounds = {"deadline_days": "days", "budget": "money"}
-    found = [
-        _probability_below(pick.limits[limit], low[name], mean[name], high[name]) for limit, name in bounds.items()
-        if limit in pick.limits
-    ]  # fmt: skip
+    low, mean, high = (run_costs_at(job, pick.plan, end) for end in ("_low", "", "_high"))
+    found = []
+    for limit, name in (("deadline_days", "days"), ("budget", "money")):
+        if limit in pick.limits:
+            bound, middle = pick.limits[limit], mean[name]
+            end = high[name] if bound > middle else low[name]  # normal in its logarithm, on that side
+            known = low[name] < middle < high[name]
+            deviations = Z_90 * math.log(bound / middle) / abs(math.log(end / middle)) if known else math.nan
+            found.append(NormalDist().cdf(deviations))
     return min(found, default=math.nan)
-
-
-def _probability_below(bound: float, low: float, mean: float, high: float) -> float:
-    """The probability that a figure with that 90 % interval, normal in its logarithm, is not above the bound."""
-    end = high if bound > mean else low
-    if not low < mean < high:
-        return math.nan
-    return NormalDist().cdf(Z_90 * math.log(bound / mean) / abs(math.log(end / mean)))
 
 
 _LIMITS = {
@@ -216,7 +218,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
     if not sizes:
         return []
     first, least = [size.plans[0] for size in sizes], [size.plans[-1] for size in sizes]
-    costs = [  # by their names in `tables.FIGURES`
+    costs = [  # by their names in `tables.FIGURE_FORMATS`
         {"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]}
         for run in (run_costs(size.job, size.plans[0]) for size in sizes)
     ]
@@ -229,13 +231,13 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", layouts, left=True),
         tables.figure_column("iteration_time_s", first),
-        TextColumn("±\n%", tables.fixed(map(half_width, first), ".0f")),
+        TextColumn("±\n%", tables.format_values(map(interval_half_width, first), ".0f")),
         tables.figure_column("tokens_per_s", first),
         tables.figure_column("efficiency", sizes),
         tables.figure_column("mfu", first),
         tables.figure_column("cluster_power_kw", first),
         *(tables.figure_column(name, costs) for name in ("run_time_s", "run_energy_j", "money")),
-        *(change(name, least, first, least, head=head) for name, head in _LEAST.items()),
+        *(difference_column(name, least, first, least, head=head) for name, head in _LEAST.items()),
     ]
     return tables.lay_out(tables.fit_columns(tables.known_columns(columns), tables.line_width()))
 
@@ -248,5 +250,5 @@ def part_table(sizes: Sequence[Size]) -> list[str]:
     names = sorted(dict.fromkeys(n for one in shares for n in one), key=lambda n: -max(o.get(n, 0.0) for o in shares))
     shown = [name for name in names if max(one.get(name, 0.0) for one in shares) >= 0.005][:_MOST_PARTS]
     columns = [TextColumn("Share of the time, %", [size.name for size in sizes], left=True)]
-    columns += [TextColumn(n, tables.fixed([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
+    columns += [TextColumn(n, tables.format_values([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
     return tables.lay_out(columns)

@@ -16,7 +16,7 @@ from jointopt.report.tables import (
     Block,
     Result,
     TextColumn,
-    fixed,
+    format_values,
     known_figures,
     lay_out,
     line_width,
@@ -170,7 +170,7 @@ def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
     tables = [[left]]
     for name in names:
         head = "\n".join(wrap(name.removesuffix(_COVERED), _HEAD, break_long_words=False))
-        column = TextColumn(head, fixed((100.0 * float(value) for value in sources[name]), ".1f"))
+        column = TextColumn(head, format_values((100.0 * float(value) for value in sources[name]), ".1f"))
         if table_width([*tables[-1], column]) > line_width(WIDTH) and len(tables[-1]) > 1:
             tables.append([left])
         tables[-1].append(column)
@@ -223,15 +223,12 @@ class Calibrated(Result):
             yield [known.to_string(index=False, na_rep="").split("\n"), [f"and {more} more in the file"] * (more > 0)]
         last = [] if found.work else constants
         last += [f"To know more, measure {advice}." for advice in found.measure_next]
-        yield [last if self.predictions is None else [*last, *_prediction_lines(self.predictions)]]
-
-
-def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
-    """How many rows of a query were predicted, how many of these in no order, and why others were not."""
-    reasons = predictions["not_predicted"].astype(str).value_counts()
-    predicted = int(reasons.pop("")) if "" in reasons else 0
-    lines = [f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted."]
-    if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
-        words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
-        lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")
-    return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]
+        if (predictions := self.predictions) is not None:
+            reasons = predictions["not_predicted"].astype(str).value_counts()
+            predicted = int(reasons.pop("")) if "" in reasons else 0
+            last.append(f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted.")
+            if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
+                words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
+                last.append(f"  {several:,} in no order, {words}. A column stage would say which.")
+            last += [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]
+        yield [last]

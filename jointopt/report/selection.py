@@ -22,7 +22,17 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.tables import Block, Result, TextColumn, figure, fixed, known_columns, lay_out, pick, plan_entries
+from jointopt.report.tables import (
+    Block,
+    Result,
+    TextColumn,
+    figure,
+    format_values,
+    known_columns,
+    lay_out,
+    pick,
+    plan_entries,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,7 +144,12 @@ class Selection(Result):
 
     def blocks(self) -> Iterator[Block]:
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
-        job, others, stored = self.job, _others(self), self.num_plans
+        job, stored = self.job, self.num_plans
+        # rows beside the chosen one, by their mark: what a looser limit would buy, or else the two ends
+        others = {mark: row for mark, row in zip("fe", self.ends, strict=True) if row != self.row}
+        if self.limits:
+            bought = [limit.useful.row for limit in self.limits if limit.useful.gain > 0]
+            others = dict(zip("abcd", [row for row in dict.fromkeys(bought) if row != self.row], strict=False))
         rows, marks = [self.row, *others.values()], ["=", *others]
         kept = f"; {self.satisfying:,} keep{'s' * (self.satisfying == 1)} every limit" if self.limits else ""
         measured = ", measured by real runs" if self.measured else ""
@@ -158,14 +173,6 @@ class Selection(Result):
         yield [[f"Next: take it apart{own}", f"  {self.next_command}"]]
 
 
-def _others(found: Selection) -> dict[str, int]:
-    """Rows to show beside the chosen one, by their mark."""
-    if not found.limits:
-        return {mark: row for mark, row in zip("fe", found.ends, strict=True) if row != found.row}
-    rows = [limit.useful.row for limit in found.limits if limit.useful.gain > 0]
-    return dict(zip("abcd", [row for row in dict.fromkeys(rows) if row != found.row], strict=False))
-
-
 def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
     """One line per limit: how the plan chosen stands to it, and for one that binds what a looser one would buy."""
     if not found.limits:
@@ -181,7 +188,7 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
         TextColumn("at most", [figure(limit.bound) for limit in found.limits]),
         TextColumn("is", [figure(limit.value) for limit in found.limits]),
         TextColumn("up to", [figure(limit.held) if found.at_high_end else "-" for limit in found.limits]),
-        TextColumn("room\n%", fixed((limit.room_percent for limit in found.limits), ".1f")),
+        TextColumn("room\n%", format_values((limit.room_percent for limit in found.limits), ".1f")),
         TextColumn("binds", ["yes" if limit.binds else "no" for limit in found.limits]),
         offered("relaxed\nto", lambda _, buy: figure(buy.relaxed_to)),
         offered("by\n%", lambda limit, buy: f"{100 * (buy.relaxed_to / limit.bound - 1):.1f}"),

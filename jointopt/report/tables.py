@@ -52,7 +52,7 @@ OBJECTIVE_UNITS = (
 
 
 @dataclass(frozen=True)
-class Figure:
+class FigureFormat:
     """How tables show one figure: its header, and the units of its cells, or their format where one unit suits all."""
 
     head: str
@@ -61,16 +61,18 @@ class Figure:
     factor: float = 1.0  # of the cells in the unit that the header names
 
 
-FIGURES = {  # by the name of the attribute or column, whose ending is the unit before the factor
-    "iteration_time_s": Figure("time", TIME_UNITS), "energy_j": Figure("energy", ENERGY_UNITS),
-    "avg_power_w": Figure("power\nW/GPU", form=".0f"), "power_w": Figure("power\nW/GPU", form=".0f"),
-    "peak_power_w": Figure("peak\nW/GPU", form=".0f"), "peak_memory_gib": Figure("mem\nGiB", form=".1f"),
-    "tokens_per_s": Figure("tok/s", form=",.0f"), "tokens_per_s_per_gpu": Figure("tok/s\n/GPU", form=",.0f"),
-    "mfu": Figure("MFU\n%", form=".1f", factor=100.0), "efficiency": Figure("scaling\n%", form=".0f", factor=100.0),
-    "cluster_power_kw": Figure("site\nkW", form=",.0f"), "money": Figure("cost", form=",.0f"),
-    "run_time_s": Figure("run", RUN_TIME_UNITS), "run_energy_j": Figure("energy", RUN_ENERGY_UNITS),
-    "clock_mhz": Figure("clock\nMHz", form=".0f"), "busy_s": Figure("busy", TIME_UNITS),
-    "idle_s": Figure("idle", TIME_UNITS), "temperature_c": Figure("hottest\n°C", form=".1f"),
+FIGURE_FORMATS = {  # by the name of the attribute or column, whose ending is the unit before the factor
+    "iteration_time_s": FigureFormat("time", TIME_UNITS), "energy_j": FigureFormat("energy", ENERGY_UNITS),
+    "avg_power_w": FigureFormat("power\nW/GPU", form=".0f"), "power_w": FigureFormat("power\nW/GPU", form=".0f"),
+    "peak_power_w": FigureFormat("peak\nW/GPU", form=".0f"), "peak_memory_gib": FigureFormat("mem\nGiB", form=".1f"),
+    "tokens_per_s": FigureFormat("tok/s", form=",.0f"),
+    "tokens_per_s_per_gpu": FigureFormat("tok/s\n/GPU", form=",.0f"),
+    "mfu": FigureFormat("MFU\n%", form=".1f", factor=100.0),
+    "efficiency": FigureFormat("scaling\n%", form=".0f", factor=100.0),
+    "cluster_power_kw": FigureFormat("site\nkW", form=",.0f"), "money": FigureFormat("cost", form=",.0f"),
+    "run_time_s": FigureFormat("run", RUN_TIME_UNITS), "run_energy_j": FigureFormat("energy", RUN_ENERGY_UNITS),
+    "clock_mhz": FigureFormat("clock\nMHz", form=".0f"), "busy_s": FigureFormat("busy", TIME_UNITS),
+    "idle_s": FigureFormat("idle", TIME_UNITS), "temperature_c": FigureFormat("hottest\n°C", form=".1f"),
 }  # fmt: skip
 
 
@@ -99,9 +101,9 @@ def known_columns(columns: Iterable[TextColumn]) -> list[TextColumn]:
 
 
 def fit_columns(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
-    """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for.
+    """The columns that a table of ``width`` characters has room for: spare ones go as needed, left ones first.
 
-    With brief cells where that is not enough and they are.
+    Where that is not enough, columns have their brief cells, if the table fits with these.
     """
     kept = list(columns)
     for column in columns:
@@ -149,21 +151,21 @@ def _decimals_for(scale: float) -> int:
     return min(6, max(0, 3 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
 
 
-def numbers(values: Sequence[float], scale: float) -> list[str]:
-    """As `fixed`, with the decimals that ``scale`` needs, fewer where large values would take over 7 characters."""
+def format_numbers(values: Sequence[float], scale: float) -> list[str]:
+    """As `format_values`, with the decimals that ``scale`` needs, fewer where values would take over 7 characters."""
     whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
-    return fixed(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
+    return format_values(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
 
 
-def fixed(values: Iterable[float | None], form: str) -> list[str]:
+def format_values(values: Iterable[float | None], form: str) -> list[str]:
     """The values in a format such as ``+.1f``, none as ``-0.0``; a dash for None and for what is not finite."""
     form = f"+z{form[1:]}" if form.startswith("+") else f"z{form}"
     return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
 
 
 def percent_of(values: Iterable[float], reference: float, form: str) -> list[str]:
-    """The percentages by which values lie above a reference, as `fixed`."""
-    return fixed((100 * (value / reference - 1) for value in values), form)
+    """The percentages by which values lie above a reference, as `format_values`."""
+    return format_values((100 * (value / reference - 1) for value in values), form)
 
 
 def plus_minus(values: Sequence[str], half_widths: Sequence[float]) -> list[str]:
@@ -195,7 +197,7 @@ def unit_column(head: str, values: Sequence[float], units: Units, at: float | No
     """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
     at = least_positive(values) if at is None else at
     factor, unit = unit_of(at, units)
-    cells = numbers([value / factor for value in values], at / factor)
+    cells = format_numbers([value / factor for value in values], at / factor)
     return TextColumn(f"{head}\n{unit}" if head else unit, cells)
 
 
@@ -204,11 +206,11 @@ def figure_column(name: str, rows: Iterable[Any], at: float | None = None, *, sp
 
     ``at``: as in `unit_column`, of a figure in units.
     """
-    how, found = FIGURES[name], [part_of(row, name) for row in rows]
+    how, found = FIGURE_FORMATS[name], [value_of(row, name) for row in rows]
     values = [math.nan if value is None else float(value) for value in found]
     if how.units:
         return replace(unit_column(how.head, values, how.units, at), spare=spare)
-    return TextColumn(how.head, fixed((how.factor * value for value in values), how.form), spare=spare)
+    return TextColumn(how.head, format_values((how.factor * value for value in values), how.form), spare=spare)
 
 
 def quantity(value: float, units: Units) -> str:
@@ -217,7 +219,7 @@ def quantity(value: float, units: Units) -> str:
     return f"{column.cells[0]} {column.header}"
 
 
-def result(name: str, value: float) -> str:
+def result_text(name: str, value: float) -> str:
     """A figure of a result column with its unit."""
     return quantity(value, OBJECTIVE_UNITS[name][1])
 
@@ -342,10 +344,10 @@ def markdown(frame: pd.DataFrame) -> str:
 def pick(item: object, keys: str) -> dict[str, Any]:
     """Attributes of ``item`` by the words of ``keys``: "key", or "key=path.of.attributes" where the names differ."""
     pairs = (word.partition("=") for word in keys.split())
-    return {key: reduce(part_of, (path or key).split("."), item) for key, _, path in pairs}
+    return {key: reduce(value_of, (path or key).split("."), item) for key, _, path in pairs}
 
 
-def part_of(item: Any, name: str) -> Any:
+def value_of(item: Any, name: str) -> Any:
     """The part of that name of a mapping (None where it has none) or of an object."""
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name)
 

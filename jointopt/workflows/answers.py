@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
-def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
-    """Plan and prediction columns of chosen plans of ``physics``, with heat, intervals and doubts.
+def predicted_plans(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
+    """Columns of chosen plans of ``physics`` as answers have them: plan, results, heat, intervals and doubts.
 
-    ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
+    ``plans`` (n,): ``layout_index``, ``stage_clock_mhz`` and results.
     """
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
@@ -81,9 +81,10 @@ _MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node
 
 
 def check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
-    """Some broken rules leave nothing to compute; the others are reported beside the numbers.
+    """PlanError where nothing can be computed of a plan; other rules that it breaks are reported beside its figures.
 
-    So does a power limit beyond the cluster's own, above which nothing is known of the GPU.
+    That is so for another number of GPUs, a batch that its micro-batches do not divide, stages without layers, and a
+    power limit above the cluster's, where nothing is known of the GPU.
     """
     batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
     odd = record["pp"] > job.model.num_layers or not is_split(
@@ -104,24 +105,24 @@ _OF_STAGES = "stage_power_limit_w"
 
 
 @dataclass(frozen=True)
-class Against:
+class ReferencePlan:
     """A model, and the plan (columns of one row) that its plans are compared with."""
 
     model: JobModel
     reference: Columns
 
     def differences(self, plans: Columns) -> tuple[Columns, Columns]:
-        """(differences of plans (n,) from the reference, those of the reference from itself).
+        """(`JobModel.differences` of plans (n,) from the reference, those of the reference from itself).
 
-        As `JobModel.differences` has them; nothing where stages of the reference have limits of their own.
+        Both are empty where stages of the reference have limits of their own.
         """
         if _OF_STAGES in self.reference or not len(plans["pp"]):
             return {}, {}
         found = self.model.differences(self._with_reference(plans), len(plans["pp"]))
         return take(found, slice(0, -1)), take(found, slice(-1, None))
 
-    def known(self, plans: Columns) -> Columns:
-        """Plans and results (n,) with intervals of both and of their differences from the reference; doubts too."""
+    def with_intervals(self, plans: Columns) -> Columns:
+        """Plans (n,) with intervals of their results and of the differences from the reference, and with doubts."""
         if not len(plans["pp"]):
             return plans
         if _OF_STAGES in self.reference:
@@ -130,11 +131,11 @@ class Against:
         return take(both | self.model.differences(both, len(plans["pp"])), slice(0, -1))
 
     def _with_reference(self, plans: Columns) -> Columns:
-        """Plans, and the reference behind them, in the columns that both have."""
-        return concat_plans(with_limits([plans, self.reference], self.model.job))
+        """The plans, then the reference, in the columns that all have."""
+        return concat_plans(with_power_limits([plans, self.reference], self.model.job))
 
 
-def with_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
+def with_power_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
     """Plans in the columns of ``parts``, all with the power limit that holds for them where any states one."""
     if not any(POWER_LIMIT in one for one in parts):
         return list(parts)
@@ -150,29 +151,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def from_files(verb: Callable[P, R]) -> Callable[P, R]:
-    """The verb with every job, table, calibration and machine read where the path of its file is given.
+def accepts_paths(verb: Callable[P, R]) -> Callable[P, R]:
+    """The verb, called with the path of a file in place of any job, table, calibration or machine too.
 
-    UsageError where an argument is neither, or where a text or a number is something else than its annotation says.
+    UsageError where an argument is neither object nor path, or a text or number of another kind than its annotation.
     """
     signature = inspect.signature(verb)
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
     @functools.wraps(verb)
     def run(*args: P.args, **options: P.kwargs) -> R:
         given = signature.bind(*args, **options)
         table = given.arguments.get("table")
         for name in _READERS.keys() & given.arguments.keys():
-            if given.arguments[name] is not None or signature.parameters[name].default is not None:
-                given.arguments[name] = _read(name, given.arguments[name])
+            value, (read, types, expected) = given.arguments[name], _READERS[name]
+            if isinstance(value, str | Path):
+                given.arguments[name] = read(Path(value))
+            elif type(value).__name__ not in types and (value is not None or defaults[name] is not None):
+                raise UsageError(f"{name} must be {expected}; got {type(value).__name__}.")
         for name in given.arguments.keys() - _READERS.keys():
-            given.arguments[name] = _plain(name, given.arguments[name], str(signature.parameters[name].annotation))
+            given.arguments[name] = _check_plain(
+                name, given.arguments[name], str(signature.parameters[name].annotation)
+            )
         with naming_table(table) if isinstance(table, str | Path) else nullcontext():
             return verb(*given.args, **given.kwargs)
 
     return run
 
 
-def listed(plans: Any) -> list[Any]:
+def as_list(plans: Any) -> list[Any]:
     """The plans as a list, of one where a single one is given; UsageError where they are neither."""
     if isinstance(plans, str | Mapping):
         return [plans]
@@ -181,7 +188,7 @@ def listed(plans: Any) -> list[Any]:
     return list(plans)
 
 
-def paths(name: str, value: Any) -> list[Path]:
+def as_paths(name: str, value: Any) -> list[Path]:
     """The argument of that name as paths, of one where a single one is given; UsageError where it is neither."""
     each = [value] if not isinstance(value, Iterable) or isinstance(value, str) else list(value)
     if not all(isinstance(one, str | Path) for one in each):
@@ -189,17 +196,7 @@ def paths(name: str, value: Any) -> list[Path]:
     return [Path(one) for one in each]
 
 
-def _read(name: str, value: Any) -> Any:
-    """The argument of that name as an object."""
-    read, types, expected = _READERS[name]
-    if isinstance(value, str | Path):
-        return read(Path(value))
-    if type(value).__name__ in types:
-        return value
-    raise UsageError(f"{name} must be {expected}; got {type(value).__name__}.")
-
-
-def _plain(name: str, value: Any, annotation: str) -> Any:
+def _check_plain(name: str, value: Any, annotation: str) -> Any:
     """The argument as its annotation has it, where that is of text and numbers alone; a path is text too."""
     kinds = annotation.split(" | ")
     if not _PLAIN.keys() >= {*kinds} or (value is None and "None" in kinds):

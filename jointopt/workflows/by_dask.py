@@ -1,20 +1,44 @@
-"""Plans evaluated by Dask's workers: on this machine, at a scheduler's address, or in jobs of Slurm.
+"""Functions of the user's that evaluate plans, by name: called here, or by Dask's workers.
 
-Dask hands a plan to another worker when one is lost, four times at most. It is this process that keeps the study.
+These are on this machine, at a scheduler's address, or in jobs of Slurm. Dask hands a plan to another worker when one
+is lost, four times at most. It is this process that keeps the study.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.workflows.functions import Answer, load_function
+
+Evaluator = Callable[[Job, Columns], Mapping[str, Any]]
+
+
+def load_function(name: str) -> Evaluator:
+    """The function that ``module:function`` names; UsageError for none.
+
+    The working directory stays on the path: a simulator may import its neighbours when it is first called.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"--evaluate must be module:function; got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UsageError(f"--evaluate: the module {module!r} cannot be imported ({error}).") from error
+    if not callable(found):
+        raise UsageError(f"--evaluate: the module {module!r} has no function {attribute!r}.")
+    return cast("Evaluator", found)
+
 
 SLURM = "slurm"
 _PATIENCE_S = 10.0  # for a scheduler to answer
@@ -23,14 +47,14 @@ _USUAL_MIN = 60  # of a job of Slurm
 
 
 @contextmanager
-def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Iterator[tuple[Answer, int]]:
+def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Iterator[tuple[Evaluator, int]]:
     """Have plans evaluated by the function of that name: who requests it, and for how many batches at a time.
 
     ``address``: of a scheduler, ``slurm``, or None for ``workers`` processes on this machine (0: with an address as
     many as the scheduler has). UsageError without Dask, without an answer from the address, or without a worker there.
     """
     try:
-        from distributed import Client
+        from distributed import Client, LocalCluster
     except ImportError as error:
         raise UsageError(
             "Workers need Dask, which is not installed; install it: pip install 'jointopt[dask]'."
@@ -38,8 +62,11 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
     load_function(evaluate)  # a wrong name is an error at once
     with ExitStack() as stack:
         at: Any = address
-        if address in (None, SLURM):
-            at = stack.enter_context(_slurm(workers, job, stack) if address else _here(workers))
+        if address == SLURM:
+            at = stack.enter_context(_slurm_workers(workers, job, stack))
+        elif address is None:  # they end with this process
+            cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, security=_security())
+            at = stack.enter_context(cluster)
         try:
             client = stack.enter_context(Client(at, timeout=_PATIENCE_S, set_as_default=False))
         except (OSError, ValueError) as error:
@@ -49,25 +76,18 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
             raise UsageError(f"--dask {address}: that scheduler has no worker; start one: dask worker {address}")
 
         def answer(job: Job, plans: Columns) -> Mapping[str, Any]:
-            found: Mapping[str, Any] = client.submit(_answered, evaluate, job, plans, pure=False).result()
+            found: Mapping[str, Any] = client.submit(_call_function, evaluate, job, plans, pure=False).result()
             return found
 
         yield answer, workers or known
 
 
-def _answered(evaluate: str, job: Job, plans: Columns) -> Mapping[str, Any]:
+def _call_function(evaluate: str, job: Job, plans: Columns) -> Mapping[str, Any]:
     """Run by a worker, which imports the function from its own folder or path."""
     return load_function(evaluate)(job, plans)
 
 
-def _here(workers: int) -> Any:
-    """Workers on this machine, which end with this process."""
-    from distributed import LocalCluster
-
-    return LocalCluster(workers, threads_per_worker=1, dashboard_address=None, security=_security())
-
-
-def _slurm(workers: int, job: Job, stack: ExitStack) -> Any:
+def _slurm_workers(workers: int, job: Job, stack: ExitStack) -> Any:
     """Workers of which each is a job of Slurm; they end with this process, or a minute after it was killed."""
     from dask_jobqueue import SLURMCluster
 

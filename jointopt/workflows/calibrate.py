@@ -27,20 +27,20 @@ def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) 
     measured = ResponseTable(measured.kind, _of_gpu(measured.rows, name))
     check_readings(measured, name, row_names(table))
     board = board_of(name, measured)
-    queried = None if query is None else _queried(query, measured, name)
     fit = fit_pipelines if measured.kind == "ranks" else fit_profiles
-    fits, predicted = fit(measured, measured.rows.iloc[:0] if queried is None else queried.rows, board)
-    predictions = None
-    if query is not None and queried is not None:
-        predictions = _written(query, queried.rows, predicted, name)
-    return Calibrated(calibration_of(measured, board, fits), predictions)
-
-
-def _queried(query: pd.DataFrame, measured: ResponseTable, gpu: str) -> ResponseTable:
-    """The query in canonical columns, whose clocks and limits that GPU can have."""
+    if query is None:
+        fits, _ = fit(measured, measured.rows.iloc[:0], board)
+        return Calibrated(calibration_of(measured, board, fits), None)
     queried = response_table(query, measured.kind, row_names(query))
-    check_query(queried, measured, gpu, row_names(query))
-    return queried
+    check_query(queried, measured, name, row_names(query))
+    fits, predicted = fit(measured, queried.rows, board)
+    columns = predicted.set_index(query.index)
+    if "gpu" in queried.rows:
+        other = (queried.rows["gpu"].notna() & (queried.rows["gpu"] != name)).to_numpy(bool)
+        columns.loc[other, [column for column in columns if column != NOT_PREDICTED]] = np.nan
+        columns.loc[other, NOT_PREDICTED] = "the row is of another GPU than --gpu"
+    predictions = pd.concat([query.drop(columns=[c for c in columns if c in query]), columns], axis=1)
+    return Calibrated(calibration_of(measured, board, fits), predictions)
 
 
 def _of_gpu(rows: pd.DataFrame, gpu: str) -> pd.DataFrame:
@@ -53,13 +53,3 @@ def _of_gpu(rows: pd.DataFrame, gpu: str) -> pd.DataFrame:
             f"No row of the table is of GPU {gpu!r}; its column gpu has {there}; give one of them as --gpu."
         )
     return own
-
-
-def _written(query: pd.DataFrame, rows: pd.DataFrame, predicted: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    """The query with its predicted columns; its ``rows`` of other GPUs have none."""
-    columns = predicted.set_index(query.index)
-    if "gpu" in rows:
-        other = (rows["gpu"].notna() & (rows["gpu"] != gpu)).to_numpy(bool)
-        columns.loc[other, [name for name in columns if name != NOT_PREDICTED]] = np.nan
-        columns.loc[other, NOT_PREDICTED] = "the row is of another GPU than --gpu"
-    return pd.concat([query.drop(columns=[c for c in columns if c in query]), columns], axis=1)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from jointopt.jobs.job import Job
-from jointopt.report.proposal import Checked
+from jointopt.report.proposal import CheckedJob
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import assumptions, from_files
+from jointopt.workflows.answers import accepts_paths, assumptions
 from jointopt.workflows.feasible_layouts import feasible_layouts
 from jointopt.workflows.search_steps import Stopwatch
 
 
-@from_files
-def check(job: Job | JobModel) -> Checked:
+@accepts_paths
+def check(job: Job | JobModel) -> CheckedJob:
     """The job as it is read, the layouts that may fit in memory by the physics alone, and what is assumed.
 
     InfeasibleError with reasons, and the smallest change that would help, where none fits.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     space, layouts, _, dropped = feasible_layouts(model, Stopwatch(quiet=True))
-    return Checked(model.job, space.considered, space.size, len(layouts["pp"]), dropped, assumptions(model.job))
+    return CheckedJob(model.job, space.considered, space.size, len(layouts["pp"]), dropped, assumptions(model.job))

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
+from jointopt.core.schema import Columns
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
-from jointopt.report.explanation import Explanation
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import from_files, listed, with_limits
-from jointopt.workflows.baseline import baseline_plan
+from jointopt.workflows.answers import accepts_paths, as_list, with_power_limits
 from jointopt.workflows.explain import explain
+from jointopt.workflows.plan_files import baseline_plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FEWEST, MOST = 2, 8
 
 
-@from_files
+@accepts_paths
 def compare(
     job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -42,22 +42,18 @@ def compare(
     `explain` raises of any of them.
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    plans = listed(plans)
+    plans = as_list(plans)
     plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")
     explained = tuple(explain(model, plan) for plan in plans)
-    return Compared(explained, tuple(against_first(model, explained)))
-
-
-def against_first(model: JobModel, plans: Sequence[Explanation]) -> list[dict[str, float]]:
-    """`surrogate.intervals.plan_differences` of each later plan and the first; nothing with limits of stages."""
-    if any("stage_power_limit_w" in plan.plan for plan in plans):
-        return [{} for _ in plans[1:]]
-    parsed = [parse_plan(plan.plan, model.job) for plan in plans]
-    columns = concat(with_limits([one.layouts for one in parsed], model.job))
-    columns |= {name: np.array([getattr(plan, name) for plan in plans]) for name in RESULTS}
-    deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
-    columns["stage_clock_mhz"] = np.concatenate([widened(one.stage_clock_mhz[:1], deepest) for one in parsed])
-    found = model.differences(columns, 0)
-    return [{name: float(values[row]) for name, values in found.items()} for row in range(1, len(plans))]
+    found: Columns = {}  # of each plan from the first; not known of plans whose stages have power limits
+    if not any("stage_power_limit_w" in one.plan for one in explained):
+        parsed = [parse_plan(one.plan, model.job) for one in explained]
+        columns = concat(with_power_limits([one.layouts for one in parsed], model.job))
+        columns |= {name: np.array([getattr(one, name) for one in explained]) for name in RESULTS}
+        deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
+        columns["stage_clock_mhz"] = np.concatenate([widened(one.stage_clock_mhz[:1], deepest) for one in parsed])
+        found = model.differences(columns, 0)
+    later = range(1, len(explained))
+    return Compared(explained, tuple({name: float(values[row]) for name, values in found.items()} for row in later))

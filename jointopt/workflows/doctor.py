@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,14 +19,14 @@ from jointopt.core.secrets import masked
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.clusters import link_defaults
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.cluster import Gpu, save_machine
 from jointopt.jobs.cluster import Machine as MeasuredMachine
+from jointopt.jobs.cluster import save_machine
 from jointopt.measure.hardware import host as devices
 from jointopt.measure.hardware.gpu_clocks import restore_offer
 from jointopt.measure.hardware.host import SLURM_COMMANDS, Machine, found_machine
 from jointopt.measure.hardware.meter import PERMISSION
 from jointopt.physics.calibrate.machine_fit import fit
-from jointopt.report.diagnosis import Probed
+from jointopt.report.diagnosis import MachineComparison
 from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table
 from jointopt.runs.outages import patience
@@ -61,9 +61,19 @@ def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> 
         ("memory_gbytes_per_s", gpu.memory_gbytes_per_s), ("link_gbytes_per_s", gpu.intra_node_gbytes_per_s),
     ):  # fmt: skip
         nominal |= {name: value} if value else {}
+    # the cluster section of a job file for this one machine; cores share its memory evenly
+    if machine.gpus:
+        name = machine.gpus[0].name if gpu is None else gpu.id
+        cluster: dict[str, Any] = {"gpu": name, "nodes": 1, "gpus_per_node": len(machine.gpus)}
+        limit_w = machine.gpus[0].power_limit_w
+        if limit_w and gpu is not None and gpu.tdp_w and limit_w < gpu.tdp_w:
+            cluster["power_limit_w"] = limit_w
+    else:
+        each_gib = math.floor(10 * machine.memory_gib / machine.cores) / 10
+        cluster = {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores, "memory_gib": each_gib}
     return Diagnosis(
         machine=asdict(machine), features=tuple(_features(machine, measured, storage)), speeds=measured,
-        nominal=nominal, cluster=_cluster(machine, gpu), notes=tuple(notes),
+        nominal=nominal, cluster=cluster, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -71,7 +81,7 @@ def _processes(machine: Machine) -> int:
     return len(machine.gpus) or min(machine.cores, _MOST_CPU_PROCESSES)
 
 
-def probe(out: Path) -> Probed | None:
+def probe(out: Path) -> MachineComparison | None:
     """Measure this machine, or the nodes that torchrun or srun has started this on, and write the machine file ``out``.
 
     None on ranks but the first. Raises LauncherError where PyTorch is missing or fails, CatalogError for an unknown
@@ -87,17 +97,22 @@ def probe(out: Path) -> Probed | None:
         raise LauncherError(f"PyTorch {readings['torch']} does not see the GPUs; install a build of it with CUDA.")
     gpu = load_gpu(CPU_CORE if readings["device"] == "cpu" else readings["device"])
     found, per_node = fit(readings, gpu), readings["gpus_per_node"]
+    # memory of the smallest GPU, as driver and catalogue count it; cores share their machine's evenly
+    driver_gib = [one.memory_gib for one in here.gpus if one.memory_gib]
+    memory_gib = round(min(driver_gib) if driver_gib else float(readings["memory_bytes"]) / GIB, 2)
+    if readings["device"] == "cpu":
+        memory_gib = math.floor(10.0 * here.memory_gib / per_node) / 10.0
     measured = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "nodes": readings["processes"] // per_node}
     measured |= {name: readings[name] for name in _VERSIONS if name in readings} | {"jointopt": version("jointopt")}
     machine = MeasuredMachine(
         gpu=gpu.id, gpus_per_node=per_node, product_time_factor=found.product_time_factor,
-        figures={"memory_gib": _memory_gib(here, readings), **found.figures}, measured=measured,
+        figures={"memory_gib": memory_gib, **found.figures}, measured=measured,
         fit_error_percent=found.error_percent,
         readings={name: readings[name] for name in ("products", "copy", "collectives")},
     )  # fmt: skip
     save_machine(machine, out)
     # the figures that stand in where nothing is stated or measured
-    return Probed(
+    return MachineComparison(
         machine,
         {
             "intra_node_gbytes_per_s": gpu.intra_node_gbytes_per_s,
@@ -113,19 +128,31 @@ def probe(out: Path) -> Probed | None:
 _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
 
 
-def _memory_gib(here: Machine, readings: Mapping[str, Any]) -> float:
-    """Memory of the smallest GPU in GiB, as driver and catalogue count it; cores share their machine's evenly."""
-    if readings["device"] == "cpu":
-        return math.floor(10.0 * here.memory_gib / int(readings["gpus_per_node"])) / 10.0
-    known = [gpu.memory_gib for gpu in here.gpus if gpu.memory_gib]
-    return round(min(known) if known else float(readings["memory_bytes"]) / GIB, 2)
-
-
 def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:
     yield Feature("propose, explain, predict, select", True, f"jointopt {version('jointopt')}, no GPU needed")
-    yield _torchrun(machine, speeds)
-    yield _megatron(machine)
-    yield _slurm(machine)
+    name, backends = "launcher torchrun", speeds.get("backends")
+    if not _has("torch"):
+        yield Feature(name, False, "PyTorch is not installed", "pip install 'jointopt[torch]'")
+    else:
+        what = f"PyTorch {version('torch')}" + (f" with {', '.join(backends)}" if backends else "")
+        if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
+            fix = "install a build of PyTorch with CUDA"
+            yield Feature(name, False, f"{what}, which does not see the GPUs", fix)
+        else:
+            yield Feature(name, True, what)
+    if machine.gpus:
+        fix = "git clone https://github.com/NVIDIA/Megatron-LM, then --checkout Megatron-LM"
+        yield Feature("launcher megatron", True, "GPUs are here; it also takes a checkout of Megatron-LM", fix)
+    else:
+        yield Feature("launcher megatron", False, "Megatron-LM trains on GPUs, and here is none")
+    if missing := [command for command in SLURM_COMMANDS if command not in machine.slurm]:
+        fix = "run jointopt where jobs are submitted, or: sudo apt-get install slurm-client"
+        yield Feature("launcher slurm", False, f"no {', '.join(missing)}", fix)
+    elif machine.partitions:
+        yield Feature("launcher slurm", True, f"{len(machine.partitions)} partitions")
+    else:
+        what = "Slurm's commands are here, and sinfo shows no partition"
+        yield Feature("launcher slurm", False, what, "is slurmctld running?")
     if machine.no_meter:
         what, _, fix = machine.no_meter.rstrip(".").partition(": pip install")
         fix = f"pip install{fix}" if fix else ""
@@ -144,34 +171,6 @@ def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterato
     enough = free_gib >= _ENOUGH_DISK_GIB
     fix = "" if enough else "free some, or work in another folder"
     yield Feature("disk space for logs and database", enough, f"{free_gib:.1f} GiB free here", fix)
-
-
-def _torchrun(machine: Machine, speeds: dict[str, Any]) -> Feature:
-    name = "launcher torchrun"
-    if not _has("torch"):
-        return Feature(name, False, "PyTorch is not installed", "pip install 'jointopt[torch]'")
-    backends = speeds.get("backends")
-    what = f"PyTorch {version('torch')}" + (f" with {', '.join(backends)}" if backends else "")
-    if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
-        return Feature(name, False, f"{what}, which does not see the GPUs", "install a build of PyTorch with CUDA")
-    return Feature(name, True, what)
-
-
-def _megatron(machine: Machine) -> Feature:
-    if not machine.gpus:
-        return Feature("launcher megatron", False, "Megatron-LM trains on GPUs, and here is none")
-    fix = "git clone https://github.com/NVIDIA/Megatron-LM, then --checkout Megatron-LM"
-    return Feature("launcher megatron", True, "GPUs are here; it also takes a checkout of Megatron-LM", fix)
-
-
-def _slurm(machine: Machine) -> Feature:
-    name, missing = "launcher slurm", [name for name in SLURM_COMMANDS if name not in machine.slurm]
-    if missing:
-        fix = "run jointopt where jobs are submitted, or: sudo apt-get install slurm-client"
-        return Feature(name, False, f"no {', '.join(missing)}", fix)
-    if not machine.partitions:
-        return Feature(name, False, "Slurm's commands are here, and sinfo shows no partition", "is slurmctld running?")
-    return Feature(name, True, f"{len(machine.partitions)} partitions")
 
 
 def _package(feature: str, package: str, fix: str) -> Feature:
@@ -200,19 +199,6 @@ def _database(url: str) -> Feature:
             return Feature(name, False, f"{place} cannot be made: {path.absolute().parent} is not writable")
         return Feature(name, True, f"{place} will be made")
     return Feature(name, True, f"{place}, {count} measurements")
-
-
-def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
-    """The cluster section for this one machine; cores share its memory evenly."""
-    if not machine.gpus:
-        each_gib = math.floor(10 * machine.memory_gib / machine.cores) / 10
-        return {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores, "memory_gib": each_gib}
-    name = machine.gpus[0].name if gpu is None else gpu.id
-    section: dict[str, Any] = {"gpu": name, "nodes": 1, "gpus_per_node": len(machine.gpus)}
-    limit_w = machine.gpus[0].power_limit_w
-    if limit_w and gpu is not None and gpu.tdp_w and limit_w < gpu.tdp_w:
-        section["power_limit_w"] = limit_w
-    return section
 
 
 def _has(module: str) -> bool:

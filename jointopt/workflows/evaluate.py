@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ from jointopt.surrogate.data_doubts import (
 )
 from jointopt.surrogate.measurements import Measurements, precision_lines
 from jointopt.surrogate.surrogate import Fingerprints, fingerprints
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.predict import predict
 
 _log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ _PREDICTED = "what was predicted"
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret are not significant
 
 
-@from_files
+@accepts_paths
 def evaluate(
     table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
@@ -66,7 +65,11 @@ def evaluate(
         why = without_time(table) or "; expected at least one row"
         raise TableError(f"The table has no measured iteration_time_s to compare with{why}.")
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
-    names["group"] = _groups(table)
+    # where the table names no group, runs of one model, GPU, number of GPUs and batch are comparable
+    given_groups = table["group"].astype(object) if "group" in table else pd.Series(None, table.index, dtype=object)
+    alike = table[[name for name in _ALIKE if name in table]]
+    words = alike.apply(lambda run: " ".join(str(cell_as_written(cell)) for cell in run if not is_blank(cell)), axis=1)
+    names["group"] = given_groups.fillna(words if len(alike.columns) else "")
     known = [*names]
     given = None if measured is None else Measurements.given(measured)
     judged = predict(table, surrogate, given, calibration, storage, machine).assign(**names)
@@ -155,15 +158,6 @@ def _summary(judged: pd.DataFrame) -> pd.DataFrame | None:
         rows.append(dict(zip(keys, key, strict=True)) | {"bias": bias} | _figures(some, ranked=False))
     found = pd.DataFrame(rows).drop(columns=["kendall_tau", "top1_regret"])
     return found.sort_values("bias", key=lambda bias: -bias.abs(), kind="stable")
-
-
-def _groups(table: pd.DataFrame) -> pd.Series[Any]:
-    """The table's groups; where it names none, runs of one model, GPU, number of GPUs and batch are comparable."""
-    blank = pd.Series(None, index=table.index, dtype=object)
-    given = table["group"].astype(object) if "group" in table else blank
-    alike = table[[name for name in _ALIKE if name in table]]
-    words = alike.apply(lambda run: " ".join(str(cell_as_written(cell)) for cell in run if not is_blank(cell)), axis=1)
-    return given.fillna(words if len(alike.columns) else "")
 
 
 def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:

@@ -14,13 +14,7 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
 from jointopt.jobs.reading import quoted_value
-from jointopt.measure.hardware.gpu_clocks import (
-    Setting,
-    SettingsSession,
-    plan_settings,
-    ranks_of_node,
-    settings_session,
-)
+from jointopt.measure.hardware.gpu_clocks import Setting, plan_settings, ranks_of_node, settings_session
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import occupants
 from jointopt.measure.hardware.meter import Gpus, running_meter
@@ -41,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecutedProgram:
     """The end of the program, the reading of its GPUs, and what could not be put back or written (blank: nothing)."""
 
     code: int
@@ -53,7 +47,7 @@ def execute(
     command: Sequence[str], plan: Mapping[str, Any], *, node: int | None = None, gpus_per_node: int | None = None,
     default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None, order: str | None = None,
     check_s: float = WAIT_S,
-) -> Executed:  # fmt: skip
+) -> ExecutedProgram:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
     ``plan`` may have a ``power_profile``, such as max-q+llm-training, that the driver of its GPUs offers.
@@ -82,9 +76,17 @@ def execute(
         meter.on_sample = session.check
         for one in occupants(range(len(ranks)), patience_s=0.0):
             _log.warning("%s.", one)
-        watched = (
-            (report_variables(command, Path.cwd(), folder), _Watch(check, session, not waits).look) if by_stage else ()
-        )
+        is_set = not waits
+
+        def look(mark: str) -> None:
+            """Look at the processes of that mark, and set the clocks as soon as the check has passed."""
+            nonlocal is_set
+            if check.passed(mark) and not is_set:
+                session.apply()
+                is_set = True
+                _log.info(check.remark or "The ranks run the stages of the plan: clocks are set.")
+
+        watched = (report_variables(command, Path.cwd(), folder), look) if by_stage else ()
         start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
         end = meter.now()
@@ -95,21 +97,7 @@ def execute(
             meter.series().write(series)
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
-    return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
-
-
-class _Watch:
-    """Sets the clocks as soon as a check has passed, and goes on looking at what ranks show."""
-
-    def __init__(self, check: RankCheck, session: SettingsSession, is_set: bool) -> None:
-        self._check, self._session, self._is_set = check, session, is_set
-
-    def look(self, mark: str) -> None:
-        """Look at the processes of that mark. Raises RankOrderError, and DeviceError where clocks cannot be set."""
-        if self._check.passed(mark) and not self._is_set:
-            self._session.apply()
-            self._is_set = True
-            _log.info(self._check.remark or "The ranks run the stages of the plan: clocks are set.")
+    return ExecutedProgram(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:

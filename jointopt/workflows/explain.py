@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import parse_plan, plan_assumptions
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.physics.explain.parts import (
     Breakdown,
@@ -30,12 +31,11 @@ from jointopt.physics.explain.timeline import METER_S, excursion, power_swing, w
 from jointopt.physics.layouts import input_bytes
 from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
-from jointopt.report.layout_table import Rank
 from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import answered, assumptions, check_priceable, from_files
-from jointopt.workflows.open_settings import of_plan
+from jointopt.workflows.answers import accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.open_settings import settings_of_plan
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
-@from_files
+@accepts_paths
 def explain(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -59,13 +59,13 @@ def explain(
     stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) else ()
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
     parsed = parse_plan(plan, model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     broken = check_plan(model.job, record)
     check_priceable(model.job, record, broken)
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
     values = physics.evaluate(only, clocks)
-    answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
+    answer = predicted_plans(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
     exceeded, short = physics.broken_limits(values), shortage_of(model, physics, record)
     used, recipe = utilization(physics, 0, clocks[0]), model.job.training.fp8_recipe
@@ -73,9 +73,15 @@ def explain(
     within = {} if broken else _within_an_iteration(physics, clocks[0], parts)
     levels = {name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()}
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
+    rank = None
+    if ranked and not (broken or exceeded):
+        from jointopt.workflows.feasible_layouts import layout_rank  # imports the search
+
+        with suppress(InfeasibleError):  # no layout is feasible that it could be compared with
+            rank = layout_rank(model, parsed.layouts)
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
-        exceeded=exceeded, shortage=short, hangs_on=() if broken else of_plan(model, parsed.layouts),
+        exceeded=exceeded, shortage=short, hangs_on=() if broken else settings_of_plan(model, parsed.layouts),
         **results, time_s=parts.time_s,
         energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
@@ -97,7 +103,7 @@ def explain(
         in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
-        rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded) else None,
+        rank=rank,
     )  # fmt: skip
 
 
@@ -140,15 +146,6 @@ def _within_an_iteration(physics: CostModel, stage_clock_mhz: Floats, parts: Bre
         if np.isfinite(after_s := float(heat.throttles_s[most])):
             found["temperature_swing"]["throttles_s"] = after_s
     return found
-
-
-def _rank(model: JobModel, layout: Columns) -> Rank | None:
-    from jointopt.workflows.feasible_layouts import rank_of  # imports the search
-
-    try:
-        return rank_of(model, layout)
-    except InfeasibleError:  # no layout is feasible that it could be compared with
-        return None
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import InfeasibleError
-from jointopt.frameworks.exported import Exported, exported, plan_alone
+from jointopt.frameworks.exported import Exported, exported, plan_without_predictions
 from jointopt.frameworks.intent import BENCHMARK
 from jointopt.frameworks.targets import version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@from_files
+@accepts_paths
 def export(
     job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
     checkout: Path | None = None, program: str = "", arguments: str = "", surrogate: str = "default",
@@ -47,8 +47,8 @@ def export(
     found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
     # the memory that the plan lacks; None for one that is feasible
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    parsed = parse_plan(plan_alone(plan), model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    parsed = parse_plan(plan_without_predictions(plan), model.job)
+    record = parsed.record
     if short := shortage_of(model, model.cost_model(parsed.layouts), record):
         if not allow_tight:
             raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")

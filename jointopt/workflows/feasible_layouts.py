@@ -74,18 +74,18 @@ def feasible_layouts(
     limit_gib = memory_limit_gib(model.job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
         listed = space
-        space, layouts, peak_bytes, dropped = _fitting(model, listed, least)
+        space, layouts, peak_bytes, dropped = _fitting_layouts(model, listed, least)
         if not len(peak_bytes) and allow_tight:
             best = model.fit_probability_of(peak_memory_bytes(model.job, listed.layouts)).max(initial=0.0)
             least = max(CERTAIN, 0.5 * best)
-            space, layouts, peak_bytes, dropped = _fitting(model, listed, least)
+            space, layouts, peak_bytes, dropped = _fitting_layouts(model, listed, least)
     if not len(peak_bytes):
         raise InfeasibleError(remedy(model, space.layouts, dropped))
     with watch.phase("splits", "splits of the layers over pipelines"):
         for pp, vpp, split in free_splits(model, layouts, peak_bytes):
             search = replace(model.job.search, pp=(pp,), vpp=(vpp,), stage_layers=(";".join(map(str, split)),))
             alone = enumerate_layouts(replace(model.job, search=search))
-            part, more, more_bytes, without = _fitting(model, alone, least)
+            part, more, more_bytes, without = _fitting_layouts(model, alone, least)
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)
             layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
@@ -94,7 +94,7 @@ def feasible_layouts(
     return space, layouts, peak_bytes, dropped
 
 
-def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Columns, Floats, dict[str, int]]:
+def _fitting_layouts(model: JobModel, space: Space, least: float) -> tuple[Space, Columns, Floats, dict[str, int]]:
     """As `feasible_layouts` of a space with its listed splits, with the layouts that `add_recompute_steps` appends."""
     job, listed = model.job, space.size
     peaks: list[Floats] = []  # of the layouts, then of the steps that `add_recompute_steps` appends to them
@@ -132,19 +132,19 @@ def searched_limits(job: Job, count: int) -> tuple[tuple[float, ...] | None, dic
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The search problem of a job, what it was made of, and the layouts dropped before, by reason."""
+class PreparedSearch:
+    """All that a search of a job begins with."""
 
-    space: Space
-    layouts: Columns
-    dropped: dict[str, int]
-    physics: CostModel
-    fitting: Floats  # probability that each layout fits
-    problem: Problem
-    wide: Problem  # with all objectives of the job among its goals
+    space: Space  # all layouts that keep the rules
+    layouts: Columns  # those that are searched, (L,)
+    dropped: dict[str, int]  # reason -> layouts dropped for it
+    physics: CostModel  # that prices the layouts
+    fitting: Floats  # probability that each layout fits in memory, (L,)
+    problem: Problem  # by time and energy
+    all_goals: Problem  # the same by all objectives of the job
 
 
-def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) -> Prepared:
+def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) -> PreparedSearch:
     """The search problem of a job's feasible layouts, of many priced as far as is needed; InfeasibleError without any.
 
     ``allow_tight`` as for `feasible_layouts`.
@@ -171,7 +171,7 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
             layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
-    return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
+    return PreparedSearch(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:
@@ -203,7 +203,7 @@ def priced_problem(job: Job | JobModel) -> Problem:
     is about, the GPU's power need not be known: energies are then NaN.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
-    physics, clocks_mhz = _priced(model)
+    physics, clocks_mhz = _priced_layouts(model)
     return search_problem(model.job, physics, clocks_mhz, cost_of_failing(model.fit_probability(physics)))
 
 
@@ -212,7 +212,7 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
 
     Tight plans that are likelier not to fit are infeasible, unless there are no others.
     """
-    physics, clocks_mhz = _priced(model)
+    physics, clocks_mhz = _priced_layouts(model)
     fitting, problem = model.fit_probability(physics), search_problem(model.job, physics, clocks_mhz)
     shortfall = min(FEASIBLE, float(fitting.max())) - fitting
 
@@ -224,8 +224,8 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
     return narrow, with_goals(model.job, narrow, physics)
 
 
-def _priced(model: JobModel) -> tuple[CostModel, Floats]:
-    """Layouts of a job that may fit in memory, as often as it has power limits, priced by its model; and the clocks."""
+def _priced_layouts(model: JobModel) -> tuple[CostModel, Floats]:
+    """(layouts that may fit in memory, once per power limit, priced by the job's model; the search's clocks in MHz)."""
     need_power(model.job)
     space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(), CERTAIN)
     layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
@@ -254,16 +254,16 @@ def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
     return time_of
 
 
-def at_top(physics: CostModel, index: int) -> tuple[Columns, Floats]:
+def plan_at_top_clock(physics: CostModel, index: int) -> tuple[Columns, Floats]:
     """One plan (1,) of the layout ``index`` with every clock at its highest, and its clocks (1, pp) in MHz."""
     clocks = uniform_stage_clocks(physics.layouts["pp"][[index]], physics.top_mhz)
     return physics.evaluate(np.array([index]), clocks), clocks
 
 
 def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats | None = None) -> Problem:
-    """The search problem; where ``runs`` (n,) are given a layout counts so many times (`cost_of_failing`).
+    """The search problem of the layouts of ``physics`` at these clocks.
 
-    A factor on time and energy keeps what the problem promises of both.
+    ``runs`` (n,): how many starts a layout takes until one fits (`cost_of_failing`), a factor on its time and energy.
     """
     runs = np.ones(len(physics.layouts["pp"])) if runs is None else runs
 
@@ -304,12 +304,11 @@ GAIN = 0.01  # of time or energy; less is not worth plans whose differences from
 
 
 def free_splits(model: JobModel, layouts: Columns, peak_bytes: Floats) -> list[tuple[int, int, Split]]:
-    """(pp, vpp, split) of the layers, beside the listed splits, that no other, listed or not, beats in time and energy.
+    """(pp, vpp, split) of unlisted splits of the layers that no split, listed or not, beats in both time and energy.
 
-    ``layouts`` (L,), which may fit in memory with ``peak_bytes`` (L,), have the listed ones. Of each pipeline that may
-    gain, its fastest layout is priced with every split of `shifted_splits` whose heaviest rank is no heavier than with
-    the listed ones; these layouts alone are compared. Nothing where the job lists splits, or its framework takes no
-    other.
+    ``layouts`` (L,) with the listed splits may fit in memory, taking ``peak_bytes`` (L,). The fastest layout of each
+    pipeline that may gain stands for it, and is priced with every split of `shifted_splits` whose heaviest rank is no
+    heavier than with the listed ones. Empty where the job lists splits, or its framework takes no other.
     """
     job = model.job
     if job.search.stage_layers is not None or "any" not in job.training.framework.stage_splits:
@@ -318,7 +317,7 @@ def free_splits(model: JobModel, layouts: Columns, peak_bytes: Floats) -> list[t
     values: list[Floats] = []
     for layout, splits in _contenders(model, layouts, peak_bytes):
         pp, vpp = int(layout["pp"][0]), int(layout["vpp"][0])
-        scores = _scores(model, layout, splits)
+        scores = _split_scores(model, layout, splits)
         rows = [0, *sorted(set(scores.argmin(axis=0).tolist()) - {0})]
         found += [(pp, vpp, splits[row - 1]) if row else None for row in rows]
         values += list(scores[rows] * np.where(np.array(rows) > 0, 1.0 + GAIN, 1.0)[:, None])
@@ -331,7 +330,7 @@ def _contenders(model: JobModel, layouts: Columns, peak_bytes: Floats) -> Iterat
     pipeline = layouts["pp"].astype(np.int64) * width + layouts["vpp"]
     # the lightest of each alone: thousands of splits of hundreds of chunks take 400 MB for a job of 1,000 layers
     least = {
-        one: min(_candidates(model.job, *divmod(one, width)).values(), default=math.inf)
+        one: min(_candidate_splits(model.job, *divmod(one, width)).values(), default=math.inf)
         for one in np.unique(pipeline).tolist()
     }
     if math.isinf(min(least.values())):
@@ -355,10 +354,10 @@ def _contenders(model: JobModel, layouts: Columns, peak_bytes: Floats) -> Iterat
         hope_s[one] = time_s[row] * min(load, least[one]) / load
     for one in sorted(best, key=hope_s.__getitem__)[:PIPELINES]:
         if hope_s[one] <= NEAR * time_s.min():
-            yield take(some, np.array([best[one]])), list(_candidates(model.job, *divmod(one, width)))
+            yield take(some, np.array([best[one]])), list(_candidate_splits(model.job, *divmod(one, width)))
 
 
-def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
+def _candidate_splits(job: Job, pp: int, vpp: int) -> dict[Split, float]:
     """The splits of one pipeline to try, with the load of their heaviest rank: no more than with the listed ones.
 
     Beside an even split alone only if some are lighter there: with equal loads nothing is as fast as equal chunks.
@@ -378,7 +377,7 @@ def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
     return {split: load for split, load in tried.items() if can_be_built(job.training.framework, split)}
 
 
-def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
+def _split_scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
     """Time in s and energy in J, (1 + splits, 2), of a layout (1,) as it is and with each split; equal if unknown.
 
     Time at the top clock; energy at the clock of the layout's own least, with all slack used where stages may.
@@ -412,17 +411,17 @@ def _top_times_s(model: JobModel, physics: CostModel) -> Floats:
 # The place of one plan's layout among all layouts of its job.
 
 
-def rank_of(model: JobModel, layout: Columns) -> Rank:
+def layout_rank(model: JobModel, layout: Columns) -> Rank:
     """The rank of a layout (columns of one row) at the GPU's highest clock, its time and energy beside the first's.
 
     InfeasibleError where no layout is feasible.
     """
-    ready = prepared(model, Stopwatch(quiet=True))
+    ready = prepare_search(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
     first = fastest_layout(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
-    own, best = at_top(alone, 0)[0], at_top(ready.physics, first)[0]
+    own, best = plan_at_top_clock(alone, 0)[0], plan_at_top_clock(ready.physics, first)[0]
     behind, energy_behind = (float(own[name][0] / best[name][0]) - 1.0 for name in OBJECTIVES)
-    place = place_of(ready.problem, ready.physics, alone)
+    place = rank_at_top_clock(ready.problem, ready.physics, alone)
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
         place, of=ready.problem.num_distinct, behind=0.0 if is_first else behind,
@@ -430,12 +429,12 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     )  # fmt: skip
 
 
-def place_of(problem: Problem, physics: CostModel, alone: CostModel) -> int | None:
+def rank_at_top_clock(problem: Problem, physics: CostModel, alone: CostModel) -> int | None:
     """The rank of the layout that ``alone`` prices by its time at the GPU's highest clock; None: beyond `MOST`.
 
     Among the ``problem``'s layouts, which ``physics`` prices.
     """
-    own_s = float(at_top(alone, 0)[0]["iteration_time_s"][0])
+    own_s = float(plan_at_top_clock(alone, 0)[0]["iteration_time_s"][0])
     bound = problem.most_time_s  # times that those of `top_times` do not exceed, for less than these
     most = None if bound is None else lambda index: bound(index, np.full((len(index), 1), physics.top_mhz))
     return rank(problem, own_s, top_times(problem, physics), most)

@@ -21,12 +21,12 @@ from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.report.imported import Imported
 from jointopt.runs.rows import failed_row, is_blank, result_row
-from jointopt.workflows.answers import from_files, paths
+from jointopt.workflows.answers import accepts_paths, as_paths
 
 WARM_UP = 5  # iterations
 
 
-@from_files
+@accepts_paths
 def import_(
     files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, run: int | None = None,
     **given: Any,
@@ -39,7 +39,7 @@ def import_(
     ``warmup`` iterations of each log do not count. Raises JobError for a file that no reader knows, and with one
     sentence on all that is missing.
     """
-    given_files = paths("files", files)
+    given_files = as_paths("files", files)
     variables = {key: value for key, value in (given.get("set") or {}).items() if "." not in key}
     taken = read_files(given_files, variables, run)
     found = resolved(taken, name or _name(given_files), given)

@@ -11,9 +11,9 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.text import format_plan
 from jointopt.report.explanation import Explanation
-from jointopt.report.imported import Comparison, Gain, Imported, Proposed
-from jointopt.report.proposal import Proposal, spread_along
-from jointopt.report.published_plans import beside_lines
+from jointopt.report.imported import Comparison, Gain, Imported, ProposedPlan
+from jointopt.report.proposal import Proposal, rows_along_front
+from jointopt.report.published_plans import published_plan_lines
 from jointopt.report.tables import plan_entries
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def comparison_of(proposal: Proposal, today: Explanation, rows: Sequence[Mapping
     row = next((row for row in rows if row["status"] == "ok"), {})
     known |= {name: (float(row[name]),) * 3 for name in OBJECTIVES if math.isfinite(row.get(name, math.nan))}
     front, proposed = proposal.front, []
-    index = spread_along(front, PROPOSALS).tolist()
+    index = rows_along_front(front, PROPOSALS).tolist()
     for i, plan in zip(index, plan_entries(front, index), strict=True):
         gains = (gain_of(plan, known, name) for name in OBJECTIVES)
-        proposed.append(Proposed(plan, format_plan(front, front["stage_clock_mhz"], i), *gains))
-    lines = tuple(beside_lines(proposal.beside, proposal.feasible_layouts))
+        proposed.append(ProposedPlan(plan, format_plan(front, front["stage_clock_mhz"], i), *gains))
+    lines = tuple(published_plan_lines(proposal.beside, proposal.feasible_layouts))
     return Comparison(known, bool(row), tuple(today.violations), tuple(proposed), lines)
 
 

@@ -14,7 +14,6 @@ from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLA
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.defaults import default_attention
-from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
@@ -25,7 +24,7 @@ from jointopt.search.exact import fastest_layout
 from jointopt.surrogate.features import network_assumed
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.feasible_layouts import at_top, search_problem, top_times, worth_starting
+from jointopt.workflows.feasible_layouts import plan_at_top_clock, search_problem, top_times, worth_starting
 
 if TYPE_CHECKING:
     from jointopt.report.proposal import Proposal
@@ -44,9 +43,15 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
     if framework.name == GENERIC:
         found.append(("training.framework", GENERIC, NAMED))
     if training.attention_assumed and model.has_attention:
-        # kernels of the framework's other releases on that GPU, and faster ones that another framework runs there
+        # kernels that older and newer releases run on that GPU, and faster ones that another framework runs there
         names = {framework.name, *framework_names()}
-        usual = {name: _kernels(load_framework(name), job) for name in names}
+        usual = {
+            name: {
+                default_attention(load_framework(name), cluster.gpu, training.dtype, newer=newer)
+                for newer in (False, True)
+            }
+            for name in names
+        }
         rank = ATTENTIONS.index
         faster = {one for one in set().union(*usual.values()) if rank(one) > rank(training.attention)}
         others = (usual[framework.name] | faster) - {training.attention}
@@ -70,12 +75,6 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
     return [one for one in found if one[1] is not None]
 
 
-def _kernels(framework: Framework, job: Job) -> set[str]:
-    """Attention kernels that older and newer releases of a framework run on the job's GPU."""
-    gpu, dtype = job.cluster.gpu, job.training.dtype
-    return {default_attention(framework, gpu, dtype, newer=newer) for newer in (False, True)}
-
-
 def open_words(job: Job) -> list[str]:
     """``key value`` of each setting that a job leaves open, as it is assumed."""
     return [
@@ -83,7 +82,7 @@ def open_words(job: Job) -> list[str]:
     ]
 
 
-def of_first(model: JobModel, found: Proposal) -> tuple[OpenSetting, ...]:
+def settings_of_proposal(model: JobModel, found: Proposal) -> tuple[OpenSetting, ...]:
     """The open settings of a proposal by how much they move the time of its first row, the largest first.
 
     The first plan of each alternative is looked for within the degrees of the best layouts. By the physics alone; none
@@ -95,15 +94,15 @@ def of_first(model: JobModel, found: Proposal) -> tuple[OpenSetting, ...]:
     own = {name: front[name][:1] for name in LAYOUT_COLUMNS if name in front}
     near = {name: tuple(sorted({int(entry[name]) for entry in shown} | {int(own[name][0])})) for name in _SPLIT}
     sizes = {1, 2} | {int(entry["micro_batch_size"]) for entry in shown} | {int(own["micro_batch_size"][0])}
-    return _priced(model.job, own, near | {"micro_batch_size": tuple(sorted(sizes))})
+    return _priced_alternatives(model.job, own, near | {"micro_batch_size": tuple(sorted(sizes))})
 
 
-def of_plan(model: JobModel, layouts: Columns) -> tuple[OpenSetting, ...]:
-    """As `of_first`, of one plan (layout columns of one row) that stays as it is, where it can be started so."""
-    return () if model.evidence.counts else _priced(model.job, layouts, {})
+def settings_of_plan(model: JobModel, layouts: Columns) -> tuple[OpenSetting, ...]:
+    """As `settings_of_proposal`, of one plan (layout columns of one row) under every alternative that can start it."""
+    return () if model.evidence.counts else _priced_alternatives(model.job, layouts, {})
 
 
-def _priced(job: Job, own: Columns, near: Mapping[str, Any]) -> tuple[OpenSetting, ...]:
+def _priced_alternatives(job: Job, own: Columns, near: Mapping[str, Any]) -> tuple[OpenSetting, ...]:
     """Each alternative of an open setting with the change of time, of the plan itself or of the fastest ``near`` it."""
     found: list[OpenSetting] = []
     if not (settings := open_settings(job)):
@@ -123,7 +122,7 @@ def _priced(job: Job, own: Columns, near: Mapping[str, Any]) -> tuple[OpenSettin
 
 
 def _own_time_s(job: Job, layout: Columns) -> float:
-    return float(at_top(JobModel(job).physics(layout), 0)[0]["iteration_time_s"][0])
+    return float(plan_at_top_clock(JobModel(job).physics(layout), 0)[0]["iteration_time_s"][0])
 
 
 def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
@@ -138,4 +137,4 @@ def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
     some = np.flatnonzero(worth_starting(problem, physics, fitting) & (fitting >= FEASIBLE))
     best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
-    return float(at_top(physics, best)[0]["iteration_time_s"][0]), layout
+    return float(plan_at_top_clock(physics, best)[0]["iteration_time_s"][0]), layout

@@ -22,12 +22,12 @@ from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline
 from jointopt.physics.site import with_site
-from jointopt.report.page.choice import PlanPicture, Reported, chosen_plans
+from jointopt.report.page.choice import PlanPicture, ProposalReport, chosen_plans
 from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.remedy import shortage_of
 from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
-@from_files
+@accepts_paths
 def page(
     source: str, *, surrogate: str | None = None, studies: str | None = None,
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None, pue: float | None = None,
-) -> Reported:  # fmt: skip
+) -> ProposalReport:  # fmt: skip
     """The report of a stored proposal: a file or folder of ``propose --out``, or a study of ``studies`` by its name.
 
     Its plans are priced by the surrogate that it names, unless another is given; ``pue`` is that of the site in place
@@ -53,8 +53,8 @@ def page(
     document = stored_proposal(source, studies)
     job = parse_job(document["job_file"], document["job"], Path()).on_site(pue)
     if pue is not None:
-        document |= {"front": [billed(job, entry) for entry in document["front"]]}
-        document |= {"reference": billed(job, document["reference"])} if document.get("reference") else {}
+        document |= {"front": [with_site_costs(job, entry) for entry in document["front"]]}
+        document |= {"reference": with_site_costs(job, document["reference"])} if document.get("reference") else {}
     named = surrogate or str(document["surrogate"])
     return report_of(document, JobModel.of(job, named, measured, calibration, storage, machine))
 
@@ -72,7 +72,7 @@ def surrogate_plot(source: str) -> go.Figure | None:
     return importance_plot(load(folder).importance, folder)
 
 
-def billed(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:
+def with_site_costs(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of a document with what the site draws and pays for it, as the job states its site."""
     sides = [end for end in ("", "_low", "_high") if f"iteration_time_s{end}" in entry]
     names = [f"{name}{end}" for name in ("iteration_time_s", "energy_j", "avg_power_w") for end in sides]
@@ -81,7 +81,7 @@ def billed(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:
     return dict(entry) | {name: value if math.isfinite(value) else None for name, value in known.items()}
 
 
-def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
+def report_of(document: Mapping[str, Any], model: JobModel) -> ProposalReport:
     """The report of a proposal's document, by the model of its job; each chosen plan is priced once."""
     job, plans = model.job, list[PlanPicture]()
     chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
@@ -93,13 +93,13 @@ def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
         runs_w, waits_w = stage_power_w(physics, 0, parts)
         text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
         short = shortage_of(model, physics)
-        started = _started(job, plan, [short.sentence()] if short else [])
+        started = _start_words(job, plan, [short.sentence()] if short else [])
         plans.append(PlanPicture(letter, one, text, parts, timeline(physics, 0, clocks), runs_w, waits_w, started))
     shown = content(job, document, plans, physics.cooler, dump_job(job), max(map(_drift, plans)))
-    return Reported(Page(shown, "proposal"), plans)
+    return ProposalReport(Page(shown, "proposal"), plans)
 
 
-def _started(job: Job, plan: Mapping[str, Any], tight: Sequence[str]) -> dict[str, Any]:
+def _start_words(job: Job, plan: Mapping[str, Any], tight: Sequence[str]) -> dict[str, Any]:
     """The words that start a plan in its job's framework, or why nothing does; ``tight``: that it may not fit."""
     target = ""
     try:

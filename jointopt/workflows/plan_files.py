@@ -1,4 +1,4 @@
-"""Plans in JSON files: of ``propose``, ``select`` and ``explain``, or bare."""
+"""Plans in files: in JSON (of ``propose``, ``select``, ``explain``, or bare), or of a run that goes on today."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from jointopt.core.errors import UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.core.schema import DEGREES, POWER_PROFILE
+from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import PLAN_KEYS
 
 _MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
 
 
-def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
+def read_plan_file(path: Path, row: int | None = None) -> dict[str, Any]:
     """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
 
     Raises UsageError for another file, or a proposal of several plans without ``row``.
@@ -24,7 +25,18 @@ def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
         document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}.") from error
-    found = _plan_in(document, path, row)
+    rows = document.get("front") if isinstance(document, dict) else document
+    found = document
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        found = document["plan"]
+    elif isinstance(rows, list):
+        every = f"{path.name}:1 to {path.name}:{len(rows)}"
+        if row is None and len(rows) != 1:
+            raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
+        if not 1 <= (row or 1) <= len(rows):
+            raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
+        found = rows[(row or 1) - 1]
+    found = found if isinstance(found, dict) else {}
     plan = {name: value for name, value in found.items() if name in (*PLAN_KEYS, POWER_PROFILE)}
     if not set(DEGREES) & plan.keys():
         raise UsageError(
@@ -34,16 +46,30 @@ def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
     return dict.fromkeys(DEGREES, 1) | plan
 
 
-def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
-    rows = document.get("front") if isinstance(document, dict) else document
-    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
-        return dict(document["plan"])
-    if not isinstance(rows, list):
-        return document if isinstance(document, dict) else {}
-    every = f"{path.name}:1 to {path.name}:{len(rows)}"
-    if row is None and len(rows) != 1:
-        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
-    if not 1 <= (row or 1) <= len(rows):
-        raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
-    chosen = rows[(row or 1) - 1]
-    return chosen if isinstance(chosen, dict) else {}
+def baseline_plan(job: Job, given: str) -> str | Mapping[str, Any]:
+    """The plan of ``given`` for ``job``: words, JSON, a JSON file of a plan, or a launch script, a config or a log.
+
+    A file of a run is read as `jointopt import` reads it, with the job's GPUs and vocabulary; UsageError where it is of
+    another number of GPUs.
+    """
+    path = Path(given)
+    if "=" in given or given.lstrip().startswith("{") or not path.is_file():
+        return given
+    if path.suffix.lower() == ".json":
+        try:
+            return read_plan_file(path)
+        except UsageError:
+            pass  # a config of a framework may be JSON too
+    from jointopt.workflows.import_ import import_  # readers of scripts, configs and logs
+
+    cluster = job.cluster
+    found = import_(
+        [path], gpu=cluster.gpu.id, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node,
+        vocab_size=job.model.vocab_size,
+    )  # fmt: skip
+    if found.job.cluster.num_gpus != cluster.num_gpus:
+        raise UsageError(
+            f"{path} is of a run on {found.job.cluster.num_gpus:,} GPUs and job {job.name!r} has "
+            f"{cluster.num_gpus:,}; give the run of this job, or the job of that run."
+        )
+    return found.plan

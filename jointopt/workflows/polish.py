@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.limits import limit_of
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.graph import (
     InstructionCosts,
@@ -34,7 +34,7 @@ from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _STEP_S_PER_INSTRUCTION = 1.1e-4  # one step of lowtime 0.3, 512 instructions, o
 _FINEST = 64  # units in the shortest pass: finer ones are below what a step of the clock changes
 
 
-@from_files
+@accepts_paths
 def polish(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
     seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,
@@ -67,11 +67,18 @@ def polish(
     rule or a limit or has no pipeline, UsageError where lowtime is missing.
     """
     started = time.perf_counter()
-    _check_options(slowdown, solver, seconds)
+    if solver not in SOLVERS:
+        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest_hint(solver, SOLVERS)}.")
+    if not 0.0 <= slowdown <= 1.0:
+        raise UsageError(f"slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(f"seconds must be a number above 0; got {seconds}.")
+    if solver == "lowtime":
+        need_lowtime()
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     parsed = parse_plan(plan, job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     physics = _feasible(model, record, parsed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = windowed_problem(schedule.problem, _MOST_INSTRUCTIONS[solver])
@@ -274,14 +281,3 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             "polish a plan with schedule 1f1b, and vpp 1 or even stages."
         )
     return physics
-
-
-def _check_options(slowdown: float, solver: str, seconds: float) -> None:
-    if solver not in SOLVERS:
-        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest_hint(solver, SOLVERS)}.")
-    if not 0.0 <= slowdown <= 1.0:
-        raise UsageError(f"slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
-    if not 0.0 < seconds < float("inf"):
-        raise UsageError(f"seconds must be a number above 0; got {seconds}.")
-    if solver == "lowtime":
-        need_lowtime()

@@ -78,9 +78,9 @@ def predict(
 
     for line in unread_lines(table):
         _log.warning("The table: %s", line)
-    (runs, given), queried = _measured(measured, storage, table), table
+    (runs, given), queried = _measurements(measured, storage, table), table
     if runs is not None:
-        runs, queried = _beside(runs, table)
+        runs, queried = _with_kin_rows(runs, table)
     measured_rows = None if runs is None else runs.table
     found, reasons = workloads(queried, measured_rows)
     check_calibrates(calibration, (work.job for work in found))
@@ -99,13 +99,13 @@ def predict(
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
         of_user = surrogate not in ("none", *surrogate_names())
         models = dict(pool.map(lambda part: (part.source, _model(part, learned, evidence, of_user)), firsts))
-        done = pool.map(lambda batch: _answers([part.work for part in batch], models[batch[0].source]), parts)
+        done = pool.map(lambda batch: _predictions([part.work for part in batch], models[batch[0].source]), parts)
         answers = [answer for batch in done for answer in batch]
     reasons |= {int(row): found for work, found, _ in answers if isinstance(found, str) for row in work.rows}
     priced = [(work, found, of) for work, found, of in answers if not isinstance(found, str)]
     if not priced:
         raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
-    out = pd.DataFrame(_by_row(priced, len(table)), copy=False)
+    out = pd.DataFrame(_rows_of_table(priced, len(table)), copy=False)
     words = np.full(len(table), "", dtype=object)
     words[list(reasons)] = list(reasons.values())
     out["not_predicted"] = words
@@ -118,13 +118,10 @@ def predict(
     return pd.concat([table.drop(columns=[c for c in table if c in out or c in _EARLIER]), out], axis=1)
 
 
-def _measured(
+def _measurements(
     measured: pd.DataFrame | Measurements | None, storage: str | None, table: pd.DataFrame
 ) -> tuple[Measurements | None, int]:
-    """The runs at hand and those of the database that bear on the table as one, and how many are at hand.
-
-    None where neither has any.
-    """
+    """(runs at hand, then those of the database that bear on the table; how many are at hand); None: there are none."""
     import pandas as pd
 
     given = None if measured is None else Measurements.given(measured)
@@ -136,32 +133,25 @@ def _measured(
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name), at_hand
 
 
-def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
-    """The runs with the table that they are for as ``others``, where that fills what they leave open, and the table.
+def _with_kin_rows(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
+    """(the runs, the table that they are to correct), so that rows of one source are known as such.
 
-    Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
+    Where no source is in both, all rows are taken to be of one source. What the runs leave open is filled from the
+    table (`Measurements.others`), where that states heads or recipe classes.
     """
     measured, queried = (set(t["source"].dropna()) if "source" in t else set() for t in (runs.table, table))
     if not measured & queried and (measured or queried):
         table = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    table = _by_their_software(runs.table, table)
+    names = runs.table["framework"].dropna().unique().tolist() if "framework" in runs.table else []
+    if len(names) == 1 and not recognise_framework(str(names[0]))[1]:
+        # rows of no framework, or of generic, are of the one that all runs have: no job can name one without a profile
+        stated = table.reindex(columns=["framework"])["framework"].astype(object)
+        open_rows = stated.isna() | (stated.astype(str).str.strip().str.lower() == "generic")
+        table = table.assign(framework=stated.where(~open_rows, names[0]))
     for line in class_conflicts(runs.table, table):
         _log.warning("%s", line)
     return (replace(runs, others=table) if lacks_heads(runs.table) or states_class(table) else runs), table
-
-
-def _by_their_software(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """The table with rows of no framework, or of ``generic``, by that of all measured runs where it has no profile.
-
-    So it is of a job, which can name no framework without a profile.
-    """
-    names = measured["framework"].dropna().unique().tolist() if "framework" in measured else []
-    if len(names) != 1 or recognise_framework(str(names[0]))[1]:
-        return table
-    stated = table.reindex(columns=["framework"])["framework"].astype(object)
-    open_rows = stated.isna() | (stated.astype(str).str.strip().str.lower() == "generic")
-    return table.assign(framework=stated.where(~open_rows, names[0]))
 
 
 def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[Source, Evidence]:
@@ -206,10 +196,10 @@ def _model(part: Part, surrogate: Surrogate | None, evidence: Mapping[Source, Ev
     return model
 
 
-def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
-    """Predicted columns of each one's plans, each once, or why there are none, and which each row runs.
+def _predictions(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload, Columns | str, Ints]]:
+    """For each of ``works``: itself, predicted columns of its distinct plans or why there are none, each row's plan.
 
-    ``model``: of the rows' source.
+    ``model``: of the source of all these rows.
     """
     out: list[tuple[Workload, Columns | str, Ints]] = []
     asked = []
@@ -235,7 +225,7 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
         except JointOptError as error:
             out.append((work, str(error), plan_of_row))
             continue
-        kept = as_predicted(work.job, columns, (*RESULTS, *model.learned_heat))
+        kept = predicted_columns(work.job, columns, (*RESULTS, *model.learned_heat))
         rates = throughput(work.job, plans, columns["iteration_time_s"], columns["energy_j"])
         fitting = columns["fit_probability"]
         kept |= {name: rates[name] for name in _RATES} | {name: columns[name] for name in ("in_domain", "doubts")}
@@ -244,14 +234,14 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
     return out
 
 
-def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
+def predicted_columns(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
     """The columns (n,) whose names begin with ``names``, as a table calls them; of a stated site its energy too."""
     if "pue" in job.cluster.stated:
         columns, names = with_site(job, columns), (*names, "facility_energy_j")
     return {f"predicted_{name}": values for name, values in columns.items() if name.startswith(names)}
 
 
-def _by_row(answers: Sequence[tuple[Workload, Columns, Ints]], count: int) -> Columns:
+def _rows_of_table(answers: Sequence[tuple[Workload, Columns, Ints]], count: int) -> Columns:
     """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
     out: Columns = {}
     for name in dict.fromkeys(name for _, columns, _ in answers for name in columns):

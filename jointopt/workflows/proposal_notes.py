@@ -11,7 +11,7 @@ from jointopt.frameworks.exported import exported
 from jointopt.frameworks.intent import intent_of
 from jointopt.frameworks.targets import TARGETS, program_of
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.doubts import beyond
+from jointopt.report.doubts import unlike_recorded_runs
 from jointopt.report.plans import short_plan
 from jointopt.report.proposal import Proposal
 from jointopt.report.tables import plan_entries
@@ -24,7 +24,7 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
     clocks = [model.job.assumed_clocks] if model.job.assumed_clocks else []
     unsupported = np.asarray(front["in_domain"]) == False  # noqa: E712  an array of objects has blanks too
     found = {DOUBTS[name]: of & unsupported for name, of in model.doubts(front).items()}
-    found[beyond(model.name, model.job)] = unsupported & ~np.logical_or.reduce(list(found.values()))
+    found[unlike_recorded_runs(model.name, model.job)] = unsupported & ~np.logical_or.reduce(list(found.values()))
     counts = {why: int(of.sum()) for why, of in found.items()}
     return (*clocks, *(f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in counts.items() if count))
 

@@ -28,10 +28,10 @@ from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.layout_table import NEAR, Layout
-from jointopt.report.plans import odds
+from jointopt.report.layout_table import NEAR, LayoutSummary
+from jointopt.report.plans import probability_text
 from jointopt.report.proposal import Proposal
-from jointopt.report.published_plans import Beside
+from jointopt.report.published_plans import AlternativePlan
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest_layout, lowest_bounds
@@ -41,19 +41,34 @@ from jointopt.search.problem import Problem
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import NOT_TIGHT
-from jointopt.workflows.answers import Against, answered, assumptions, check_priceable, from_files
-from jointopt.workflows.baseline import baseline_plan
-from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, place_of, prepared, top_times
-from jointopt.workflows.joint import joint_saving, two_steps
-from jointopt.workflows.open_settings import of_first
+from jointopt.workflows.answers import ReferencePlan, accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.feasible_layouts import (
+    PreparedSearch,
+    need_power,
+    plan_at_top_clock,
+    prepare_search,
+    rank_at_top_clock,
+    top_times,
+)
+from jointopt.workflows.open_settings import settings_of_proposal
+from jointopt.workflows.plan_files import baseline_plan
 from jointopt.workflows.proposal_notes import domain_doubts, next_command
 from jointopt.workflows.remedy import remedy, shortage_of
-from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
+from jointopt.workflows.search_steps import (
+    LOCAL_EVALUATIONS,
+    Step,
+    Stopwatch,
+    contributions,
+    exact_step,
+    joint_saving,
+    search_steps,
+    two_steps,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.report.page.choice import Reported
+    from jointopt.report.page.choice import ProposalReport
     from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
 
@@ -62,7 +77,7 @@ CONSTRAINED = "breaks a constraint at every clock"
 _PLACES = ("layout_index", "clock_index")  # of a plan in the search space
 
 
-@from_files
+@accepts_paths
 def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -84,41 +99,40 @@ def propose(
     with watch.phase("learn", "reading what was measured"):
         model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
-    today = _today(model, baseline) if baseline else {}
-    found = prepared(model, watch, allow_tight=allow_tight)
+    today = _baseline_fields(model, baseline) if baseline else {}
+    found = prepare_search(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
-    exact = _exact(model, found, watch)
+    exact = _exact_front(model, found, watch)
     top = fastest_layout(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
-    trials = _trials(job, found.wide) if trials is None or job.cluster.gpu.power is None else trials
-    searched = search_steps(problem, exact, two_step, trials, seed, watch, found.wide)
-    front, reference = _with_odds(searched[-1].front, fitting), _with_odds(_reference(physics, top), fitting)
-    shown = answered(model, physics, concat([front, reference]))
+    trials = _trials(job, found.all_goals) if trials is None or job.cluster.gpu.power is None else trials
+    steps = search_steps(problem, exact, two_step, trials, seed, watch, found.all_goals)
+    front, reference = steps[-1].front, _reference(physics, top)
+    shown = predicted_plans(model, physics, _with_fit_probability(concat([front, reference]), fitting))
     answer = take(shown, slice(0, -1))
-    compared = Against(model, today["reference"] if today else take(shown, slice(-1, None)))
+    compared = ReferencePlan(model, today["reference"] if today else take(shown, slice(-1, None)))
     differences, of_reference = compared.differences(answer)
-    chosen = _wanted(job, answer := answer | differences)
+    chosen = _rows_by_objectives(job, answer := answer | differences)
     rows = np.intersect1d(chosen, front_rows(front)) if job.goals != OBJECTIVES else chosen
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
-        front=take(answer, chosen), covered_plans=exact.covered,
-        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
-        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of,
-        seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
-        joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
-        learned=model.shown_by_few(found.layouts), model=model, source=source,
-        best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.known),
+        front=take(answer, chosen), covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in steps),
+        searched=contributions(steps, job.goals), learned=model.shown_by_few(found.layouts), model=model, source=source,
+        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of, seconds=watch.seconds,
+        assumed=assumptions(job), beside=alternative_plans(model, problem, physics, answer, fitting),
+        joint=joint_saving(model, physics, problem, front, two_step),
+        best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
         **(today or {"reference_breaks": physics.broken_limits(reference)})
         | {"reference": compared.reference | of_reference},
     )  # fmt: skip
-    proposal = replace(proposal, hangs_on=of_first(model, proposal), next_command=next_command(proposal))
+    proposal = replace(proposal, hangs_on=settings_of_proposal(model, proposal), next_command=next_command(proposal))
     if job.cluster.gpu.power is None:
         return proposal
-    described = _described(problem, front, answer, searched, fitting)
+    described = _evaluated_plans(problem, front, answer, steps, fitting)
     proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
-    return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+    return proposal if kept is None else _store_study(proposal, described, kept, study, watch)
 
 
 def _writable(url: str, watch: Stopwatch) -> Storage | None:
@@ -129,20 +143,20 @@ def _writable(url: str, watch: Stopwatch) -> Storage | None:
         return prepare_storage(url)
 
 
-def _trials(job: Job, wide: Problem) -> int:
+def _trials(job: Job, all_goals: Problem) -> int:
     """Plans for NSGA-II by default: none where time alone counts, or where the exact front is found without them."""
-    counted = wide.has_levels or (wide.is_countable and wide.goals == OBJECTIVES)
+    counted = all_goals.has_levels or (all_goals.is_countable and all_goals.goals == OBJECTIVES)
     return 0 if counted or job.cluster.gpu.power is None else TRIALS
 
 
 def _reference(physics: CostModel, layout: int) -> Columns:
     """The plan without jointopt: the fastest feasible ``layout`` at the GPU's own clock, constraints left aside."""
-    plans, clocks = at_top(physics, layout)
+    plans, clocks = plan_at_top_clock(physics, layout)
     clocks = widened(clocks, int(physics.layouts["pp"].max()))
     return plans | {"layout_index": np.array([layout]), "stage_clock_mhz": clocks}
 
 
-def _exact(model: JobModel, found: Prepared, watch: Stopwatch) -> ExactFront:
+def _exact_front(model: JobModel, found: PreparedSearch, watch: Stopwatch) -> ExactFront:
     """The exact front, else what only clocks of single stages keep within the constraints; InfeasibleError if none."""
     job, problem, physics, free = model.job, found.problem, found.physics, None
     exact = exact_step(job, problem, watch)
@@ -155,20 +169,20 @@ def _exact(model: JobModel, found: Prepared, watch: Stopwatch) -> ExactFront:
     raise InfeasibleError(remedy(model, found.layouts, dropped, physics, free))
 
 
-def _with_odds(plans: Columns, fitting: Floats) -> Columns:
+def _with_fit_probability(plans: Columns, fitting: Floats) -> Columns:
     """Plans of the search with the probability that they fit."""
     return plans | {"fit_probability": fitting[plans["layout_index"]]}
 
 
-def _today(model: JobModel, baseline: str) -> dict[str, Any]:
+def _baseline_fields(model: JobModel, baseline: str) -> dict[str, Any]:
     """The fields of a proposal whose reference is the plan that runs today; PlanError where it cannot be priced."""
     parsed = parse_plan(baseline_plan(model.job, baseline), model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics, only = model.cost_model(parsed.layouts), np.zeros(1, np.int64)
     values = physics.evaluate(only, parsed.stage_clock_mhz)
     plans = values | {"layout_index": only, "stage_clock_mhz": parsed.stage_clock_mhz}
-    shown = answered(model, physics, plans | {"fit_probability": model.fit_probability(physics)})
+    shown = predicted_plans(model, physics, plans | {"fit_probability": model.fit_probability(physics)})
     short = shortage_of(model, physics, record)
     return {
         "reference": shown | {"feasible": np.array([not broken and short is None])}, "baseline": baseline,
@@ -176,9 +190,11 @@ def _today(model: JobModel, baseline: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _described(problem: Problem, front: Columns, answer: Columns, searched: list[Step], fitting: Floats) -> Columns:
+def _evaluated_plans(
+    problem: Problem, front: Columns, answer: Columns, searched: list[Step], fitting: Floats
+) -> Columns:
     """Every plan that the search evaluated, the front first, whose intervals and doubts ``answer`` has; others: NaN."""
-    seen = concat([front, *(_with_odds(step.plans, fitting) for step in searched)])
+    seen = _with_fit_probability(concat([front, *(step.plans for step in searched)]), fitting)
     unknown = len(seen["slack"]) - len(answer["in_domain"])
     names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
     bounds = {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
@@ -186,7 +202,7 @@ def _described(problem: Problem, front: Columns, answer: Columns, searched: list
     return problem.describe(seen | bounds)
 
 
-def _wanted(job: Job, front: Columns) -> Ints:
+def _rows_by_objectives(job: Job, front: Columns) -> Ints:
     """Rows of the front by the job's objectives out of that of time and energy, by time: one end for one objective.
 
     The site's energy grows with both time and energy, so what is best in it, alone or with either, is on that front.
@@ -198,7 +214,7 @@ def _wanted(job: Job, front: Columns) -> Ints:
     return np.sort(front_order(first, second))
 
 
-def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
+def _store_study(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
     """The proposal with the study of its described ``plans`` written to ``storage``."""
     from jointopt.search.studies.trials import save_study
 
@@ -230,18 +246,18 @@ DEEPEST_PLAIN = 16  # stages of a pipeline without interleaving; MT-NLG's 35 are
 MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
 
 
-def beside(
+def alternative_plans(
     model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
-) -> tuple[Beside, ...]:
+) -> tuple[AlternativePlan, ...]:
     """Published plans of the job, and layouts that may be taken instead of the front's fastest plan (row 0).
 
     Where that is outside of what people run the fastest one inside; where it may not fit in memory the fastest one that
     surely does. ``answer``: the front by time; ``fitting`` (L,): the probability that each layout of ``physics`` fits.
     """
-    found = list(_published(model, problem, physics, answer))
+    found = list(_published_plans(model, problem, physics, answer))
     first = {name: answer[name][:1] for name in physics.layouts}
-    reasons = tuple(reason for reason, where in outside(model.job, first).items() if where[0])
-    inside = np.flatnonzero(~np.logical_or.reduce(list(outside(model.job, physics.layouts).values())))
+    reasons = tuple(reason for reason, where in unusual_layouts(model.job, first).items() if where[0])
+    inside = np.flatnonzero(~np.logical_or.reduce(list(unusual_layouts(model.job, physics.layouts).values())))
     if reasons and len(inside):
         other = _fastest_of(inside, model, problem, physics, answer, fitting)
         # `behind` less what the interval of the front's first plan leaves open, 90 % one-sided; a judgement: half of
@@ -253,11 +269,11 @@ def beside(
     odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= NOT_TIGHT)
     if odds_of_first < NOT_TIGHT and len(sure):
         other = _fastest_of(sure, model, problem, physics, answer, fitting)
-        found.append(replace(other, fitting=True, reasons=(f"probability {odds(odds_of_first)}",)))
+        found.append(replace(other, fitting=True, reasons=(f"probability {probability_text(odds_of_first)}",)))
     return tuple(found)
 
 
-def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
+def unusual_layouts(job: Job, layouts: Columns) -> dict[str, Bools]:
     """By what it is, where layouts (n,) lie outside of what published runs keep to."""
     cp, pp, vpp, dp, tp = (layouts[name] for name in ("cp", "pp", "vpp", "dp", "tp"))
     tokens = job.training.seq_length // cp
@@ -269,36 +285,38 @@ def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
     }
 
 
-def _published(model: JobModel, problem: Problem, physics: CostModel, answer: Columns) -> Iterator[Beside]:
+def _published_plans(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns
+) -> Iterator[AlternativePlan]:
     """Each published plan of the job once, priced by its model."""
-    job, found = model.job, dict[str, Beside]()
+    job, found = model.job, dict[str, AlternativePlan]()
     for recipe in recipes_for(job):
         with suppress(UsageError):  # of a recipe that this framework cannot even lay out
             parsed = parse_plan(recipe.plan, job)
-            record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+            record = parsed.record
             first = plan_records({name: answer[name] for name in parsed.layouts}, answer["stage_clock_mhz"], [0])[0]
             same = recipe.dtype == job.training.dtype
             one = _priced_plan(
                 model, problem, physics, answer, parsed.layouts, parsed.stage_clock_mhz,
                 source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"),
                 violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
-                reasons=tuple(f"{k} {record[k]}, not {first[k]}" for k in _TELLING if record[k] != first[k]),
+                reasons=tuple(f"{k} {record[k]}, not {first[k]}" for k in _MAIN_DIFFERENCES if record[k] != first[k]),
             )  # fmt: skip
             found.setdefault(one.text, one)
     yield from found.values()
 
 
 # what explains most of a distance in time, the strongest first
-_TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
+_MAIN_DIFFERENCES = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
 
 
 def _fastest_of(
     some: Ints, model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
-) -> Beside:
+) -> AlternativePlan:
     """The fastest of some layouts of the space with every clock at its highest."""
     best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
-    values, clocks = at_top(physics, best)
+    values, clocks = plan_at_top_clock(physics, best)
     found = _priced_plan(model, problem, physics, answer, layout, clocks, violations=physics.broken_limits(values))
     return replace(found, fit_probability=float(fitting[best]))
 
@@ -306,14 +324,15 @@ def _fastest_of(
 def _priced_plan(
     model: JobModel, problem: Problem, physics: CostModel, answer: Columns, layout: Columns, clocks: Floats, *,
     source: str = "", **notes: Any,
-) -> Beside:  # fmt: skip
+) -> AlternativePlan:  # fmt: skip
     """One plan as the job's model prices it, with its rank and how far it is behind the front's fastest plan."""
     alone = model.cost_model(layout)
     of = alone.evaluate(np.zeros(1, np.int64), clocks)
     values: dict[str, Any] = {name: float(of[name][0]) for name in ("iteration_time_s", "energy_j", "peak_memory_gib")}
-    return Beside(
+    return AlternativePlan(
         source=source, plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
-        **values, fit_probability=float(model.fit_probability(alone)[0]), rank=place_of(problem, physics, alone),
+        **values, fit_probability=float(model.fit_probability(alone)[0]),
+        rank=rank_at_top_clock(problem, physics, alone),
         behind=values["iteration_time_s"] / float(answer["iteration_time_s"][0]) - 1.0, **notes,
     )  # fmt: skip
 
@@ -327,13 +346,13 @@ CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looke
 
 
 def best_layouts(
-    job: Job, found: Prepared, answer: Columns, layout_index: Ints, known: Callable[[Columns], Columns]
-) -> tuple[Layout, ...]:
+    job: Job, found: PreparedSearch, answer: Columns, layout_index: Ints, with_intervals: Callable[[Columns], Columns]
+) -> tuple[LayoutSummary, ...]:
     """The `SHOWN` fastest splits, and those of the front, by the time of their fastest plan.
 
-    ``answer``: the front's plans as they are shown, ``layout_index`` (n,) their layouts; ``known`` gives of others what
-    is known beside their results. Of a split its best layout stands, on the front if one is; its plans are those of the
-    front, or of one clock on every stage, with or without slack used.
+    ``answer`` (n,): the front's plans as they are shown, of the layouts ``layout_index``; ``with_intervals`` adds
+    intervals to other plans. A split is shown by its best layout, one of the front where there is one: with plans of
+    the front, or with one clock on every stage, whose slack is used or not.
     """
     problem, physics = found.problem, found.physics
     order, time_s = lowest_bounds(problem, RANKED)
@@ -349,8 +368,8 @@ def best_layouts(
     own = [order[group == number] for number in kept.tolist()]
     best = [int(next((one for one in layout_index.tolist() if one in some), some[0])) for some in own]
     families = [problem.under_all_limits(layout) for layout in best]
-    sweeps = _priced(problem, physics, found.fitting, np.concatenate(families))
-    curves = _curves(job, sweeps, families, answer, layout_index, known)
+    sweeps = _clock_sweep(problem, physics, found.fitting, np.concatenate(families))
+    curves = _curves(job, sweeps, families, answer, layout_index, with_intervals)
     shown = []
     for row, number in enumerate(kept.tolist()):
         if not curves[row]:
@@ -358,7 +377,7 @@ def best_layouts(
         times, of_split = time_s[ranks == number], layout[ranks == number]
         near = of_split[times <= (1.0 + NEAR) * times.min(initial=np.inf)]
         shown.append(
-            Layout(
+            LayoutSummary(
                 rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
                 on_front=int((of_front == number).sum()), near=max(len(np.unique(near)) - 1, 0),
             )
@@ -371,7 +390,7 @@ def best_layouts(
 
 def _curves(
     job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints,
-    known: Callable[[Columns], Columns],
+    with_intervals: Callable[[Columns], Columns],
 ) -> list[tuple[Mapping[str, Any], ...]]:  # fmt: skip
     """Of each layout under all its limits: the fastest plan, the knee, the least energy, if any is feasible."""
     priced, of = sweeps
@@ -384,7 +403,7 @@ def _curves(
         beyond.append(swept[rows[rows >= count] - count])
         ends.append(len(beyond[-1]))
     swept = np.concatenate(beyond)
-    others = plan_entries(with_rates(job, known(take(priced, swept)))) if len(swept) else []
+    others = plan_entries(with_rates(job, with_intervals(take(priced, swept)))) if len(swept) else []
     parts = np.split(np.arange(len(others)), np.cumsum(ends)[:-1])
     return [
         tuple(sorted((*found, *(others[row] for row in part)), key=lambda one: one["iteration_time_s"]))
@@ -392,7 +411,7 @@ def _curves(
     ]
 
 
-def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints) -> tuple[Columns, Ints]:
+def _clock_sweep(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints) -> tuple[Columns, Ints]:
     """(plans of layouts at `CLOCKS` clocks with and without slack, their layouts)."""
     clocks = np.unique(np.linspace(0, problem.num_clocks - 1, CLOCKS).round().astype(np.int64))
     shares = (0.0, 1.0) if problem.stage_clocks is not None else (0.0,)
@@ -429,7 +448,7 @@ def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> d
     return {name: stretch * float(seconds[0]) for name, seconds in time_parts(physics.groups[g], rows, t).items()}
 
 
-def _report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
+def _report_of(document: Mapping[str, Any], model: JobModel) -> ProposalReport:
     """The report of a proposal's document."""
     from jointopt.workflows.page import report_of  # imports what draws pages
 

@@ -16,11 +16,11 @@ from jointopt.core.units import GIB
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.explanation import Shortage
-from jointopt.report.plans import odds
+from jointopt.report.plans import probability_text
 from jointopt.report.tables import figure
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
@@ -30,7 +30,9 @@ _MOST_NODES = 4096
 _MOST_BATCHES = 64
 _LORA_DIM = 16  # a usual rank of adapters
 _MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
-Try = tuple[str, Mapping[str, Any], str]  # section of the job, its other values, and the sentence that states them
+JobChange = tuple[
+    str, Mapping[str, Any], str
+]  # section of the job, its other values, and the sentence that states them
 
 
 def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | None = None) -> Shortage | None:
@@ -53,7 +55,7 @@ def allowed_gib(model: JobModel) -> float:
 def _helpful_changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
     """Changes of one to three columns, each after which the plan keeps every rule and is feasible."""
     decided = {"recompute": ("recompute_modules", "recompute_num_layers"), "pp": ("stage_layers",)}
-    for change in _candidates(plan):
+    for change in _plan_changes(plan):
         without = {name for key in change for name in decided.get(key, ())}
         changed = {name: plan[name] for name in LAYOUT_COLUMNS if name in plan and name not in without} | change
         try:
@@ -61,12 +63,12 @@ def _helpful_changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
         except UsageError:  # no such plan
             continue
         physics = model.cost_model(parsed.layouts)
-        record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+        record = parsed.record
         if not check_plan(model.job, record) and float(model.fit_probability(physics)[0]) >= FEASIBLE:
             yield " ".join(f"{name}={value}" for name, value in change.items())
 
 
-def _candidates(plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _plan_changes(plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Changes that take less memory, those that cost least first."""
     micro, dp, tp, pp = (int(plan[name]) for name in ("micro_batch_size", "dp", "tp", "pp"))
     if micro > 1:
@@ -98,7 +100,7 @@ def remedy(
     common = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons[:3])
     message = f"No plan of job {job.name!r} is feasible. Commonest reasons: {common}."
     if physics is not None:
-        return f"{message} {_closest(physics, plans)}"
+        return f"{message} {_unmet_constraints(physics, plans)}"
     if len(layouts["pp"]):
         needed = peak_memory_bytes(job, layouts)
         leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
@@ -111,18 +113,23 @@ def remedy(
             message += (
                 f" The leanest layout ({degrees}) is out of memory by {short.missing_gib:.1f} GiB per GPU on stage "
                 f"{stage + 1}: it needs {short.predicted_gib:.1f} GiB and fits with probability "
-                f"{odds(short.probability)}."
+                f"{probability_text(short.probability)}."
             )
     helps: list[str] = []
-    for tries in _tries(model, bool(len(layouts["pp"]))):
+    for tries in _job_changes(model, bool(len(layouts["pp"]))):
         fitting = (text for section, values, text in tries if not section or _fits(model, section, values))
         helps += islice(fitting, 1)
     return " ".join([message, *helps[:MOST_CHANGES]])
 
 
-def _closest(physics: CostModel, plans: Columns | None) -> str:
+def _unmet_constraints(physics: CostModel, plans: Columns | None) -> str:
     """Constraints that no plan meets; where each can be met alone, the least that the others leave of each."""
-    tried = _ladder(physics)
+    # all layouts at a few uniform clocks, the highest and the lowest among them
+    count, grid = len(physics.layouts["pp"]), np.asarray(physics.job.search.clock_mhz)
+    steps = int(np.clip(_MOST_TRIES // count, 3, 12))
+    clocks = np.unique(grid[np.linspace(0, len(grid) - 1, steps).round().astype(int)])
+    wide = np.repeat(clocks, count)[:, None] + np.zeros(int(physics.layouts["pp"].max()))
+    tried = physics.evaluate(np.tile(np.arange(count), len(clocks)), wide)
     if plans is not None:
         tried = {name: np.concatenate([values, plans[name]]) for name, values in tried.items()}
     limits = physics.limits(tried)
@@ -130,7 +137,7 @@ def _closest(physics: CostModel, plans: Columns | None) -> str:
     if short:
         words = [
             f"constraints.{name} is {with_unit(name, figure(limits[name][1]))} and no plan needs less than about "
-            f"{with_unit(name, _up(least))}"
+            f"{with_unit(name, _rounded_up(least))}"
             for name, least in short.items()
         ]
         return f"Relax a constraint: {'; '.join(words)}."
@@ -138,28 +145,17 @@ def _closest(physics: CostModel, plans: Columns | None) -> str:
     for name, (found, _) in limits.items():
         others = np.all([values <= bound for n, (values, bound) in limits.items() if n != name], axis=0)
         if others.any():
-            words.append(f"constraints.{name} to about {with_unit(name, _up(float(found[others].min())))}")
+            words.append(f"constraints.{name} to about {with_unit(name, _rounded_up(float(found[others].min())))}")
     return f"Each constraint can be met alone, not all together: relax {', or '.join(words) or 'several'}."
 
 
-def _up(value: float) -> str:
+def _rounded_up(value: float) -> str:
     """Rounded up to the four digits that are shown, so that the bound is met; as people write it into a job file."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)
     return figure(math.ceil(value / unit) * unit).replace(",", "")
 
 
-def _ladder(physics: CostModel) -> Columns:
-    """Predictions of all layouts at a few uniform clocks, the highest and the lowest among them."""
-    count = len(physics.layouts["pp"])
-    grid = np.asarray(physics.job.search.clock_mhz)
-    steps = int(np.clip(_MOST_TRIES // count, 3, 12))
-    clocks = np.unique(grid[np.linspace(0, len(grid) - 1, steps).round().astype(int)])
-    index = np.tile(np.arange(count), len(clocks))
-    wide = np.repeat(clocks, count)[:, None] + np.zeros(int(physics.layouts["pp"].max()))
-    return physics.evaluate(index, wide)
-
-
-def _tries(model: JobModel, short_of_memory: bool) -> Iterator[Iterable[Try]]:
+def _job_changes(model: JobModel, short_of_memory: bool) -> Iterator[Iterable[JobChange]]:
     """By kind, the cheapest first, changes of the job that may help, in the order in which they are tried.
 
     A change without a section needs no trial.

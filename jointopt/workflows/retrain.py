@@ -34,7 +34,7 @@ from jointopt.surrogate.evidence import Use
 from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
-from jointopt.workflows.answers import from_files, paths
+from jointopt.workflows.answers import accepts_paths, as_paths
 
 _log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"
@@ -46,7 +46,7 @@ _BOUNDS = (
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
 
 
-@from_files
+@accepts_paths
 def retrain(
     *, tables: Sequence[str | Path] | str | Path = (), storage: str | None = None, out: str | Path, seed: int = 0,
     licences: Sequence[str] = (), force: bool = False, for_others: bool = False,
@@ -60,15 +60,21 @@ def retrain(
     that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
-    given = paths("tables", tables)
-    _check_folder(out := Path(out))
-    old = _before(out, force)
-    data, remarks = _gathered(given, storage)
+    given = as_paths("tables", tables)
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")
+    try:
+        check_folder(out)  # before the training
+    except OSError as error:
+        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {write_failure(error)}.") from error
+    old = _replaced_surrogate(out, force)
+    data, remarks = _training_rows(given, storage)
     try:
         surrogate, scores = train(data, seed, load_surrogate("default"), for_others)
     except TableError as error:
         raise TableError(" ".join([str(error), *remarks])) from error  # why rows that have results do not count
-    judged = _judged(scores.attrs.get("rows", {}))
+    judged = _held_out_runs(scores.attrs.get("rows", {}))
     card = _card(data, given, scores, seed, licences, storage, out)
     compared, forgotten = None, tuple[str, ...]()
     if old is not None:
@@ -76,7 +82,7 @@ def retrain(
         files = before.get("files_sha256", {})  # whether it was trained on the very files alone
         same = "--storage" not in str(before.get("rebuild")) and bool(files) and files == card["files_sha256"]
         if not (judged.empty and held.empty and storage is None and same):
-            compared = _on_same_rows(judged, held)
+            compared = _compare_on_shared_rows(judged, held)
             forgotten = tuple(sorted(set(map(str, before.get("data", {}))) - set(data["source"].astype(str))))
             if not force:
                 _refuse_worse(compared, out, len(judged))
@@ -90,7 +96,7 @@ def retrain(
     if classes := scores.attrs.get("recipe_classes"):
         card["recipe_classes"] = classes
     card["rebuild"] += " --for-others" * for_others
-    _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
+    _write_surrogate(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
     bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
     bounds = [_BOUNDS.format(counted, bounded)] if bounded else []
@@ -98,17 +104,7 @@ def retrain(
     return Retrained(lines, scores, compared, forgotten, out, surrogate.importance, len(judged))
 
 
-def _check_folder(out: Path) -> None:
-    """Refuses a folder that could not be written after the training."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")
-    try:
-        check_folder(out)
-    except OSError as error:
-        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {write_failure(error)}.") from error
-
-
-def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
+def _write_surrogate(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
     """Writes all files elsewhere first, so that a surrogate is replaced when the new one is whole."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=out) as made:
@@ -121,7 +117,7 @@ def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
         replace_files(Path(made), out)
 
 
-def _judged(rows: Mapping[str, Any]) -> pd.DataFrame:
+def _held_out_runs(rows: Mapping[str, Any]) -> pd.DataFrame:
     """Each held-out run once: row (a number that identifies it), source, error of its time.
 
     A run is known again by source, group and its time over the physics' time, where the same physics priced it.
@@ -134,7 +130,7 @@ def _judged(rows: Mapping[str, Any]) -> pd.DataFrame:
     return table.groupby(["row", "source"], as_index=False, sort=False).agg(error=("error", "mean"))
 
 
-def _on_same_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
+def _compare_on_shared_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     """Median errors of both on the runs that both had held out, by source: columns source, rows, before, now."""
     both = new.merge(old, on=["row", "source"], suffixes=("_new", "_old"))
     found = both.groupby("source", as_index=False).agg(
@@ -159,7 +155,7 @@ def _refuse_worse(compared: pd.DataFrame, out: Path, judged: int) -> None:
         )
 
 
-def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame, list[str]]:
+def _training_rows(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame, list[str]]:
     """All rows to train on, and a sentence on each kind of result that is not used or doubtful, with its table.
 
     Rows without a source are of the file, or of the origin, that they came from.
@@ -209,7 +205,7 @@ def _in_an_earlier_table(tables: Sequence[pd.DataFrame]) -> Bools:
     return np.asarray(first.to_numpy() < of)
 
 
-def _before(folder: Path, force: bool) -> tuple[Mapping[str, Any], pd.DataFrame] | None:
+def _replaced_surrogate(folder: Path, force: bool) -> tuple[Mapping[str, Any], pd.DataFrame] | None:
     """Card and held-out rows (row, source, error) of the surrogate in ``folder``; None where there is none."""
     if not holds_surrogate(folder):
         return None
@@ -223,7 +219,7 @@ def _before(folder: Path, force: bool) -> tuple[Mapping[str, Any], pd.DataFrame]
         with np.load(folder / HELD_OUT, allow_pickle=False) as arrays:
             judged = pd.DataFrame({name: arrays[name] for name in _HELD_OUT_TYPES}).astype(_HELD_OUT_TYPES)
     except DAMAGED:
-        judged = _judged({})  # an earlier version wrote none, and what cannot be read is no evidence
+        judged = _held_out_runs({})  # an earlier version wrote none, and what cannot be read is no evidence
     return card, judged
 
 

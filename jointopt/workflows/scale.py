@@ -17,13 +17,13 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
-from jointopt.report.scaled import Pick, Scaled, Size, run_at
+from jointopt.report.scaled import Pick, Scaled, Size, run_costs_at
 from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import Against, from_files
-from jointopt.workflows.feasible_layouts import need_power, prepared
+from jointopt.workflows.answers import ReferencePlan, accepts_paths
+from jointopt.workflows.feasible_layouts import need_power, prepare_search
 from jointopt.workflows.open_settings import open_words
 from jointopt.workflows.propose import ends_and_knee, time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
@@ -39,14 +39,14 @@ _LIMITED = (("days", "deadline_days", "the deadline"), ("money", "budget", "the 
 
 
 @dataclass(frozen=True)
-class _Found:
+class _ClusterFront:
     """All plans of one cluster's front as entries, and the size as it is shown."""
 
     size: Size
     entries: list[dict[str, Any]]
 
 
-@from_files
+@accepts_paths
 def scale(
     jobs: Sequence[Job] | Job, *, weak: bool = False, deadline_days: float | None = None, budget: float | None = None,
     site_kw: float | None = None, at_high_end: bool = False, surrogate: str = "default",
@@ -76,11 +76,21 @@ def scale(
             bounded = replace(job, constraints=replace(job.constraints, cluster_power_kw=power_kw))
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
-            found.append(_searched(model))
-    sizes, left_open = _compared(found), tuple(open_words(jobs[0]))
+            found.append(_search_cluster(model))
+    # each size with its throughput per GPU over that of the smallest of its kind
+    rate, smallest = "tokens_per_s_per_gpu", dict[str, float]()
+    for size in sorted((one.size for one in found if one.size.feasible), key=lambda size: size.job.cluster.num_gpus):
+        smallest.setdefault(size.job.cluster.gpu.id, size.plans[0][rate])
+    sizes = tuple(
+        replace(size, efficiency=float(size.plans[0][rate] / smallest[size.job.cluster.gpu.id]))
+        if size.feasible
+        else size
+        for size in (one.size for one in found)
+    )
+    left_open = tuple(open_words(jobs[0]))
     # (size, entry, what its run takes) of every plan of a feasible cluster
-    plans = [(size, entry) for size, one in enumerate(found) if one.size.feasible for entry in one.entries]
-    every = [(size, entry, run_costs(found[size].size.job, entry)) for size, entry in plans]
+    plans = [(at, entry) for at, one in enumerate(found) if one.size.feasible for entry in one.entries]
+    every = [(at, entry, run_costs(found[at].size.job, entry)) for at, entry in plans]
     if not every:
         return Scaled(sizes, (), None, weak, left_open)
     days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
@@ -89,51 +99,40 @@ def scale(
     return Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open)
 
 
-def _searched(model: JobModel) -> _Found:
+def _search_cluster(model: JobModel) -> _ClusterFront:
     job, quiet, short = model.job, Stopwatch(quiet=True), ""
     need_power(job)
     try:
-        ready = prepared(model, quiet)
+        ready = prepare_search(model, quiet)
     except InfeasibleError as error:
         short = str(error)
         try:
-            ready = prepared(model, quiet, allow_tight=True)
+            ready = prepare_search(model, quiet, allow_tight=True)
         except InfeasibleError:
-            return _Found(Size(job, reason=short), [])
+            return _ClusterFront(Size(job, reason=short), [])
     exact = exact_step(job, ready.problem, quiet)
     layout = exact.front["layout_index"]
     front = exact.front | {"fit_probability": ready.fitting[layout]}
     if not len(layout):
-        return _Found(Size(job, reason=short or "no plan keeps the constraints at any clock."), [])
+        return _ClusterFront(Size(job, reason=short or "no plan keeps the constraints at any clock."), [])
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
     rows = ends_and_knee(front).tolist()
     fastest = take(columns, np.array(rows[:1]))
-    apart, _ = Against(model, fastest).differences(columns)
+    apart, _ = ReferencePlan(model, fastest).differences(columns)
     entries = plan_entries(with_rates(job, model.bounded(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     shown = tuple(entries[row] for row in rows)
-    return _Found(Size(job, shown, parts, short, model.reasons(fastest)), entries)
+    return _ClusterFront(Size(job, shown, parts, short, model.reasons(fastest)), entries)
 
 
-def _compared(found: Sequence[_Found]) -> tuple[Size, ...]:
-    """The sizes, each with its throughput per GPU over that of the smallest of its kind."""
-    smallest: dict[str, Size] = {}
-    for size in sorted((one.size for one in found if one.size.feasible), key=lambda size: size.job.cluster.num_gpus):
-        smallest.setdefault(size.job.cluster.gpu.id, size)
-
-    def efficiency(size: Size) -> float:
-        first = smallest[size.job.cluster.gpu.id]
-        return float(size.plans[0]["tokens_per_s_per_gpu"] / first.plans[0]["tokens_per_s_per_gpu"])
-
-    return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.size.feasible else o.size for o in found)
-
-
-def _pick(found: Sequence[_Found], every: Sequence[_Run], limits: Mapping[str, float], at_high_end: bool) -> Pick:
+def _pick(
+    found: Sequence[_ClusterFront], every: Sequence[_Run], limits: Mapping[str, float], at_high_end: bool
+) -> Pick:
     """The cheapest plan (or the one of least energy) within a deadline, else the fastest within budget and power."""
 
     def run_of(row: _Run) -> Mapping[str, Any]:
-        return run_at(found[row[0]].size.job, row[1], "_high") if at_high_end else row[2]
+        return run_costs_at(found[row[0]].size.job, row[1], "_high") if at_high_end else row[2]
 
     def excess(row: _Run) -> tuple[float, str]:
         """By which share the worst limit is exceeded, and that limit; power is kept by the search."""

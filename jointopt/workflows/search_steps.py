@@ -1,4 +1,4 @@
-"""The methods of a search, in turn, each with what it added, and what the joint search buys over two steps."""
+"""The methods of a search, in turn, each with what it added, and what the joint search saves against two steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core import progress
-from jointopt.core.schema import Columns
+from jointopt.core.schema import POWER_LIMIT, Columns
 from jointopt.jobs.job import Job
+from jointopt.physics.cost_model import CostModel
+from jointopt.report.joint_saving import JointSavings, SavingShare
 from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import concat, farthest_rows, front_of, is_beaten, merge, stacked, take, volume
 from jointopt.search.problem import Problem
+from jointopt.search.two_step import Saving, energy_saving, time_saving, two_step_front
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.answers import predicted_plans
 
 _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_TICKS = 1.0
@@ -78,12 +84,12 @@ class Step:
 
 def search_steps(
     problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch,
-    wide: Problem | None = None,
+    all_goals: Problem | None = None,
 ) -> list[Step]:  # fmt: skip
     """The methods that searched, in turn; each starts from the front of the one before and loses none of it.
 
-    Where the problem has more goals as ``wide``, NSGA-II searches by all of them.
     Nor is a plan of ``two_step`` lost: clocks of single stages go further around the few plans of one layout.
+    ``all_goals``: the same problem by all objectives of the job; where it has more of them NSGA-II searches by all.
     """
     steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
     if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
@@ -91,8 +97,8 @@ def search_steps(
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
             front = front if two_step is None else merge(front, two_step)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
-    if wide is not None and wide.goals != problem.goals:
-        return with_all_goals(wide, steps, trials, seed, watch)
+    if all_goals is not None and all_goals.goals != problem.goals:
+        return with_all_goals(all_goals, steps, trials, seed, watch)
     if trials:
         from jointopt.search.nsga2 import search
 
@@ -103,28 +109,29 @@ def search_steps(
     return steps
 
 
-def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
-    """The steps by all goals of the ``wide`` problem; NSGA-II, behind them, starts from their front.
+def with_all_goals(all_goals: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
+    """The steps judged by ``all_goals`` of the job; NSGA-II comes last and starts from their front.
 
     Where the layout decides the third goal the first step counts them all; then trials are spent only if requested.
     """
     steps = [
-        replace(step, front=wide.evaluate_again(step.front), plans=wide.evaluate_again(step.plans)) for step in steps
+        replace(step, front=all_goals.evaluate_again(step.front), plans=all_goals.evaluate_again(step.plans))
+        for step in steps
     ]
-    if wide.has_levels:  # the layout decides the third goal: the first step counts the exact front by all goals
-        with watch.phase("levels", f"exact front of {len(wide.goals)} goals"):
-            front, evaluated = exact_front_of_levels(wide, progress=watch.tick)
-        front = take(front, farthest_rows(np.log(stacked(front, wide.goals)), MOST))
-        steps = [replace(step, front=merge(front, step.front, wide.goals)) for step in steps]
+    if all_goals.has_levels:  # the layout decides the third goal: the first step counts the exact front by all goals
+        with watch.phase("levels", f"exact front of {len(all_goals.goals)} goals"):
+            front, evaluated = exact_front_of_levels(all_goals, progress=watch.tick)
+        front = take(front, farthest_rows(np.log(stacked(front, all_goals.goals)), MOST))
+        steps = [replace(step, front=merge(front, step.front, all_goals.goals)) for step in steps]
         steps[0] = replace(steps[0], evaluated=steps[0].evaluated + evaluated)
     if not trials:
         return steps
     from jointopt.search.many_objectives import EVALUATIONS, search_goals
 
-    with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(wide.goals)} goals"):
-        start, moves = steps[-1].front, 0 if wide.has_levels else EVALUATIONS
-        found = search_goals(wide, trials=trials, seed=seed, start=start, moves=moves, progress=watch.tick)
-    return [*steps, Step("nsga2", merge(found.front, start, wide.goals), found.evaluated, found.plans)]
+    with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(all_goals.goals)} goals"):
+        start, moves = steps[-1].front, 0 if all_goals.has_levels else EVALUATIONS
+        found = search_goals(all_goals, trials=trials, seed=seed, start=start, moves=moves, progress=watch.tick)
+    return [*steps, Step("nsga2", merge(found.front, start, all_goals.goals), found.evaluated, found.plans)]
 
 
 def contributions(steps: list[Step], goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
@@ -144,3 +151,45 @@ def contributions(steps: list[Step], goals: tuple[str, ...]) -> dict[str, dict[s
         }  # fmt: skip
         found, share = known, reached
     return by_method
+
+
+# What the joint front saves against two steps: the fastest layout, then its clocks.
+
+
+def two_steps(job: Job, problem: Problem, layout: int) -> Columns | None:
+    """The plans of two steps, the fastest ``layout`` and then its clocks; None without known energies, or clocks."""
+    # whether plans of one layout differ in clocks or power limits at all
+    known = job.cluster.gpu.power is not None and (problem.num_clocks > 1 or POWER_LIMIT in problem.layouts)
+    return two_step_front(problem, layout, LOCAL_EVALUATIONS) if known else None
+
+
+def joint_saving(
+    model: JobModel, physics: CostModel, problem: Problem, front: Columns, two_step: Columns | None
+) -> JointSavings | None:
+    """The savings of the front over `two_steps`; None without their plans."""
+    if two_step is None:
+        return None
+    front = front_of(front)
+    energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
+    if energy is None or time_s is None:
+        return None
+    columns = {name: values[two_step["layout_index"]] for name, values in problem.layouts.items()}
+    columns |= {name: two_step[name] for name in ("stage_clock_mhz", "iteration_time_s", "energy_j")}
+    pairs = [(front, energy, "energy", "leaner"), (front, time_s, "time", "faster")]
+    return JointSavings(
+        columns, *(_share(model, physics, of, two_step, saving, *names) for of, saving, *names in pairs)
+    )
+
+
+def _share(
+    model: JobModel, physics: CostModel, front: Columns, two_step: Columns, saving: Saving, name: str, better: str
+) -> SavingShare:
+    """The saving of the objective ``name`` with the interval of the difference of the two plans."""
+    if saving.share <= 0.0:
+        return SavingShare(0.0, saving.at, 0.0, 0.0, 0.0)
+    names = [key for key in ("layout_index", "stage_clock_mhz", *RESULTS) if key in front]
+    both = [take({key: of[key] for key in names}, np.array([row])) for of, row in
+            ((front, saving.plan), (two_step, saving.other))]  # fmt: skip
+    found = model.differences(predicted_plans(model, physics, concat(both)), 1)
+    low, high = (float(found[f"{name}_vs_first_percent_{end}"][0]) / 100.0 for end in ("low", "high"))
+    return SavingShare(saving.share, saving.at, -high, -low, float(found[f"{better}_probability"][0]))

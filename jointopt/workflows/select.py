@@ -18,8 +18,8 @@ from jointopt.report.tables import figure
 from jointopt.search.pareto import below_chord, take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.answers import Against, from_files
-from jointopt.workflows.stored_plans import StoredPlans, predicted_by, stored_plans
+from jointopt.workflows.answers import ReferencePlan, accepts_paths
+from jointopt.workflows.stored_plans import StoredPlans, stored_plans, with_predictions_of
 
 OBJECTIVES = ("time", "energy", "edp", "knee")
 STEP = 0.05  # by how much a limit is relaxed to see what that buys
@@ -34,7 +34,7 @@ _NAMES = {
 }
 
 
-@from_files
+@accepts_paths
 def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
@@ -58,7 +58,7 @@ def select(
             raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job, pue)
-    stored = stored if surrogate is None else predicted_by(stored, surrogate)
+    stored = stored if surrogate is None else with_predictions_of(stored, surrogate)
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
@@ -72,7 +72,7 @@ def select(
     except JointOptError:  # of a surrogate that is gone
         return found
     # differences of all plans from the one chosen, as what predicted them is at hand
-    chosen = Against(model, take(found.plans, slice(found.row, found.row + 1)))
+    chosen = ReferencePlan(model, take(found.plans, slice(found.row, found.row + 1)))
     return replace(found, plans=found.plans | chosen.differences(found.plans)[0])
 
 

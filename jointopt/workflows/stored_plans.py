@@ -24,7 +24,7 @@ from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.sources import kin_place
-from jointopt.workflows.answers import with_limits
+from jointopt.workflows.answers import with_power_limits
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
 KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS, *THROUGHPUT)
@@ -34,11 +34,7 @@ _EXPECTED = "expected proposal.json or front.csv of `jointopt propose --out`, or
 
 @dataclass(frozen=True)
 class StoredPlans:
-    """Plans as columns: the plan, its predictions, and `jointopt.physics.throughput.with_rates`.
-
-    The last are there only where the job is known or they were stored; ``in_domain``, ``doubts`` and intervals where
-    stored.
-    """
+    """Plans as columns (n,): the plan, its predictions, and as far as known throughput, intervals and doubts."""
 
     source: str  # as a message calls it
     plans: Columns
@@ -64,11 +60,11 @@ def stored_plans(
     """
     path = Path(source) / PROPOSAL if Path(source).is_dir() else Path(source)
     if source == "-":
-        found = _of_document(sys.stdin.read, "standard input")
+        found = _plans_of_document(sys.stdin.read, "standard input")
     elif storage is None and names_a_file(source):
-        found = _of_file(path)
+        found = _plans_of_file(path)
     else:
-        found = _of_study(source, storage or STORAGE)
+        found = _plans_of_study(source, storage or STORAGE)
     if job is not None:
         stored = found.job
         shapes = [replace(model, name="") for model in (job.model if stored is None else stored.model, job.model)]
@@ -93,13 +89,13 @@ def stored_plans(
     return replace(found, job=there, plans=with_rates(there, found.plans))
 
 
-def predicted_by(stored: StoredPlans, surrogate: str) -> StoredPlans:
+def with_predictions_of(stored: StoredPlans, surrogate: str) -> StoredPlans:
     """The plans as a surrogate predicts them for their job. UsageError where they state none, or were measured."""
     if stored.measured:
         raise UsageError(f"The plans of {stored.source} have been run and measured; --surrogate is for predicted ones.")
     if stored.job is None:
         raise UsageError(f"--surrogate needs the job of the plans, and {stored.source} states none: give it by --job.")
-    model, (plans,) = JobModel.of(stored.job, surrogate), with_limits([stored.plans], stored.job)
+    model, (plans,) = JobModel.of(stored.job, surrogate), with_power_limits([stored.plans], stored.job)
     layouts = {name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
     physics, clocks = model.cost_model(layouts), plans["stage_clock_mhz"]
     values = physics.evaluate(np.arange(len(clocks)), clocks)
@@ -115,17 +111,17 @@ def names_a_file(source: str) -> bool:
     return source == "-" or path.exists() or path.suffix.lower() in _SUFFIXES or path.name != source
 
 
-def _of_file(path: Path) -> StoredPlans:
+def _plans_of_file(path: Path) -> StoredPlans:
     if not path.is_file():
         raise UsageError(f"{path} does not exist or is not a regular file; {_EXPECTED}.")
     if path.suffix.lower() == ".json":
-        return _of_document(lambda: path.read_text(encoding="utf-8-sig"), str(path))
+        return _plans_of_document(lambda: path.read_text(encoding="utf-8-sig"), str(path))
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path} is no .json or .csv file; {_EXPECTED}.")
     return StoredPlans(str(path), _columns(read_table(path), str(path)), "")
 
 
-def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
+def _plans_of_document(read: Callable[[], str], source: str) -> StoredPlans:
     try:
         document = parse_json(read())
     except (JobError, OSError, ValueError) as error:
@@ -141,33 +137,31 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
     return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate if at_hand else "")
 
 
-def _of_study(name: str, storage: str) -> StoredPlans:
+def _plans_of_study(name: str, storage: str) -> StoredPlans:
     from jointopt.search.studies.measured import KIND
     from jointopt.search.studies.study_plans import read_study
 
     rows, attributes = read_study(storage, name)
     source = f"study {name} in {masked(storage)}"
     if attributes.get("kind") == KIND:
-        return _of_runs(rows, source, str(attributes.get("job") or ""))
+        if not rows:
+            raise InfeasibleError(
+                f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose "
+                "from."
+            )
+        plans = _columns(_frame(rows, source), source, blank=RESULTS)
+        # power follows from energy and time where no meter measured it
+        power = plans["energy_j"] / plans["iteration_time_s"] / num_gpus(plans)
+        plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
+        text = str(attributes.get("job") or "")
+        measured_job = _job(parse_yaml(text), source) if text else None
+        return StoredPlans(source, plans, measured_job.name if measured_job else "", measured_job, measured=True)
     plans = _columns(_frame(rows, source), source)
     try:
         job = _job(parse_yaml(str(attributes["job"])), source)
     except JobError as error:
         raise UsageError(f"The job of {source}: {error}") from error
     return StoredPlans(source, plans, job.name, job)
-
-
-def _of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> StoredPlans:
-    """Plans with the results of real runs; power follows from energy and time where no meter measured it."""
-    if not rows:
-        raise InfeasibleError(
-            f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
-        )
-    plans = _columns(_frame(rows, source), source, blank=RESULTS)
-    power = plans["energy_j"] / plans["iteration_time_s"] / num_gpus(plans)
-    plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
-    job = _job(parse_yaml(job_text), source) if job_text else None
-    return StoredPlans(source, plans, "" if job is None else job.name, job, measured=True)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], source: str) -> pd.DataFrame:
@@ -220,24 +214,19 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
             f"pipeline stages; got {stages[row]}."
         )
     columns["stage_clock_mhz"] = np.array([(*row, *[np.nan] * (stages.max() - len(row))) for row in clocks])
-    return columns | _results(read)
+    # predictions with their intervals, and what the site pays where the file states it
+    names = [name for name in (*KNOWN, "fit_probability") if name in read]
+    names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in read]
+    columns |= {name: floats(read[name]).to_numpy(np.float64) for name in names}
+    if "in_domain" in read:
+        words = read["in_domain"].astype(str).str.lower()
+        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(object)
+    if "doubts" in read:
+        columns["doubts"] = read["doubts"].astype(object).fillna("").to_numpy(object)
+    return columns
 
 
 _WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] for dtype in ("int", "bool"))
-
-
-def _results(clean: pd.DataFrame) -> Columns:
-    """Predictions with their intervals, and what the site pays where the file states it."""
-    names = [name for name in KNOWN if name in clean]
-    names += ["fit_probability"] * ("fit_probability" in clean)
-    names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
-    columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
-    if "in_domain" in clean:
-        words = clean["in_domain"].astype(str).str.lower()
-        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(object)
-    if "doubts" in clean:
-        columns["doubts"] = clean["doubts"].astype(object).fillna("").to_numpy(object)
-    return columns
 
 
 # The whole document of a proposal, read back from a file of ``propose --out``, from a pipe, or from its study.
@@ -256,20 +245,20 @@ def stored_proposal(source: str, storage: str | None = None) -> dict[str, Any]:
     """
     path = Path(source) / PROPOSAL if Path(source).is_dir() else Path(source)
     if source == "-":
-        return _checked(sys.stdin.read(), "standard input")
+        return _parse_proposal(sys.stdin.read(), "standard input")
     if storage is None and (path.is_file() or path.suffix.lower() == ".json" or path.name != source):
         try:
-            return _checked(path.read_text(encoding="utf-8-sig"), str(path))
+            return _parse_proposal(path.read_text(encoding="utf-8-sig"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}; {_DOCUMENT}.") from error
     from jointopt.search.studies.study_plans import read_document
 
     url = storage or STORAGE
     study = {"name": source, "storage": masked(url)}
-    return _checked(read_document(url, source), f"study {source}") | {"study": study}
+    return _parse_proposal(read_document(url, source), f"study {source}") | {"study": study}
 
 
-def _checked(text: str, source: str) -> dict[str, Any]:
+def _parse_proposal(text: str, source: str) -> dict[str, Any]:
     try:
         document = parse_json(text)
     except (JobError, ValueError) as error:

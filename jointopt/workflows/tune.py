@@ -15,6 +15,7 @@ import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, read_spent
+from jointopt.core.errors import UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
@@ -22,36 +23,42 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.tables import result
+from jointopt.report.tables import result_text
 from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import OOM_STATUS
 from jointopt.surrogate.tune_model import ROUGH, Spread
-from jointopt.workflows.answers import from_files
+from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.campaign.campaign import (
     UNLIKELY_LEFT,
     Campaign,
-    count,
+    count_words,
+    earlier_run_notes,
     is_curable,
-    known_before,
-    unmeasured,
-    why_none,
+    unmeasured_notes,
+    why_no_usable_plan,
 )
-from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, check_profiles, listed, searched
-from jointopt.workflows.campaign.expectation import Expected, Growing, Outlook, of_candidate, with_factors
-from jointopt.workflows.campaign.record import Queued
-from jointopt.workflows.campaign.stopping import Balance, run_s, set_bounds, stakes, volumes
+from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, listed_candidates, searched_candidates
+from jointopt.workflows.campaign.expectation import (
+    Expectations,
+    GrowingModel,
+    Outlook,
+    results_of_candidate,
+    with_learned_factors,
+)
+from jointopt.workflows.campaign.record import QueuedRun
+from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
 
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
 
 
-@from_files
+@accepts_paths
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -74,23 +81,29 @@ def tune(
     wanted = replace(narrow_search(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)
-    check_profiles(power_profiles, model.job, listing is not None)
-    candidates = searched(model) if listing is None else listed(listing, model.job, calibration, machine)
+    if power_profiles and listing is not None:
+        raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
+    if power_profiles and model.job.cluster.gpu.vendor != "NVIDIA":
+        raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {model.job.cluster.gpu.id}.")
+    candidates = (
+        searched_candidates(model) if listing is None else listed_candidates(listing, model.job, calibration, machine)
+    )
     usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else Spread()
-    loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
+    loop = _TuneLoop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
     return Tuned(
         job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
-        front=tuple(non_dominated(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
+        front=tuple(non_dominated(values).tolist()), hypervolume=tuple(hypervolumes(values)), unstored=loop.unstored,
         storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
         gain_left=loop.gain_left, spent=loop.spent, next_run=None if loop.balance is None else asdict(loop.balance),
-        fault="" if stopped == "interrupted" else why_none(model.job, loop.runs), reason=loop.reason or loop.converged,
+        fault="" if stopped == "interrupted" else why_no_usable_plan(model.job, loop.runs),
+        reason=loop.reason or loop.converged,
         predicted_by=loop.predicted_by.rstrip(","),
     )  # fmt: skip
 
 
-class _Loop(Campaign):
+class _TuneLoop(Campaign):
     """The runs so far, and what follows from them for the candidates that are left."""
 
     def __init__(
@@ -100,30 +113,30 @@ class _Loop(Campaign):
         super().__init__(model, launcher, storage, measured, "tune", "--retry-failed")
         self.candidates, self._profiles = candidates, profiles
         self.runs: list[TunedRun] = []
-        self._differing = differing(candidates.record(index) for index in range(candidates.size))
+        self._differing = differing_columns(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
-        self._lost: list[str] = []  # objectives that are left out
+        self._lost_objectives: list[str] = []  # objectives that are left out
         self._unknown_before: list[str] = []  # notes of what is left out
         self._retry_failed = retry_failed
         self._keys = [record_text(candidates.record(index)) for index in range(candidates.size)]
-        self._elsewhere: set[str] = set()  # keys of plans that are left to other processes
-        self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
-        self._forgotten = 0  # plans that failed before and may run again
+        self._left_to_others: set[str] = set()  # keys of plans that are left to other processes
+        self._seen_of_others: frozenset[str] = frozenset()  # keys of plans that others have run since this began
+        self._retried = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        self._out = model.certain_oom(candidates.plans)  # candidates that run out of memory, as a run did
-        earlier = with_factors(self.earlier(candidates.rows), model, candidates)
-        self._out |= False if earlier.out is None else earlier.out
+        self._surely_out = model.certain_oom(candidates.plans)  # candidates that run out of memory, as a run did
+        earlier = with_learned_factors(self.earlier(candidates.rows), model, candidates)
+        self._surely_out |= False if earlier.out is None else earlier.out
         for index, row in zip(earlier.index, earlier.rows, strict=True):  # as runs of round 0
             if retry_failed and is_curable(row):
-                self._forgotten += 1
+                self._retried += 1
             else:
                 self._add(index, row, len(self.runs), 0, {}, float("nan"))
         failed = sum(is_curable(run.row) for run in self.runs)
-        out = int(self._out.sum()) - sum(self._out[index] for index in self._index)
-        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier, out):
+        out = int(self._surely_out.sum()) - sum(self._surely_out[index] for index in self._index)
+        for sentence in earlier_run_notes(len(self.runs), failed, self._retried, earlier, out):
             self.note(sentence)
         kernel = None if model.surrogate is None else model.surrogate.kernel
-        growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
+        growing = GrowingModel(candidates, earlier, kernel, self.job.cluster.machine)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
         self.predicted_by = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
@@ -192,7 +205,7 @@ class _Loop(Campaign):
                 if self.record.wait_for_freed():
                     continue
                 return "exhausted"
-            going_on = self.left_over(self.candidates, left | self._out) if first else np.empty(0, np.int64)
+            going_on = self.left_over(self.candidates, left | self._surely_out) if first else np.empty(0, np.int64)
             first = False
             best = going_on if len(going_on) else self._next(posterior, left, min(batch, spare))
             if not len(best):
@@ -206,16 +219,16 @@ class _Loop(Campaign):
         """Leave alone what other processes run or have just run, and learn from the latter."""
         others = self.record.others()
         fatal = frozenset() if self._retry_failed else others.fatal
-        self._elsewhere = {*others.running, *others.ended, *fatal}
+        self._left_to_others = {*others.running, *others.ended, *fatal}
         if fatal:
             self._note_once(
-                f"{count(len(fatal), 'plan')} of this job ended the process that ran it twice, and will not run "
+                f"{count_words(len(fatal), 'plan')} of this job ended the process that ran it twice, and will not run "
                 "without --retry-failed."
             )
-        if others.ended != self._learned:
-            self._learned = others.ended
+        if others.ended != self._seen_of_others:
+            self._seen_of_others = others.ended
             earlier = self.earlier(self.candidates.rows)
-            self._out |= False if earlier.out is None else earlier.out
+            self._surely_out |= False if earlier.out is None else earlier.out
             for index, row in zip(earlier.index, earlier.rows, strict=True):
                 if index not in self._index and self._keys[index] in others.ended:
                     self._add(index, row, len(self.runs), 0, {}, float("nan"))
@@ -223,7 +236,7 @@ class _Loop(Campaign):
     def _state(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
 
-    def _log_gain(self, posterior: Expected | None, left: Bools) -> None:
+    def _log_gain(self, posterior: Expectations | None, left: Bools) -> None:
         """Log the best plan so far, and the gain expected from the plans that are left."""
         objectives = self.objectives()
         measured = self._known(objectives)
@@ -233,9 +246,9 @@ class _Loop(Campaign):
         if self._count:
             best = float(measured[objectives[0]].min())
             plans = int(left.sum())
-            gain = gain_words(self.gain_left, objectives, f"the {count(plans, 'plan')} left")
+            gain = gain_words(self.gain_left, objectives, f"the {count_words(plans, 'plan')} left")
             gain = gain if plans else "no plan is left"
-            _log.info("best so far %s; %s", result(objectives[0], best), gain)
+            _log.info("best so far %s; %s", result_text(objectives[0], best), gain)
 
     def objectives(self) -> tuple[str, ...]:
         """The job's objectives that are predicted, and measured where a run has succeeded; else the time."""
@@ -248,11 +261,11 @@ class _Loop(Campaign):
     def _note_unknown(self) -> None:
         """Note which objectives are left out and which constraints cannot be checked, as long as that is so."""
         lost = [name for name in self.job.objectives if name not in self.objectives()]
-        if lost != self._lost:
-            self._lost, self.predicted_by = lost, ""  # the best prediction was judged for other objectives
+        if lost != self._lost_objectives:
+            self._lost_objectives, self.predicted_by = lost, ""  # the best prediction was judged for other objectives
         predicted = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run.row for run in self.runs if run.status == "ok"]
-        unknown = unmeasured(self.job, lost, self.objectives(), predicted, good)
+        unknown = unmeasured_notes(self.job, lost, self.objectives(), predicted, good)
         self.notes = [note for note in self.notes if note in unknown or note not in self._unknown_before]
         for sentence in unknown:
             self._note_once(sentence)
@@ -264,7 +277,7 @@ class _Loop(Campaign):
         rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
         return np.array(rows, float).reshape(-1, len(objectives))
 
-    def posterior(self) -> Expected:
+    def posterior(self) -> Expectations:
         """The posterior of every candidate after all runs so far; notes where another prediction is trusted now."""
         rows = [run.row for run in self.runs]
         posterior = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
@@ -281,12 +294,12 @@ class _Loop(Campaign):
         values = self.values(objectives)
         return dict(zip(objectives, values[np.isfinite(values).all(axis=1)].T, strict=True))
 
-    def _next(self, posterior: Expected, left: Bools, count: int) -> Ints:
+    def _next(self, posterior: Expectations, left: Bools, count: int) -> Ints:
         """Candidates to run next, none where no run is expected to save what it costs; at first any run is evidence."""
         objectives = self.objectives()
         measured = self._known(objectives)
         time_s = posterior.columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
-        seconds = run_s(time_s, self._timed)
+        seconds = run_seconds(time_s, self._timed)
         if len(measured[objectives[0]]):
             saved = expected_saving(posterior.columns, measured, objectives=objectives)
             best = np.nanargmin(self.values(objectives)[:, 0])
@@ -314,14 +327,14 @@ class _Loop(Campaign):
         order: list[int] = []  # of those that have begun
         ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
 
-        def queue() -> Iterator[Queued]:
+        def queue() -> Iterator[QueuedRun]:
             for index in indices.tolist():
                 if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
-                if self._out[index] and not begun:
+                if self._surely_out[index] and not begun:
                     continue  # chosen together with one of its layout that has run out of memory since
                 if not self.record.reserve(under.record(index), begun or self._retry_failed):
-                    self._elsewhere.add(self._keys[index])
+                    self._left_to_others.add(self._keys[index])
                     continue
                 order.append(index)
                 plan = under.record(index)
@@ -331,7 +344,7 @@ class _Loop(Campaign):
                     objectives = self.objectives()
                     judged = set(objectives) == set(self.job.objectives)
                     set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
-                yield Queued(under.question(index), plan, of_candidate(columns, index), number)
+                yield QueuedRun(under.question(index), plan, results_of_candidate(columns, index), number)
 
         def name(place: int) -> str:
             return f"run {before + place + 1}"
@@ -340,7 +353,7 @@ class _Loop(Campaign):
             for place, done in runs:
                 at = order[place]
                 fits = float(columns["probability_fits"][at]) if columns else float("nan")
-                expected = of_candidate(columns, at)
+                expected = results_of_candidate(columns, at)
                 run = self._add(at, done.row, base + bisect(ended, place), number, expected, fits, under)
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
@@ -362,7 +375,7 @@ class _Loop(Campaign):
             plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
         )
         if run.status == OOM_STATUS:  # at whatever clocks, as memory belongs to the layout
-            self._out |= self.candidates.holding_as_much(index)
+            self._surely_out |= self.candidates.holding_as_much(index)
         self.runs.insert(place, run)
         self._index.insert(place, index)
         return run
@@ -370,7 +383,7 @@ class _Loop(Campaign):
     @property
     def _measured_plans(self) -> int:
         """Of this job, in this tune or before it."""
-        return len(self.runs) + self._forgotten
+        return len(self.runs) + self._retried
 
     @property
     def _count(self) -> int:
@@ -378,9 +391,9 @@ class _Loop(Campaign):
 
     def _left(self) -> Bools:
         """Candidates that have not run, are not ruled out, and that physics can price."""
-        left = ~self._out
+        left = ~self._surely_out
         left[self._index] = False
-        left &= [key not in self._elsewhere for key in self._keys]
+        left &= [key not in self._left_to_others for key in self._keys]
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left

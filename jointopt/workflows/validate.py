@@ -20,25 +20,25 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES
 from jointopt.jobs.plans.text import plan_records, widened
 from jointopt.measure.base import Launcher, load_launcher, narrow_search
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, cost_of_failing, needs_as_much
-from jointopt.workflows.answers import from_files
-from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely, why_none
+from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely_note, why_no_usable_plan
 from jointopt.workflows.campaign.candidates import (
     Candidates,
     at_highest_clock,
-    listed,
+    leading_fronts,
+    listed_candidates,
     measurement_columns,
-    peeled,
-    searched,
+    searched_candidates,
 )
-from jointopt.workflows.campaign.expectation import Earlier
-from jointopt.workflows.campaign.record import Queued
+from jointopt.workflows.campaign.expectation import EarlierRuns
+from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 
@@ -47,7 +47,7 @@ _PREDICTED = tuple(f"{name}{end}" for name in RESULTS for end in ("", "_low", "_
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _ChosenPlans:
     """Plans to run, the best first: as rows for the launcher, and as columns with predictions."""
 
     rows: pd.DataFrame
@@ -57,7 +57,7 @@ class _Chosen:
     unlikely: int = 0  # plans that are likelier not to fit in memory than to fit: they come last, and a run decides
 
 
-@from_files
+@accepts_paths
 def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -81,33 +81,43 @@ def validate(
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
-        found = listed(listing, job, calibration, machine)
-        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), model, top)
+        found = listed_candidates(listing, job, calibration, machine)
+        answers = predict(found.rows, surrogate, runs, calibration, storage, machine)
+        columns = found.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
+        columns["in_domain"] = answers["in_domain"].to_numpy(bool)
+        columns["doubts"] = answers["doubts"].to_numpy(object)
+        fitting = np.where(model.certain_oom(found.plans), 0.0, answers["fit_probability"].to_numpy(float))
+        plans = _choose_best(found, columns, fitting, job, top)
     elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
-        plans = _of_front(model, top, seed, storage) or _of_space(model, top)
+        plans = _choose_of_front(model, top, seed, storage) or _choose_of_space(model, top)
     else:
-        plans = _of_space(model, top)
-    bench = _Bench(model, chosen, plans, storage, runs)
+        plans = _choose_of_space(model, top)
+    bench = _ValidateRuns(model, chosen, plans, storage, runs)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
     return Validated(
         job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
-        fault="" if stopped == "interrupted" or succeeded else why_none(job, bench.runs),
+        fault="" if stopped == "interrupted" or succeeded else why_no_usable_plan(job, bench.runs),
         reason=bench.reason, unstored=bench.unstored,
     )  # fmt: skip
 
 
-class _Bench(Campaign):
+class _ValidateRuns(Campaign):
     """Runs of chosen plans, several at once where the launcher can."""
 
     def __init__(
-        self, model: JobModel, launcher: Launcher, plans: _Chosen, storage: str | None, measured: Measurements | None
+        self,
+        model: JobModel,
+        launcher: Launcher,
+        plans: _ChosenPlans,
+        storage: str | None,
+        measured: Measurements | None,
     ) -> None:
         super().__init__(model, launcher, storage, measured, "validate", "--again")
         self.plans = plans
         self._runs: dict[int, ValidatedRun] = {}
-        self._out = np.zeros(len(plans.rows), bool)  # that run out of memory, as a run did
+        self._surely_out = np.zeros(len(plans.rows), bool)  # that run out of memory, as a run did
 
     @property
     def runs(self) -> tuple[ValidatedRun, ...]:
@@ -117,11 +127,19 @@ class _Bench(Campaign):
     def work(self, again: bool) -> str:
         """Run the plans that are not stored (``again``: all); why it ended."""
         if self.plans.unlikely:
-            self.note(unlikely(self.plans.unlikely, len(self.plans.rows)))
+            self.note(unlikely_note(self.plans.unlikely, len(self.plans.rows)))
         self.record.open_study(self.plans.columns, self._objectives())
-        self._go_on()
-        earlier = Earlier() if again else self.earlier(self.plans.rows)
-        self._out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
+        # plans whose runs a killed validate had begun join those chosen: on a cluster they may go on
+        mine = [self._plan(index) for index in range(len(self.plans.rows))]
+        if others := [(plan, trial) for plan, trial in self.record.left(self.launcher) if plan not in mine]:
+            self.plans = _with_resumed_plans(self.plans, others, self.job)
+            self.record.open_study(self.plans.columns, self._objectives())  # with room for them
+            self.note(
+                f"A validate that was killed had begun {len(others)} more, which are resumed: what has been "
+                "measured since moved the choice."
+            )
+        earlier = EarlierRuns() if again else self.earlier(self.plans.rows)
+        self._surely_out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
         known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
             _log.info("run %d of %d: measured before, not run again", index + 1, len(self.plans.rows))
@@ -133,26 +151,14 @@ class _Bench(Campaign):
         known = [name for name in self.job.objectives if np.isfinite(self.plans.columns[name]).any()]
         return tuple(known or self.job.objectives[:1])
 
-    def _go_on(self) -> None:
-        """Plans whose runs a killed validate had begun join those chosen: on a cluster they may go on."""
-        mine = [self._plan(index) for index in range(len(self.plans.rows))]
-        others = [(plan, trial) for plan, trial in self.record.left(self.launcher) if plan not in mine]
-        if others:
-            self.plans = _joined(self.plans, others, self.job)
-            self.record.open_study(self.plans.columns, self._objectives())  # with room for them
-            self.note(
-                f"A validate that was killed had begun {len(others)} more, which are resumed: what has been "
-                "measured since moved the choice."
-            )
-
     def _run(self, indices: list[int], again: bool) -> str:
         order: list[int] = []  # of those that have begun
-        apart = differing(self._plan(index) for index in range(len(self.plans.rows)))
+        apart = differing_columns(self._plan(index) for index in range(len(self.plans.rows)))
 
-        def queue() -> Iterator[Queued]:
+        def queue() -> Iterator[QueuedRun]:
             for index in indices:
                 plan = self._plan(index)
-                if self._out[index]:
+                if self._surely_out[index]:
                     self.note(f"run {index + 1} is left out: {OUT_ALREADY}.")
                     continue
                 if not self.record.reserve(plan, again):
@@ -163,7 +169,7 @@ class _Bench(Campaign):
                 _log.info("run %d of %d: %s ...", index + 1, total, words)
                 question = {str(name): value for name, value in self.plans.rows.iloc[index].items()}
                 attributes = self._supported(index)
-                yield Queued(question, plan, self._predicted(index), 1, attributes)
+                yield QueuedRun(question, plan, self._predicted(index), 1, attributes)
 
         def name(place: int) -> str:
             return f"run {order[place] + 1}"
@@ -187,7 +193,7 @@ class _Bench(Campaign):
         if row["status"] == OOM_STATUS:
             columns, one = self.plans.columns, slice(index, index + 1)
             peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
-            self._out |= needs_as_much(columns, peak, of, peak[one])
+            self._surely_out |= needs_as_much(columns, peak, of, peak[one])
 
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns
@@ -202,7 +208,9 @@ class _Bench(Campaign):
         return {name: float(self.plans.columns[name][index]) for name in _PREDICTED}
 
 
-def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job) -> _Chosen:
+def _with_resumed_plans(
+    chosen: _ChosenPlans, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job
+) -> _ChosenPlans:
     """``chosen`` with other plans after them; each is a record, and attributes of its trial with its predictions."""
     plans = [plan for plan, _ in others]
     columns: Columns = {name: encode_cells(name, [plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
@@ -217,14 +225,14 @@ def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[s
     return replace(chosen, rows=rows, columns=concat_plans([chosen.columns, columns]))
 
 
-def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen | None:
+def _choose_of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _ChosenPlans | None:
     """Plans spread along the front of `propose`, both ends among them, then the default reference; None without any."""
     try:
         proposal = propose(model, seed=seed, storage=storage)
     except InfeasibleError:
         return None
     front = proposal.front
-    some = take(front, spread(len(front["pp"]), top))
+    some = take(front, evenly_spaced(len(front["pp"]), top))
     records, (reference,) = (
         plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"]))) for plans in (some, proposal.reference)
     )
@@ -232,13 +240,13 @@ def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Cho
         columns, at = some, records.index(reference)
     else:
         columns, at = concat_plans([some, proposal.reference]), len(records)
-    return _Chosen(measurement_columns(model.job, columns), columns, at, len(front["pp"]))
+    return _ChosenPlans(measurement_columns(model.job, columns), columns, at, len(front["pp"]))
 
 
-def _of_space(model: JobModel, top: int) -> _Chosen:
+def _choose_of_space(model: JobModel, top: int) -> _ChosenPlans:
     """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
     _log.info("predicting the job's plans ...")
-    candidates = searched(model)
+    candidates = searched_candidates(model)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     physics = model.cost_model(layouts)
     clocks = candidates.plans["stage_clock_mhz"]
@@ -246,29 +254,20 @@ def _of_space(model: JobModel, top: int) -> _Chosen:
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
     columns = model.bounded(plain)
     fitting = np.where(values["violation"] <= 0, model.fit_probability(physics), 0.0)
-    return _best(candidates, columns, fitting, model.job, top)
+    return _choose_best(candidates, columns, fitting, model.job, top)
 
 
-def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top: int) -> _Chosen:
-    """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
-    columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
-    columns["in_domain"] = answers["in_domain"].to_numpy(bool)
-    columns["doubts"] = answers["doubts"].to_numpy(object)
-    fitting = np.where(model.certain_oom(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
-    return _best(candidates, columns, fitting, model.job, top)
+def _choose_best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int) -> _ChosenPlans:
+    """The ``top`` plans to run: of those likely to fit in memory, then of the others, each time the best by its front.
 
-
-def _best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int) -> _Chosen:
-    """Of plans that are likely to fit the front, spread, or what comes next where it is smaller, then of the others.
-
-    ``fitting``: their probability (n,), 0 of those that are not run. The others rank by `cost_of_failing` too,
-    and are of different layouts. The fastest is the reference.
+    ``fitting`` (n,): the probability that a plan fits, 0 where it must not run. Of the others one plan of each layout
+    counts, its goals times `cost_of_failing`. The fastest plan at the highest clock is the reference.
     """
     names = job.objectives
     goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
-    likely = _foremost(goals, np.flatnonzero(fitting >= FEASIBLE), top)
+    likely = _front_first(goals, np.flatnonzero(fitting >= FEASIBLE), top)
     unlikely = np.flatnonzero((fitting > 0.0) & (fitting < FEASIBLE)).tolist()
-    others = _foremost(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top)
+    others = _front_first(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top)
     rows = np.concatenate([likely[0], others[0][: max(top - len(likely[0]), 0)]])
     if not len(rows):
         raise InfeasibleError(f"No plan of job {job.name!r} can be run: none keeps its constraints by any prediction.")
@@ -276,19 +275,22 @@ def _best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, t
     default = np.flatnonzero(highest >= np.nanmax(columns["stage_clock_mhz"]))
     reference = int(default[columns["iteration_time_s"][rows[default]].argmin()]) if len(default) else None
     chosen, front = candidates.rows.iloc[rows].reset_index(drop=True), likely[1] or others[1]
-    return _Chosen(chosen, take(columns, rows), reference, front, len(rows) - len(likely[0]))
+    return _ChosenPlans(chosen, take(columns, rows), reference, front, len(rows) - len(likely[0]))
 
 
-def _foremost(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]:
-    """At most ``top`` of these plans by values (n,) to be minimised, and how many are on their front."""
+def _front_first(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]:
+    """(at most ``top`` of ``rows``, spread along their front or else front after front; how many are on the front).
+
+    ``goals``: values (n,) of all plans, to be minimised.
+    """
     known = [values[rows] for values in goals if np.isfinite(values[rows]).any()]
     if not known:
         return rows[:0], 0
     front = front_order(known[0], known[-1])
-    order = peeled(np.stack([known[0], known[-1]], axis=1), max(top, 1))
-    return rows[front[spread(len(front), top)] if len(front) > top else order[:top]], len(front)
+    order = leading_fronts(np.stack([known[0], known[-1]], axis=1), max(top, 1))
+    return rows[front[evenly_spaced(len(front), top)] if len(front) > top else order[:top]], len(front)
 
 
-def spread(size: int, count: int) -> Ints:
+def evenly_spaced(size: int, count: int) -> Ints:
     """At most ``count`` of ``size`` rows in order, evenly, both ends among them (the first alone for a count of 1)."""
     return np.unique(np.linspace(0, size - 1, min(size, count)).round().astype(np.int64))

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrow_search, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import bill
-from jointopt.report.results import Shared
+from jointopt.report.results import WorkerSummary
 from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
@@ -40,9 +40,9 @@ from jointopt.search.pareto import (
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import OOM_STATUS, certain_oom
+from jointopt.workflows.by_dask import Evaluator, by_dask, load_function
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
-from jointopt.workflows.functions import Answer, load_function
 from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -62,7 +62,7 @@ def work(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     launcher: Launcher | str | None = None, machine: Machine | None = None, dask: str | None = None, workers: int = 0,
     **options: Any,
-) -> Shared:  # fmt: skip
+) -> WorkerSummary:  # fmt: skip
     """Evaluate plans of ``job``, by all its objectives, together with all other workers until there are ``trials``.
 
     ``evaluate`` names a function, ``module:function``: called with the job and at most ``batch`` plans (columns), it
@@ -79,10 +79,19 @@ def work(
         raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
     runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
-        job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
+        if evaluate is not None:
+            raise UsageError(f"--launcher {runner.name} and --evaluate {evaluate} both evaluate plans; give one.")
+        job, evaluate = narrow_search(runner, job.job if isinstance(job, JobModel) else job), f"launcher:{runner.name}"
+        if runner.candidates(job) is not None:
+            raise UsageError(f"The launcher {runner.name} runs listed plans alone; workers search all of the job's.")
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    job, (narrow, wide) = model.job, problem_of_one_run(model)
-    start = _start(narrow, wide)
+    job, (narrow, all_goals) = model.job, problem_of_one_run(model)
+    start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
+    if all_goals.goals != OBJECTIVES:
+        start = all_goals.evaluate_again(start)
+        start = merge(exact_front_of_levels(all_goals)[0], start, all_goals.goals) if all_goals.has_levels else start
+    if all_goals.goals != OBJECTIVES and len(start["slack"]):
+        start = take(start, farthest_rows(stacked(start, all_goals.goals), POPULATION // 3))
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
@@ -92,11 +101,11 @@ def work(
     identity |= {"evidence": model.fingerprint} if model.fingerprint else {}
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
-    with _answering(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
+    with _evaluator(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
         # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
         paid = () if runner is not None else tuple(name for name in RATE_OF_OBJECTIVE if name in job.objectives)
         goals = (*job.goals, *paid)
-        problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
+        problem = all_goals if answer is None else _function_problem(job, narrow, answer, goals, evaluate or "")
         worked = work_on_study(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
@@ -107,69 +116,37 @@ def work(
         )  # fmt: skip
     finished = len(worked.plans["slack"])
     front = front_of(worked.plans, problem.goals)
-    return Shared(name, worked.evaluated, worked.failed, finished, front, problem.goals)
-
-
-def _start(narrow: Problem, wide: Problem) -> Columns:
-    """Plans to begin with: the front that is predicted, by all goals as far as these can be counted."""
-    start = exact_front_of_profiles(narrow).front
-    if wide.goals == OBJECTIVES:
-        return start
-    start = wide.evaluate_again(start)
-    if wide.has_levels:
-        start = merge(exact_front_of_levels(wide)[0], start, wide.goals)
-    return take(start, farthest_rows(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
+    return WorkerSummary(name, worked.evaluated, worked.failed, finished, front, problem.goals)
 
 
 @contextmanager
-def _answering(
+def _evaluator(
     job: Job, runner: Launcher | None, evaluate: str | None, dask: str | None, workers: int, storage: str, study: str
-) -> Iterator[tuple[Answer | None, int]]:  # fmt: skip
+) -> Iterator[tuple[Evaluator | None, int]]:  # fmt: skip
     """The function that answers for plans (None: the physics does), and for how many batches at a time."""
     if runner is not None and dask is None and not workers:
-        with _kept_runs(runner, job.goals, storage, study) as runs:
+        from jointopt.runs.spill import Spill, waiting_spills
+
+        # results of runs are in a file until the study has all of them; those that a killed worker left are known
+        kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
+        with closing(Spill(storage, study, kind)) as kept:
+            runs = _RunEvaluator(runner, job.goals, kept.keep)
+            for _, rows in waiting_spills(storage, kind):
+                for _, row in rows:
+                    runs.add_result(str(row.pop("plan", "")), row)
             yield runs, 1
+            kept.clear()
         return
     if dask is None and not workers:
         yield None if evaluate is None else load_function(evaluate), 1
         return
     if evaluate is None or runner is not None:
         raise UsageError("--dask and --workers share out what --evaluate MODULE:FUNCTION answers; name one.")
-    from jointopt.workflows.by_dask import by_dask
-
     with by_dask(evaluate, dask, workers, job) as answering:
         yield answering
 
 
-def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Job:
-    """The part of the job that a launcher runs; UsageError where it lists its plans, or a function evaluates them."""
-    if evaluate is not None:
-        raise UsageError(f"--launcher {launcher.name} and --evaluate {evaluate} both evaluate plans; give one.")
-    wanted = narrow_search(launcher, job.job if isinstance(job, JobModel) else job)
-    if launcher.candidates(wanted) is not None:
-        raise UsageError(f"The launcher {launcher.name} runs listed plans alone; workers search all of the job's.")
-    return wanted
-
-
-@contextmanager
-def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
-    """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
-    from jointopt.runs.spill import Spill, waiting_spills
-
-    kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
-    kept = Spill(storage, study, kind)
-    runs = _Runs(launcher, goals, kept.keep)
-    try:
-        for _, rows in waiting_spills(storage, kind):
-            for _, row in rows:
-                runs.know(str(row.pop("plan", "")), row)
-        yield runs
-        kept.clear()
-    finally:
-        kept.close()
-
-
-class _Runs:
+class _RunEvaluator:
     """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again.
 
     No layout is run at another clock once it has run out of memory. ``keep`` is called with each result first.
@@ -180,7 +157,7 @@ class _Runs:
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._out: list[Columns] = []  # layouts that ran out of memory
 
-    def know(self, key: str, row: Mapping[str, Any]) -> None:
+    def add_result(self, key: str, row: Mapping[str, Any]) -> None:
         """Take the result of a plan as known."""
         cells = {name: row[name] for name in ("status", "notes", *self._goals) if not is_blank(row.get(name))}
         plain = {name: value if isinstance(value, str) else float(value) for name, value in cells.items()}
@@ -203,7 +180,7 @@ class _Runs:
                     yield records[place]
 
         for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
-            self.know(keys[begun[run.place]], run.row)
+            self.add_result(keys[begun[run.place]], run.row)
             if run.row["status"] == OOM_STATUS:
                 self._out.append(take(plans, np.array([begun[run.place]])))
         rows = [self._rows.get(key, {"status": OOM_STATUS, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
@@ -217,7 +194,7 @@ class _Runs:
         return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
 
 
-def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...], called: str) -> Problem:
+def _function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tuple[str, ...], called: str) -> Problem:
     """The same problem with its ``goals`` from ``answer``, which is ``called`` so, and the constraints judged by these.
 
     A figure that no plan can have is a ValueError.
@@ -240,25 +217,20 @@ def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ..
                 row, expected = found
                 text = plan_text(queried, row)
                 raise ValueError(f"{called} returned {name} {values[row]:g} for {text}, not {expected}")
-        plans |= _goal_columns(job, returned, goals, len(layout_index))
+        # mean power, carbon and costs follow from time and energy where they are not returned
+        count = len(layout_index)
+        time_s, energy_j = objectives({name: _column(returned, name, count) for name in OBJECTIVES})
+        follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
+        plans |= {MEAN_POWER: follows[MEAN_POWER], **dict(zip(OBJECTIVES, (time_s, energy_j), strict=True))}
+        plans |= {
+            name: follows[name] if name in follows and name not in returned else _column(returned, name, count)
+            for name in goals
+        }
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
     return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)
-
-
-def _goal_columns(job: Job, returned: Columns, goals: tuple[str, ...], count: int) -> Columns:
-    """Values of ``goals`` (n,) as ``returned``, and mean power; what follows from time and energy may lack.
-
-    LauncherError for another goal that lacks.
-    """
-    found = {name: _column(returned, name, count) for name in OBJECTIVES}
-    time_s, energy_j = objectives(found)
-    follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
-    further = {name: follows[name] for name in goals if name in follows and name not in returned}
-    further |= {name: _column(returned, name, count) for name in goals if name not in further}
-    return {MEAN_POWER: follows[MEAN_POWER]} | found | further
 
 
 def _one_by_one(lock: threading.Lock, function: Callable[..., T]) -> Callable[..., T]:

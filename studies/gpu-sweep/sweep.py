@@ -40,7 +40,7 @@ from jointopt.measure.hardware.host import FoundGpu, found_machine
 from jointopt.measure.hardware.meter import Gpus
 from jointopt.measure.torchrun import TorchrunLauncher, TorchrunProgram
 from jointopt.runs.table import read_table
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 
 HERE = Path(__file__).parent
 NAMES = [*COLUMNS, "run_s"]  # of the table: the project's columns, and what a run took with its start
@@ -119,7 +119,7 @@ def feasible_runs(space: Mapping[str, Any], gpu: Gpu) -> list[Run]:
     for whole, mode in itertools.product(jobs(space, gpu), space["recompute"]):
         job = replace(whole, search=replace(whole.search, recompute=(mode,)))  # so that it is compared with no other
         try:
-            plans = searched(program.narrow_search(job))
+            plans = searched_candidates(program.narrow_search(job))
         except InfeasibleError as error:
             print(f"left out: recompute {mode}: {error}")
             continue

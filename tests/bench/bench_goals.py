@@ -38,7 +38,7 @@ from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.pareto import farthest_rows, non_dominated, stacked
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.feasible_layouts import prepared
+from jointopt.workflows.feasible_layouts import prepare_search
 from jointopt.workflows.search_steps import Step, Stopwatch, with_all_goals
 
 JOBS = ("opt-350m-2x4-a100", "llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")
@@ -49,7 +49,7 @@ POPULATION = 105
 def problem_of(name: str, goal: str) -> Problem:
     """The search problem of a shipped job with one goal beside time and energy."""
     job = replace(shipped_job(name), objectives=(*OBJECTIVES, goal))
-    return prepared(JobModel(job), Stopwatch(quiet=True)).wide
+    return prepare_search(JobModel(job), Stopwatch(quiet=True)).all_goals
 
 
 def ours(problem: Problem, seed: int) -> tuple[Floats, int, float]:

@@ -25,8 +25,8 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.expectation import Growing, Outlook, earlier_runs, with_factors
+from jointopt.workflows.campaign.candidates import listed_candidates
+from jointopt.workflows.campaign.expectation import GrowingModel, Outlook, earlier_runs, with_learned_factors
 
 KNOWN, SEEDS = (8, 16), (1, 2)
 
@@ -46,9 +46,9 @@ def judged(group: str, rows: pd.DataFrame, others: pd.DataFrame) -> list[list[fl
     """Median errors in %, without and with, after each number of runs and seed."""
     surrogate = load_surrogate("default")
     job, launcher = parse_job(job_document(rows), "replay", pathlib.Path()), ReplayLauncher(rows)
-    candidates = listed(launcher.candidates(job), job)
+    candidates = listed_candidates(launcher.candidates(job), job)
     model = JobModel.of(job)
-    earlier = with_factors(earlier_runs(candidates.rows, others), model, candidates)
+    earlier = with_learned_factors(earlier_runs(candidates.rows, others), model, candidates)
     answers = [dict(launcher.run(job, candidates.question(i))) for i in range(candidates.size)]
     time_s = np.array([row["iteration_time_s"] if row["status"] == "ok" else np.nan for row in answers], float)
     ran, out = np.flatnonzero(np.isfinite(time_s)), []
@@ -56,7 +56,7 @@ def judged(group: str, rows: pd.DataFrame, others: pd.DataFrame) -> list[list[fl
         for seed in SEEDS if len(ran) >= count + 5 else ():
             index = np.random.default_rng(seed).permutation(ran)[:count]
             left, before, found = np.setdiff1d(ran, index), time.process_time(), []
-            for growing in (None, Growing(candidates, earlier, surrogate.kernel)):
+            for growing in (None, GrowingModel(candidates, earlier, surrogate.kernel)):
                 outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), growing)
                 expected = outlook.after(TIME, index, [answers[i] for i in index])
                 off = expected.columns["iteration_time_s"][left] / time_s[left] - 1.0

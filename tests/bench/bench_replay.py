@@ -28,7 +28,7 @@ from jointopt.surrogate.dataset import price
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.memory import MemoryEvidence, fit_draws, fit_probability, memory_margin, source_weights
 from jointopt.surrogate.tune_model import INFORMED, PlanEstimates, Spread, estimate_plans, plan_features
-from jointopt.workflows.campaign.candidates import Candidates, listed
+from jointopt.workflows.campaign.candidates import Candidates, listed_candidates
 from jointopt.workflows.tune import tune
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -147,7 +147,7 @@ def prepared(known: bool) -> list[Group]:
         rows = rows if known else rows.assign(framework="unknown")
         job = parse_job(job_document(rows), "replay", pathlib.Path())
         launcher = ReplayLauncher(rows)
-        candidates = listed(launcher.candidates(job), job)
+        candidates = listed_candidates(launcher.candidates(job), job)
         answers = [launcher.run(job, candidates.question(i)) for i in range(candidates.size)]
         priced = price(candidates.rows)
         order = np.argsort(priced.rows)

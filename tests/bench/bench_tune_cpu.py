@@ -24,7 +24,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.measure.torchrun import TorchrunLauncher
 from jointopt.surrogate.tune_model import ROUGH, Spread
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.tune import tune
 
 JOB = """
@@ -54,7 +54,7 @@ def tuned(folder: Path, budget: int, iterations: int) -> dict:
 def swept(path: Path, repeats: int, iterations: int) -> dict[tuple, float]:
     """Seconds of every plan of the job, the fastest of the repeats; repeats lie far apart, so that noise is shared."""
     job = load_job(path)
-    candidates, launcher = searched(job), TorchrunLauncher(iterations=iterations)
+    candidates, launcher = searched_candidates(job), TorchrunLauncher(iterations=iterations)
     times: dict[tuple, float] = {}
     for _ in range(repeats):
         for index in range(candidates.size):

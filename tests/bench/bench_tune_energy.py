@@ -29,8 +29,8 @@ from jointopt.physics.sensitivities import with_clock_shares
 from jointopt.search.pareto import non_dominated, volume
 from jointopt.studies.learning.truths import FOLLOWING, Drawn, jobs, physics_with_steps, simulated
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.candidates import Candidates, searched
-from jointopt.workflows.campaign.expectation import Earlier, Outlook
+from jointopt.workflows.campaign.candidates import Candidates, searched_candidates
+from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook
 from jointopt.workflows.tune import tune
 
 AFTER = (4, 8, 16)
@@ -45,7 +45,7 @@ def problems(count: int) -> list[tuple[Job, Candidates]]:
 def _problems() -> Iterator[tuple[Job, Candidates]]:
     for job in jobs(np.random.default_rng(0)):
         try:
-            found = searched(job) if job.cluster.num_gpus <= 128 else None
+            found = searched_candidates(job) if job.cluster.num_gpus <= 128 else None
         except InfeasibleError:
             continue
         if found is not None and found.size >= 60:
@@ -108,7 +108,7 @@ def errors(job: Job, cluster: Cluster, count: int, seed: int) -> dict[str, list[
 def _both_ways(job: Job, candidates: Candidates) -> Iterator[tuple[str, Outlook]]:
     for way in (ONE, PARTS):
         with one_number(way):
-            yield way, Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
+            yield way, Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
 
 
 def one_number(way: str) -> Any:

@@ -22,7 +22,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.search.pareto import non_dominated, volume
-from jointopt.workflows.campaign.candidates import Candidates, searched
+from jointopt.workflows.campaign.candidates import Candidates, searched_candidates
 from jointopt.workflows.tune import tune
 
 JOB: Mapping[str, Any] = {
@@ -81,7 +81,7 @@ def compare(goal: str, seeds: int, budget: int, unreported: float) -> None:
     """Print the shares of a tune by three objectives, by two, and of plans drawn at random."""
     goals = (*OBJECTIVES, goal)
     job = replace(parse_job(JOB, "bench", None), objectives=goals)
-    candidates, found = searched(job), dict[str, list[list[float]]]()
+    candidates, found = searched_candidates(job), dict[str, list[list[float]]]()
     for seed in range(seeds):
         for label, wanted in {"three objectives": goals, "time and energy alone": OBJECTIVES}.items():
             cluster = Cluster(candidates, goals, seed, unreported)

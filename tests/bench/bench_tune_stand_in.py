@@ -30,7 +30,7 @@ from jointopt.jobs.jobfile import load_job
 from jointopt.measure.hardware.host import FOR_TESTS
 from jointopt.measure.torchrun import TorchrunLauncher
 from jointopt.surrogate.tune_model import ROUGH, Spread
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.tune import tune
 
 JOB = """
@@ -67,7 +67,7 @@ def plan_key(plan: Mapping[str, Any]) -> tuple:
 def swept(path: Path, repeats: int, iterations: int) -> tuple[Found, dict[int, list[float]]]:
     """Time and energy of every plan of the job, the least of the repeats, and watts by clock."""
     job = load_job(path)
-    candidates, launcher = searched(job), TorchrunLauncher(iterations=iterations)
+    candidates, launcher = searched_candidates(job), TorchrunLauncher(iterations=iterations)
     found: Found = {}
     watts: dict[int, list[float]] = {}
     for _ in range(repeats):

@@ -14,7 +14,7 @@ import yaml
 from jointopt.frameworks.targets import TARGETS
 from jointopt.jobs.jobfile import load_job
 from jointopt.workflows.export import export, write
-from jointopt.workflows.plan_files import plan_of
+from jointopt.workflows.plan_files import read_plan_file
 
 _PLAN = {"dp": 4, "tp": 2, "pp": 1, "zero_stage": 2, "micro_batch_size": 1, "recompute": "none"}
 _JOB = {
@@ -54,7 +54,7 @@ def read(path: Path) -> object:
     files = {name: path.with_suffix(f".{name}") for name in ("job.yaml", "plan.json")}
     files["job.yaml"].write_bytes(yaml.safe_dump(job).encode("utf-8", "surrogatepass"))
     files["plan.json"].write_text(json.dumps(plan))
-    found = export(load_job(files["job.yaml"]), plan_of(files["plan.json"]), str(target), **_known(texts))
+    found = export(load_job(files["job.yaml"]), read_plan_file(files["plan.json"]), str(target), **_known(texts))
     folder = path.with_suffix(".out")
     folder.mkdir(exist_ok=True)
     for file in write(found, folder):

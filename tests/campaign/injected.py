@@ -188,7 +188,7 @@ def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
 @contextmanager
 def _only_while_keeping(fault: Fault) -> Iterator[None]:
     """Faults while the record is at work alone, not of the programs that run."""
-    names = ("_kept", "settle", "reserve", "others", "progress", "pause", "_begin_trial")
+    names = ("_keep", "settle", "reserve", "others", "progress", "pause", "_begin_trial")
     before, fault.armed = {name: getattr(record.Record, name) for name in names}, False
 
     def arming(name: str) -> Callable[..., Any]:

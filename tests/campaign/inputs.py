@@ -173,9 +173,9 @@ def _read_table(path: Path) -> object:
 def _read_plan(path: Path) -> object:
     from jointopt.measure.hardware.gpu_clocks import plan_settings
     from jointopt.workflows.exec import _used_gpus
-    from jointopt.workflows.plan_files import plan_of
+    from jointopt.workflows.plan_files import read_plan_file
 
-    plan = plan_of(path)
+    plan = read_plan_file(path)
     return _used_gpus(plan) and plan_settings(plan)
 
 

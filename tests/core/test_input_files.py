@@ -17,9 +17,9 @@ from jointopt.frameworks.import_files import read_file
 from jointopt.jobs.calibration import load_calibration
 from jointopt.jobs.reading import read_text
 from jointopt.runs.table import read_table
-from jointopt.workflows.plan_files import plan_of
+from jointopt.workflows.plan_files import read_plan_file
 
-READERS = [read_text, read_table, read_file, plan_of, load_calibration]
+READERS = [read_text, read_table, read_file, read_plan_file, load_calibration]
 
 
 @pytest.mark.parametrize("read", READERS)

@@ -6,7 +6,7 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.clocks import repeat_per_limit, under_limits, without_limits
 from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job, with_changes
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 
 JOB = shipped_job("opt-350m-2x4-a100")  # GPUs of 400 W
 LAYOUTS = {"pp": np.array([8, 4]), "stage": np.array([[1, 2], [3, 4]])}
@@ -100,7 +100,7 @@ def test_without_limits_layouts_stay_what_they_are() -> None:
 )  # fmt: skip
 def test_limits_that_a_plan_states_are_those_that_its_gpus_take(stated: str, refused: str) -> None:
     parsed = parse_plan(f"dp=2 pp=4 {stated}", JOB)
-    broken = check_plan(JOB, plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0])
+    broken = check_plan(JOB, parsed.record)
     assert [sentence[: len(refused)] for sentence in broken] == ([refused] if refused else [])
 
 

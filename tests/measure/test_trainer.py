@@ -18,7 +18,7 @@ import pytest
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.torchrun import TorchrunLauncher, TorchrunProgram
 from jointopt.measure.trainer.spec import TrainSpec
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 
 pytestmark = pytest.mark.usefixtures("torch")
 
@@ -90,7 +90,7 @@ def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver
     cluster = {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 1}
     document = {"model": shape, "training": training, "cluster": cluster, "objectives": ["iteration_time_s"]}
     job = parse_job(document, "cores", tmp_path)
-    plan = searched(job).question(0)
+    plan = searched_candidates(job).question(0)
     row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, plan)
     assert (row["status"], row["energy_j"] > 0, driver.calls()) == ("ok", False, [])
     assert TorchrunProgram().spec(job, plan).cores

@@ -7,7 +7,7 @@ import pytest
 
 from jointopt.core.facts import Assumption
 from jointopt.jobs.jobfile import load_job, parse_job
-from jointopt.report.explanation import shares, stage_table
+from jointopt.report.explanation import share_table, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.tables import TIME_UNITS, figure, json_text
 from jointopt.workflows.explain import explain
@@ -32,7 +32,7 @@ def test_a_document_has_every_part_of_the_time_whatever_the_model() -> None:
 
 
 def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
-    lines = shares("Time", {"bubble": 0.2, "compute": 0.8, "tp_comm": 0.0}, TIME_UNITS)
+    lines = share_table("Time", {"bubble": 0.2, "compute": 0.8, "tp_comm": 0.0}, TIME_UNITS)
     assert [line.split() for line in lines] == [
         ["Time", "s", "%"],
         ["compute", "0.800", "80.0"],

@@ -34,7 +34,7 @@ FIGURES = [  # name, value, header, cell
 def test_a_figure_has_its_header_its_unit_and_its_decimals(name: str, value: float, header: str, cell: str) -> None:
     column = tables.figure_column(name, [{name: value}])
     assert (column.header.replace("\n", " "), list(column.cells)) == (header, [cell])
-    assert {one for one, *_ in FIGURES} == set(tables.FIGURES)
+    assert {one for one, *_ in FIGURES} == set(tables.FIGURE_FORMATS)
 
 
 @pytest.mark.parametrize(("value", "units", "words"), [

@@ -1,11 +1,11 @@
 """The table of layouts: one block per layout, and what the next one does otherwise."""
 
-from jointopt.report.layout_table import Layout, layout_lines, step
+from jointopt.report.layout_table import LayoutSummary, layout_lines, step
 from jointopt.report.tables import plan_entries
 
 
-def layout(make_front, rank=1, near=0, on_front=2, **time_s) -> Layout:
-    return Layout(rank, tuple(plan_entries(make_front(3, pp=rank))), time_s, on_front, near)
+def layout(make_front, rank=1, near=0, on_front=2, **time_s) -> LayoutSummary:
+    return LayoutSummary(rank, tuple(plan_entries(make_front(3, pp=rank))), time_s, on_front, near)
 
 
 def test_a_step_names_the_parts_that_make_the_difference_the_largest_first(make_front):

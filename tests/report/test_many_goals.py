@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.report.proposal import following_words, spread_in_goals
+from jointopt.report.proposal import redundant_objective_words, rows_spread_in_goals
 
 TIME, ENERGY = "iteration_time_s", "energy_j"
 # as logarithms time rises 0, 1, 2, 4, 10 and energy falls 10, 4, 2, 1, 0 hundredths; memory is the same everywhere
@@ -30,7 +30,7 @@ FRONT = {
 def test_the_best_in_each_goal_comes_first_then_what_is_farthest_from_them_over_the_extent(
     goals: tuple[str, ...], count: int, rows: list[int]
 ) -> None:
-    assert spread_in_goals(FRONT, goals, count).tolist() == rows
+    assert rows_spread_in_goals(FRONT, goals, count).tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_the_best_in_each_goal_comes_first_then_what_is_farthest_from_them_over_
     ],
 )
 def test_objectives_that_follow_are_named_with_what_they_follow(objectives: tuple[str, ...], beginning: str) -> None:
-    assert following_words(objectives).startswith(beginning)
-    assert bool(following_words(objectives)) == bool(beginning)
+    assert redundant_objective_words(objectives).startswith(beginning)
+    assert bool(redundant_objective_words(objectives)) == bool(beginning)

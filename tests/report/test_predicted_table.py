@@ -13,8 +13,8 @@ from jointopt.report import tables
 from jointopt.report.plans import (
     are_against_first,
     compared_lines,
-    odds,
     predicted_table,
+    probability_text,
     rank_words,
     rate_words,
     tight_lines,
@@ -104,7 +104,7 @@ def test_the_legend_explains_what_the_table_has_room_for(
 
 @pytest.mark.parametrize(("probability", "shown"), [(0.496, "0.49"), (0.799, "0.79"), (0.8, "0.80"), (1.0, "1.00")])
 def test_odds_are_rounded_down(probability: float, shown: str) -> None:
-    assert odds(probability) == shown
+    assert probability_text(probability) == shown
 
 
 def test_the_sentence_on_tight_plans_has_the_least_probability() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.joint_saving import Joint, Share
+from jointopt.report.joint_saving import JointSavings, SavingShare
 from jointopt.report.results import Proposal
 from jointopt.report.tables import json_text
 
@@ -42,8 +42,8 @@ def test_a_missing_reference_is_null(
 
 
 def test_the_savings_of_energy_and_of_time_keep_their_names_and_places() -> None:
-    energy, time = Share(0.1, 2.0, 0.05, 0.15, 0.9), Share(0.2, 9e3, 0.15, 0.25, 0.8)
-    found = Joint({"pp": np.empty(0, np.int64), "stage_clock_mhz": np.empty((0, 1))}, energy, time).document()
+    energy, time = SavingShare(0.1, 2.0, 0.05, 0.15, 0.9), SavingShare(0.2, 9e3, 0.15, 0.25, 0.8)
+    found = JointSavings({"pp": np.empty(0, np.int64), "stage_clock_mhz": np.empty((0, 1))}, energy, time).document()
     assert (found["largest_energy_saving"], found["at_time_s"]) == (0.1, 2.0)
     assert (found["largest_time_saving"], found["at_energy_j"]) == (0.2, 9e3)
     assert (found["largest_energy_saving_low"], found["largest_time_saving_probability"]) == (0.05, 0.8)

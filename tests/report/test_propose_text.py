@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns
 from jointopt.report.plans import predicted_table
-from jointopt.report.proposal import ROWS_FOR_PEOPLE, spread_along
+from jointopt.report.proposal import ROWS_FOR_PEOPLE, rows_along_front
 from jointopt.report.results import Proposal
 from jointopt.report.tables import plan_entries
 
@@ -56,7 +56,7 @@ def test_the_reference_is_printed_once_where_it_is_a_plan_of_the_front(
 
 
 def test_thinning_keeps_both_ends_and_spreads_the_rest(make_front: Fronts) -> None:
-    kept = spread_along(make_front(300), ROWS_FOR_PEOPLE)
+    kept = rows_along_front(make_front(300), ROWS_FOR_PEOPLE)
     assert (kept[0], kept[-1], len(kept)) == (0, 299, ROWS_FOR_PEOPLE)
     assert np.diff(kept).max() <= 17
 
@@ -65,12 +65,12 @@ def test_thinning_keeps_both_ends_and_spreads_the_rest(make_front: Fronts) -> No
 def test_thinning_goes_along_the_front_as_drawn_whatever_its_extents(span: float, kept: list[int]) -> None:
     time_s, energy_j = np.exp([0.0, 1.0, 2.0, 4.0, 10.0]), np.exp(span * np.array([10.0, 4.0, 2.0, 1.0, 0.0]))
     front = {"pp": np.ones(5, int), "iteration_time_s": time_s, "energy_j": energy_j}
-    assert spread_along(front, 3).tolist() == kept
+    assert rows_along_front(front, 3).tolist() == kept
 
 
 @pytest.mark.parametrize("n", [1, 2, 20, 21])
 def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
-    kept = spread_along(make_front(n), ROWS_FOR_PEOPLE)
+    kept = rows_along_front(make_front(n), ROWS_FOR_PEOPLE)
     assert set(kept.tolist()) <= set(range(n))
     assert {0, n - 1} <= set(kept.tolist())
 

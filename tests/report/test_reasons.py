@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jointopt.report.doubts import NOT_KNOWN, beyond, own_reasons, reasons_of, wider_lines
+from jointopt.report.doubts import NOT_KNOWN, distinct_reasons, reasons_of, unlike_recorded_runs, wider_lines
 from jointopt.surrogate.intervals import DOUBTS
 
 EXPERTS, CLOCK = DOUBTS["model"], DOUBTS["clock"]
@@ -11,7 +11,9 @@ EXPERTS, CLOCK = DOUBTS["model"], DOUBTS["clock"]
 def test_reasons_of_a_plan_are_the_words_of_its_doubts_and_a_supported_plan_has_none() -> None:
     outside = {"in_domain": False, "doubts": "model clock"}
     assert reasons_of([outside, outside | {"in_domain": True}, {}]) == [(EXPERTS, CLOCK), (), ()]
-    assert reasons_of([{"in_domain": False, "doubts": "unlike_known_runs"}], "mine") == [(beyond("mine"),)]
+    assert reasons_of([{"in_domain": False, "doubts": "unlike_known_runs"}], "mine") == [
+        (unlike_recorded_runs("mine"),)
+    ]
 
 
 def test_a_stored_plan_without_its_reasons_refers_to_explain() -> None:
@@ -20,7 +22,7 @@ def test_a_stored_plan_without_its_reasons_refers_to_explain() -> None:
 
 def test_a_reason_of_all_plans_is_stated_once_and_is_no_plans_own() -> None:
     reasons = [(EXPERTS,), (EXPERTS, CLOCK), (EXPERTS, CLOCK)]
-    assert own_reasons(reasons) == [(), (CLOCK,), (CLOCK,)]
+    assert distinct_reasons(reasons) == [(), (CLOCK,), (CLOCK,)]
     assert wider_lines(reasons) == [
         f"The interval (±) is wider for every plan here: {EXPERTS}.",
         f"? the interval (±) is wider still: {CLOCK}.",

@@ -15,10 +15,10 @@ from jointopt.report.tables import (
     equal_runs,
     figure,
     fit_columns,
-    fixed,
+    format_numbers,
+    format_values,
     lay_out,
     line_width,
-    numbers,
     paragraphs,
     unit_of,
 )
@@ -30,8 +30,8 @@ def test_numbers_align_right_and_words_left() -> None:
 
 
 def test_what_rounds_to_nothing_has_no_minus_sign() -> None:
-    assert fixed([-0.04, -0.06, None], "+.1f") == ["+0.0", "-0.1", "-"]
-    assert fixed([-0.4, -1234.0], ",.0f") == ["0", "-1,234"]
+    assert format_values([-0.04, -0.06, None], "+.1f") == ["+0.0", "-0.1", "-"]
+    assert format_values([-0.4, -1234.0], ",.0f") == ["0", "-1,234"]
     assert figure(-1e-9) == "0"
 
 
@@ -48,10 +48,10 @@ def test_a_header_of_two_lines_lifts_the_others_to_two_lines() -> None:
 
 
 def test_numbers_share_the_decimals_that_the_scale_needs() -> None:
-    assert numbers([1.23456, 12.3], scale=1.2) == ["1.235", "12.300"]
-    assert numbers([1.23456, 12345.6], scale=1.2) == ["1.2", "12345.6"]
-    assert numbers([12345.6], scale=12345.6) == ["12346"]
-    assert numbers([float("nan"), 0.0], scale=0.0) == ["-", "0"]
+    assert format_numbers([1.23456, 12.3], scale=1.2) == ["1.235", "12.300"]
+    assert format_numbers([1.23456, 12345.6], scale=1.2) == ["1.2", "12345.6"]
+    assert format_numbers([12345.6], scale=12345.6) == ["12346"]
+    assert format_numbers([float("nan"), 0.0], scale=0.0) == ["-", "0"]
 
 
 def test_the_unit_is_the_largest_that_leaves_one_or_more() -> None:

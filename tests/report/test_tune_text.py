@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.budget import Spent
 from jointopt.jobs.job import Job
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.real_runs import Gains, gain_words, successful_runs
 from jointopt.report.results import Tuned, TunedRun
 
@@ -82,9 +82,10 @@ def test_a_line_of_words_has_all_in_which_plans_differ() -> None:
         "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [1485.0],
     }  # fmt: skip
     plain = "dp=4 tp=2 pp=1 mbs=1 rc=none ZeRO=1"
-    assert plan_words(plan, differing([plan])) == plain
+    assert plan_words(plan, differing_columns([plan])) == plain
     others = [plan | {"stage_clock_mhz": [1980.0]}, plan | {"sequence_parallel": False}]
-    assert plan_words(plan, differing([plan, *others])) == "dp=4 tp=2 pp=1 mbs=1 sp=y rc=none ZeRO=1 clock=1485 MHz"
+    varied = differing_columns([plan, *others])
+    assert plan_words(plan, varied) == "dp=4 tp=2 pp=1 mbs=1 sp=y rc=none ZeRO=1 clock=1485 MHz"
 
 
 def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[..., Tuned]) -> None:

@@ -12,7 +12,7 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.workflows.answers import assumptions, with_limits
+from jointopt.workflows.answers import assumptions, with_power_limits
 
 
 def assumed(job: Job) -> set[str]:
@@ -59,9 +59,9 @@ def test_of_a_plan_s_power_limit_and_the_cluster_s_the_tighter_one_holds() -> No
     job = shipped_job("opt-350m-2x4-a100")
     limited = replace(job, cluster=replace(job.cluster, power_limit_w=350.0))
     one, other = {"pp": np.ones(3), POWER_LIMIT: np.array([300.0, 400.0, np.nan])}, {"pp": np.ones(1)}
-    found = [part[POWER_LIMIT].tolist() for part in with_limits([one, other], limited)]
+    found = [part[POWER_LIMIT].tolist() for part in with_power_limits([one, other], limited)]
     assert found == [[300.0, 350.0, 350.0], [350.0]]
-    assert with_limits([other, other], limited) == [other, other]
+    assert with_power_limits([other, other], limited) == [other, other]
 
 
 def test_a_table_of_predictions_has_the_probability_of_fitting_that_explain_has() -> None:

@@ -17,7 +17,7 @@ import jointopt
 from jointopt.core.errors import JobError
 from jointopt.frameworks.import_files import read_text
 from jointopt.jobs.jobfile import load_job
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.runs.checks import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
 from jointopt.workflows.import_ import import_
@@ -155,11 +155,11 @@ def test_the_words_that_jointopt_writes_for_megatron_read_back_as_the_same_plan(
         "sequence_parallel": tp > 1, "zero_stage": int(zero), "recompute": recompute, "ep": 1,
     }  # fmt: skip
     parsed = parse_plan(plan, job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     (taken,) = read_text(" ".join(["pretrain_gpt.py", *megatron_arguments(job, record, 20)]))
     back = parse_plan(taken.plan | {"dp": dp}, job)
     # the words state what overlaps where the plan leaves it to its framework
-    assert plan_records(back.layouts, back.stage_clock_mhz, [0])[0] | {"overlap": record["overlap"]} == record
+    assert back.record | {"overlap": record["overlap"]} == record
     assert taken.unread == ()
 
 

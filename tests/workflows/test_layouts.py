@@ -15,7 +15,7 @@ from jointopt.search.exact import lowest_bounds
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
-from jointopt.workflows.feasible_layouts import prepared, top_times
+from jointopt.workflows.feasible_layouts import prepare_search, top_times
 from jointopt.workflows.propose import RANKED, propose
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -62,7 +62,7 @@ def test_their_figures_are_those_of_explain(proposal):
 
 
 def test_the_rank_of_a_layout_is_its_place_among_all_of_them(proposal):
-    ready = prepared(MODEL, Stopwatch(quiet=True))
+    ready = prepare_search(MODEL, Stopwatch(quiet=True))
     problem, physics = ready.problem, ready.physics
     times = top_times(problem, physics)(np.arange(problem.num_layouts))
     fastest = proposal.to_dict()["reference"]
@@ -95,7 +95,7 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
 
 
 def test_near_layouts_are_those_of_the_same_split_within_one_percent_of_its_fastest(proposal) -> None:
-    found = prepared(MODEL, Stopwatch(quiet=True))
+    found = prepare_search(MODEL, Stopwatch(quiet=True))
     order, time_s = lowest_bounds(found.problem, RANKED)
     split = [name for name in SPLIT_COLUMNS if name != "etp"]  # of a dense model
     for layout in proposal.best_layouts:

@@ -25,8 +25,8 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.campaign.candidates import listed, measurement_columns
-from jointopt.workflows.campaign.expectation import earlier_runs, with_factors
+from jointopt.workflows.campaign.candidates import listed_candidates, measurement_columns
+from jointopt.workflows.campaign.expectation import earlier_runs, with_learned_factors
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
@@ -141,10 +141,10 @@ def test_earlier_runs_of_a_campaign_are_priced_on_its_machine(synthetic_runs: Ca
     stored = runs[runs["group"] == "batch 512"]
     factors = []
     for machine in (SLOW, None):
-        candidates = listed(queried.to_dict("list"), shipped_job("opt-350m-2x4-a100"), machine=machine)
+        candidates = listed_candidates(queried.to_dict("list"), shipped_job("opt-350m-2x4-a100"), machine=machine)
         known = earlier_runs(candidates.rows, stored, machine)
         model = JobModel(candidates.jobs[0][0], load_surrogate("default"))
-        factors.append(with_factors(known, model, candidates).log_factor_on("iteration_time_s"))
+        factors.append(with_learned_factors(known, model, candidates).log_factor_on("iteration_time_s"))
     assert np.abs(factors[0]).max() < 0.1
     assert factors[1].mean() > 0.2
 
@@ -152,7 +152,7 @@ def test_earlier_runs_of_a_campaign_are_priced_on_its_machine(synthetic_runs: Ca
 def test_listed_plans_are_predicted_on_the_machine(synthetic_runs: Callable[..., pd.DataFrame]) -> None:
     listing, job = synthetic_runs(rows=4).to_dict("list"), shipped_job("opt-350m-2x4-a100")
     machine = replace(SLOW, figures={"memory_gib": 20.0})
-    usual, slow = (listed(listing, job, machine=m) for m in (None, machine))
+    usual, slow = (listed_candidates(listing, job, machine=m) for m in (None, machine))
     assert (slow.predicted["iteration_time_s"] > 1.2 * usual.predicted["iteration_time_s"]).all()
     assert slow.log_load - usual.log_load == pytest.approx(np.full(usual.size, np.log(2.0)))
 

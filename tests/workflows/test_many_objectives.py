@@ -24,7 +24,7 @@ from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, s
 from jointopt.search.problem import Problem
 from jointopt.search.studies.study_plans import read_study
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.feasible_layouts import prepared
+from jointopt.workflows.feasible_layouts import prepare_search
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Step, Stopwatch, contributions
 
@@ -37,7 +37,7 @@ JOB = replace(SHIPPED, search=replace(SHIPPED.search, clock_mhz=SHIPPED.search.c
 @cache
 def problem_of(goals: tuple[str, ...]) -> Problem:
     job = replace(JOB, objectives=goals)
-    return prepared(JobModel.of(job), Stopwatch(quiet=True)).wide
+    return prepare_search(JobModel.of(job), Stopwatch(quiet=True)).all_goals
 
 
 @cache
@@ -83,7 +83,7 @@ def test_levels_of_memory_have_the_front_of_every_plan() -> None:
 @pytest.mark.parametrize("limit", ["avg_power_w: 150", "iteration_time_s: 4.0"])
 def test_levels_of_memory_keep_constraints_as_every_plan_does(limit: str) -> None:
     document = parse_yaml(dump_job(replace(JOB, objectives=MEMORY))) | parse_yaml(f"constraints: {{{limit}}}")
-    problem = prepared(JobModel.of(parse_job(document, "limited", ".")), Stopwatch(quiet=True)).wide
+    problem = prepare_search(JobModel.of(parse_job(document, "limited", ".")), Stopwatch(quiet=True)).all_goals
     found, every = exact_front_of_levels(problem)[0], counted(problem)
     assert 0 < len(every["slack"]) != len(every_front(MEMORY)["slack"])
     np.testing.assert_allclose(stacked(found, MEMORY), stacked(every, MEMORY), rtol=1e-12)

@@ -16,8 +16,8 @@ from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.campaign.candidates import searched
-from jointopt.workflows.campaign.expectation import Earlier, with_factors
+from jointopt.workflows.campaign.candidates import searched_candidates
+from jointopt.workflows.campaign.expectation import EarlierRuns, with_learned_factors
 from tests.surrogate.test_job_model import measured_runs
 
 pytestmark = pytest.mark.long  # each trains surrogates
@@ -148,10 +148,10 @@ def test_runs_on_another_gpu_narrow_intervals_of_every_verb(few_runs):
 
 def test_a_tune_starts_from_what_a_few_runs_of_its_cluster_say(few_runs):
     model = JobModel.of(ALIKE, few_runs[1])
-    candidates = searched(model)
-    earlier = with_factors(Earlier(), model, candidates)
+    candidates = searched_candidates(model)
+    earlier = with_learned_factors(EarlierRuns(), model, candidates)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     found = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
     expected = candidates.predicted["iteration_time_s"] * np.exp(earlier.log_factor_on("iteration_time_s"))
     np.testing.assert_allclose(expected, found["iteration_time_s"], rtol=1e-9)
-    assert earlier.first.startswith("groups left out of the surrogate are 2")  # 1 - 1 / 1.3 is 23 %
+    assert earlier.why_first.startswith("groups left out of the surrogate are 2")  # 1 - 1 / 1.3 is 23 %

@@ -24,7 +24,7 @@ from jointopt.report.results import MeasuredRun
 from jointopt.runs.store import Store
 from jointopt.search.pareto import take
 from jointopt.surrogate.memory import certain_oom
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.feasible_layouts import RAN_OUT
 from jointopt.workflows.propose import propose
 from jointopt.workflows.tune import tune
@@ -48,7 +48,7 @@ def small() -> Job:
 @functools.cache
 def rows() -> pd.DataFrame:
     """Its plans as a table without results."""
-    return searched(small()).rows
+    return searched_candidates(small()).rows
 
 
 def layout(plan: Mapping[str, Any]) -> tuple[Any, ...]:

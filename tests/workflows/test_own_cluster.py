@@ -30,8 +30,8 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_mix import Mix, OwnTarget
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.candidates import listed, searched
-from jointopt.workflows.campaign.expectation import Earlier, Outlook, earlier_runs, with_factors
+from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
+from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook, earlier_runs, with_learned_factors
 from jointopt.workflows.explain import explain
 from jointopt.workflows.page import surrogate_plot
 from jointopt.workflows.predict import predict
@@ -199,23 +199,23 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
     rests_on = {}
     for name in (str(folder), "default"):
         model = JobModel.of(job, name)
-        candidates = searched(model)
-        earlier = with_factors(Earlier(), model, candidates)
+        candidates = searched_candidates(model)
+        earlier = with_learned_factors(EarlierRuns(), model, candidates)
         outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
         rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
     found, earlier, candidates = rests_on[str(folder)]
     assert found.basis == "earlier runs of the cluster"
-    assert earlier.others == 160
-    assert "% off" in earlier.first
+    assert earlier.num_other_runs == 160
+    assert "% off" in earlier.why_first
     assert (found.columns["iteration_time_s"] > 1.1 * candidates.predicted["iteration_time_s"]).all()
-    assert rests_on["default"][1].first == ""
+    assert rests_on["default"][1].why_first == ""
     assert rests_on["default"][1].log_factor_on("energy_j") is None
 
 
 def test_a_tune_s_first_expectations_are_what_the_surrogate_predicts_of_plans_searched(folder: Path, job: Job) -> None:
     model = JobModel.of(job, str(folder))
-    candidates = searched(model)
-    earlier = with_factors(Earlier(), model, candidates)
+    candidates = searched_candidates(model)
+    earlier = with_learned_factors(EarlierRuns(), model, candidates)
     outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
     found = outlook.after(("iteration_time_s", "energy_j"), np.zeros(0, np.int64), []).columns
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
@@ -229,19 +229,19 @@ def test_a_tune_starts_from_the_peak_power_that_the_surrogate_learned(folder: Pa
     surrogate = load(folder)
     own = replace(surrogate.own[0], heat={PEAK: OwnTarget(PowerScale(1.3, 0.03), Mix())})
     model = replace(JobModel.of(wanted, str(folder)), surrogate=replace(surrogate, own=(own,)))
-    candidates = searched(model)
-    factor = with_factors(Earlier(), model, candidates).log_factor_on("peak_power_w")
+    candidates = searched_candidates(model)
+    factor = with_learned_factors(EarlierRuns(), model, candidates).log_factor_on("peak_power_w")
     assert factor is not None
     np.testing.assert_allclose(np.exp(factor), 1.3, rtol=1e-9)
     assert candidates.size == len(factor)
-    assert with_factors(Earlier(), JobModel.of(job), candidates).log_factor_on("peak_power_w") is None
+    assert with_learned_factors(EarlierRuns(), JobModel.of(job), candidates).log_factor_on("peak_power_w") is None
 
 
 def test_a_tune_s_first_expectations_of_listed_rows_of_two_batches_are_those_of_predict(folder, job, new) -> None:
     rows = new.drop(columns=["iteration_time_s", "avg_power_w"]).head(20)
     rows = pd.concat([rows, rows.assign(global_batch_size=2 * rows["global_batch_size"])], ignore_index=True)
-    candidates = listed(rows.to_dict("list"), job)
-    earlier = with_factors(Earlier(), JobModel.of(job, str(folder)), candidates)
+    candidates = listed_candidates(rows.to_dict("list"), job)
+    earlier = with_learned_factors(EarlierRuns(), JobModel.of(job, str(folder)), candidates)
     expected = predict(candidates.rows, surrogate=str(folder))
     assert len(candidates.jobs) == 2
     for name in ("iteration_time_s", "energy_j", "avg_power_w"):
@@ -253,14 +253,14 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
     runs: pd.DataFrame, new: pd.DataFrame, job: Job
 ) -> None:
     queried, stored = new.drop(columns=["iteration_time_s", "avg_power_w"]), runs.assign(status="ok")
-    candidates = listed(queried.to_dict("list"), job)
+    candidates = listed_candidates(queried.to_dict("list"), job)
     found, few = (
-        with_factors(earlier_runs(candidates.rows, some), JobModel.of(job), candidates)
+        with_learned_factors(earlier_runs(candidates.rows, some), JobModel.of(job), candidates)
         for some in (stored, stored.head(40))
     )
     truth = np.log(new["iteration_time_s"] / predict(queried)["predicted_iteration_time_s"])
-    assert "jobs left out" in found.first
-    assert (few.first, few.others, found.others) == ("", 40, 160)
+    assert "jobs left out" in found.why_first
+    assert (few.why_first, few.num_other_runs, found.num_other_runs) == ("", 40, 160)
     time = found.log_factor_on("iteration_time_s")
     assert np.std(truth - time) < 0.5 * np.std(truth)
     power = np.log(new["avg_power_w"] / predict(queried)["predicted_avg_power_w"])
@@ -327,15 +327,15 @@ def few(runs: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_surrogate_of_few_runs_moves_what_tune_expects_as_it_moves_what_propose_predicts(few: Path, job) -> None:
     model = JobModel.of(job, str(few))
-    candidates = searched(model)
-    earlier = with_factors(Earlier(), model, candidates)
+    candidates = searched_candidates(model)
+    earlier = with_learned_factors(EarlierRuns(), model, candidates)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     expected = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
     for name in ("iteration_time_s", "energy_j"):
         found = candidates.predicted[name] * np.exp(earlier.log_factor_on(name))
         np.testing.assert_allclose(found, expected[name], rtol=1e-9)
     assert np.log(1.15) < np.median(earlier.log_factor_on("iteration_time_s")) < np.log(1.2 * 1.15 * 1.1)
-    assert (earlier.others, "groups left out of the surrogate" in earlier.first) == (30, True)
+    assert (earlier.num_other_runs, "groups left out of the surrogate" in earlier.why_first) == (30, True)
 
 
 def test_measured_runs_of_the_job_itself_leave_a_surrogate_of_few_runs_in_force_and_those_of_others_do_not(
@@ -343,12 +343,12 @@ def test_measured_runs_of_the_job_itself_leave_a_surrogate_of_few_runs_in_force_
 ) -> None:
     alone = JobModel.of(job, str(few))
     beside = JobModel.of(job, str(few), measured=runs.head(3).drop(columns="source"))
-    candidates = searched(alone)
-    found = [with_factors(Earlier(), model, candidates).log_factors for model in (alone, beside)]
+    candidates = searched_candidates(alone)
+    found = [with_learned_factors(EarlierRuns(), model, candidates).log_factors for model in (alone, beside)]
     np.testing.assert_allclose(found[0]["iteration_time_s"], found[1]["iteration_time_s"], rtol=1e-9)
     others = runs.tail(3).drop(columns="source").assign(status="ok")
-    known = with_factors(earlier_runs(candidates.rows, others), beside, candidates)
-    assert (known.others, known.first, [*known.log_factors]) == (3, "", ["iteration_time_s"])
+    known = with_learned_factors(earlier_runs(candidates.rows, others), beside, candidates)
+    assert (known.num_other_runs, known.why_first, [*known.log_factors]) == (3, "", ["iteration_time_s"])
 
 
 def test_a_surrogate_for_others_learns_nothing_of_single_clusters(runs: pd.DataFrame, tmp_path: Path) -> None:

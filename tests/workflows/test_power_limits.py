@@ -12,7 +12,7 @@ from jointopt.jobs.jobfile import parse_job, shipped_job, with_changes
 from jointopt.search.pareto import front_rows, objectives, take
 from jointopt.surrogate import job_model
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.campaign.candidates import listed, searched
+from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import earlier_runs
 from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import priced_problem, searched_limits
@@ -142,7 +142,7 @@ def test_nsga2_breeds_limits_too() -> None:
 
 
 def test_tune_chooses_among_limits_and_knows_a_run_by_its_own() -> None:
-    candidates = searched(JOB)
+    candidates = searched_candidates(JOB)
     rows = candidates.rows.assign(status="ok", iteration_time_s=3.0)
     first = int(np.flatnonzero(rows[POWER_LIMIT] == 200.0)[0])
     known = earlier_runs(candidates.rows, rows.iloc[[first]])
@@ -153,8 +153,8 @@ def test_tune_chooses_among_limits_and_knows_a_run_by_its_own() -> None:
 
 
 def test_runs_of_a_table_that_differ_in_their_limit_alone_are_plans_of_their_own() -> None:
-    rows = searched(JOB).rows
+    rows = searched_candidates(JOB).rows
     rows = pd.concat([rows.iloc[[0]].assign(power_limit_w=watts) for watts in (400.0, 200.0)])
-    found = listed(rows.to_dict("list"), JOB)
+    found = listed_candidates(rows.to_dict("list"), JOB)
     assert [found.record(i)[POWER_LIMIT] for i in range(2)] == [400.0, 200.0]
     assert found.predicted["iteration_time_s"][0] < found.predicted["iteration_time_s"][1]

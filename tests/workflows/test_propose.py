@@ -22,7 +22,7 @@ from jointopt.search.studies.trials import FRONT_SHARE, MAX_TRIALS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.explain import explain
-from jointopt.workflows.feasible_layouts import NEEDLESS, NO_MEMORY, RISKY, TIGHT, prepared, top_times
+from jointopt.workflows.feasible_layouts import NEEDLESS, NO_MEMORY, RISKY, TIGHT, prepare_search, top_times
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Stopwatch
 from tests.each import each
@@ -37,7 +37,7 @@ def proposal() -> Proposal:
 
 
 def problem_of(job: Job) -> Problem:
-    return prepared(JobModel.of(job), Stopwatch(quiet=True)).problem
+    return prepare_search(JobModel.of(job), Stopwatch(quiet=True)).problem
 
 
 def test_a_proposal_is_a_front_sorted_by_time_that_contains_its_reference(proposal: Proposal) -> None:
@@ -204,7 +204,7 @@ def test_energy_of_cores_is_refused_wherever_a_job_comes_from() -> None:
 
 @pytest.mark.parametrize("name", ["olmoe-1b-7b-8x4-gh200", "llama-3-8b-1x8-h100"])
 def test_a_layout_that_may_not_fit_is_searched_where_it_is_faster_by_more_than_a_failed_start_costs(name) -> None:
-    found = prepared(JobModel.of(jointopt.load_job(name)), Stopwatch(quiet=True))
+    found = prepare_search(JobModel.of(jointopt.load_job(name)), Stopwatch(quiet=True))
     time_s = top_times(found.problem, found.physics)(np.arange(found.problem.num_layouts))
     tight = found.fitting < 0.8
     assert (time_s * cost_of_failing(found.fitting))[tight].max(initial=0.0) < time_s[~tight].min()

@@ -22,7 +22,7 @@ from jointopt.report.explanation import Shortage
 from jointopt.report.results import Proposal
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import propose
-from jointopt.workflows.remedy import _up, allowed_gib
+from jointopt.workflows.remedy import _rounded_up, allowed_gib
 
 JOB: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -125,7 +125,7 @@ def test_where_no_change_helps_the_shortage_alone_is_given(proposed: Propose) ->
 
 @pytest.mark.parametrize(("least", "message"), [(69_481.0, "69490"), (5.1701e7, "51710000"), (1.23412, "1.235")])
 def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, message: str) -> None:
-    assert _up(least) == message
+    assert _rounded_up(least) == message
 
 
 def test_of_more_nodes_than_any_layout_fills_fewer_are_named(proposed: Propose) -> None:

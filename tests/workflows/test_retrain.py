@@ -113,7 +113,7 @@ def test_the_card_has_the_error_of_every_group_that_was_held_out(trained):
 
 
 def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, retrained, monkeypatch):
-    monkeypatch.setattr(retraining, "_gathered", lambda tables, storage: (three_sources, []))
+    monkeypatch.setattr(retraining, "_training_rows", lambda tables, storage: (three_sources, []))
     retrained({}, force=True)
     retrain(storage="postgresql+psycopg://me:secret@host/runs", out=tmp_path / "out")
     assert "secret" not in (tmp_path / "out" / "card.json").read_text()

@@ -12,7 +12,7 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.jobs.jobfile import load_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.scaled import Scaled, run_at
+from jointopt.report.scaled import Scaled, run_costs_at
 from jointopt.workflows.explain import explain
 from jointopt.workflows.scale import scale
 
@@ -113,7 +113,7 @@ def test_deadline_and_budget_must_both_be_kept(scaled: Scaled) -> None:
 
 def test_at_the_high_end_the_slow_end_of_the_interval_keeps_the_deadline(scaled: Scaled) -> None:
     job, fastest = scaled.sizes[2].job, scaled.sizes[2].plans[0]
-    deadline = 0.99 * run_at(job, fastest, "_high")["days"]
+    deadline = 0.99 * run_costs_at(job, fastest, "_high")["days"]
     assert found(deadline_days=deadline).pick.size == 2
     with pytest.raises(InfeasibleError, match=r"at the high end of its interval.* 1\.01 % over the deadline"):
         found(deadline_days=deadline, at_high_end=True)

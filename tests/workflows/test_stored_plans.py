@@ -15,7 +15,7 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
-from jointopt.workflows.plan_files import plan_of
+from jointopt.workflows.plan_files import read_plan_file
 from jointopt.workflows.stored_plans import stored_plans
 
 Proposals = Callable[..., Proposal]
@@ -160,5 +160,5 @@ def test_a_pue_that_is_given_counts_in_place_of_the_job_s(folder: Path) -> None:
 def test_rows_of_a_file_with_plans_count_from_one(folder: Path) -> None:
     front = json.loads((folder / "proposal.json").read_text())["front"]
     for row in (1, 2, len(front)):
-        found = plan_of(folder / "proposal.json", row)
+        found = read_plan_file(folder / "proposal.json", row)
         assert found["stage_clock_mhz"] == front[row - 1]["stage_clock_mhz"]

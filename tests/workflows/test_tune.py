@@ -19,9 +19,9 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Store
 from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.candidates import listed, searched
-from jointopt.workflows.campaign.expectation import Earlier, Outlook
-from jointopt.workflows.campaign.stopping import set_bounds, volumes
+from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
+from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook
+from jointopt.workflows.campaign.stopping import hypervolumes, set_bounds
 from jointopt.workflows.tune import tune
 
 SMALL = {
@@ -130,8 +130,8 @@ def test_energy_alone_ends_a_run_whatever_its_time() -> None:
 
 
 def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
-    outlook = Outlook(timed, candidates, Earlier(), Spread(), np.random.default_rng(0))
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(timed), timed)
+    outlook = Outlook(timed, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
     time_s = float(candidates.predicted["iteration_time_s"][0])
     behind = {"status": "timeout", "iteration_time_s": 2.0 * time_s}
     bounded, unbounded = (
@@ -143,8 +143,8 @@ def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_wh
 
 def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_as_its_time_does() -> None:
     job = parse_job(SMALL, "small", Path())
-    candidates = searched(job)
-    outlook = Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
+    candidates = searched_candidates(job)
+    outlook = Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
     energy_j = float(candidates.predicted["energy_j"][0])
     row = {"status": "timeout", "iteration_time_s": float(candidates.predicted["iteration_time_s"][0])}
     bounded, unbounded, small = (
@@ -157,11 +157,11 @@ def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_
 
 
 def test_a_plan_fits_as_probably_as_in_memory_and_within_each_bound_of_the_job(make_runs, timed: Job) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(timed), timed)
     bound_s = float(np.median(candidates.predicted["iteration_time_s"]))
     bounded = replace(timed, constraints=replace(timed.constraints, iteration_time_s=bound_s))
     free, held = (
-        Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0)).after(timed.objectives, none, [])
+        Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0)).after(timed.objectives, none, [])
         for job, none in ((timed, np.array([], int)), (bounded, np.array([], int)))
     )
     time_s, high_s = (held.columns[f"iteration_time_s{end}"] for end in ("", "_high"))
@@ -276,12 +276,12 @@ def test_runs_of_another_job_on_the_cluster_are_known_and_those_of_another_gpu_a
 
 
 def test_from_six_runs_on_what_predicts_them_best_is_used(make_runs, timed: Job) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(timed), timed)
     index = np.arange(candidates.size)
     truth = candidates.predicted["iteration_time_s"] * np.exp(np.linspace(-0.9, 0.9, candidates.size) ** 3)
     rows = [{"status": "ok", "iteration_time_s": value} for value in truth]
     known = {"iteration_time_s": np.log(truth / candidates.predicted["iteration_time_s"])}
-    earlier = Earlier(log_factors=known, others=9)
+    earlier = EarlierRuns(log_factors=known, num_other_runs=9)
     outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
     assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
     assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of the cluster"
@@ -319,10 +319,12 @@ def test_without_a_list_the_plans_are_those_of_the_jobs_space() -> None:
 
 def test_volume_never_falls_and_a_failure_adds_none() -> None:
     values = np.array([[2.0, 3.0], [np.nan, np.nan], [1.0, 4.0], [3.0, 5.0]])
-    volume = volumes(values)
+    volume = hypervolumes(values)
     assert volume[0] == volume[1] < volume[2] == volume[3] < 1.0
     assert non_dominated(values).tolist() == [2, 0]
 
 
 def test_the_volume_of_one_objective_is_the_way_from_the_reference_to_the_best() -> None:
-    np.testing.assert_allclose(volumes(np.array([[10.0], [5.0], [8.0]])), [1 - 1 / 1.1, 1 - 0.5 / 1.1, 1 - 0.5 / 1.1])
+    np.testing.assert_allclose(
+        hypervolumes(np.array([[10.0], [5.0], [8.0]])), [1 - 1 / 1.1, 1 - 0.5 / 1.1, 1 - 0.5 / 1.1]
+    )

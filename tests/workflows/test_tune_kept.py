@@ -20,7 +20,7 @@ from jointopt.measure.base import EndedRun, ReportState
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.spill import Spill
 from jointopt.runs.store import Store
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune
 from tests.campaign.injected import TINY
@@ -137,7 +137,7 @@ def test_a_run_that_was_stored_and_not_recorded_when_the_tool_was_killed_counts_
     with pytest.raises(SystemExit):
         tune(timed, "replay", 3, table=make_runs(), storage=url)
     monkeypatch.setattr(Record, "progress", original)
-    monkeypatch.setattr("jointopt.search.studies.measured.may_be_alive", lambda process: False)
+    monkeypatch.setattr("jointopt.search.studies.measured.may_live", lambda process: False)
     again = tune(timed, "replay", 3, table=make_runs(), storage=url)
     assert (len(again.runs), again.spent.runs) == (3, 3)
 
@@ -275,7 +275,7 @@ def test_what_the_plans_left_may_bring_is_reported_and_is_nothing_when_all_have_
 
 def test_on_cpu_cores_runs_that_are_all_slower_make_the_plans_left_slower() -> None:
     job = parse_job(TINY, "tiny", Path())
-    plans = searched(job)
+    plans = searched_candidates(job)
     slow = {str(plans.question(i)): 8.0 * plans.predicted["iteration_time_s"][i] for i in range(plans.size)}
     tuned = tune(job, Slow(slow), 3)
     assert tuned.runs[-1].predicted["iteration_time_s"] > 3 / 8 * tuned.runs[-1].result("iteration_time_s")
@@ -305,7 +305,7 @@ def test_a_run_whose_keeping_a_signal_interrupts_is_not_called_kept_nowhere(
 
     monkeypatch.setattr(Spill, "keep", kept)
     with pytest.raises(SystemExit):
-        record._stored({"status": "ok", "iteration_time_s": 1.5})
+        record._store_row({"status": "ok", "iteration_time_s": 1.5})
     monkeypatch.setattr(Store, "add", full)
     assert record.settle(0.0).startswith("The disk is full. 1 run is kept in ")
     assert "nowhere" not in record.settle(0.0)

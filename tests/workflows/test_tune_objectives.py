@@ -14,8 +14,8 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.search.pareto import non_dominated
-from jointopt.workflows.campaign.candidates import listed, peeled, searched
-from jointopt.workflows.campaign.stopping import volumes
+from jointopt.workflows.campaign.candidates import leading_fronts, listed_candidates, searched_candidates
+from jointopt.workflows.campaign.stopping import hypervolumes
 from jointopt.workflows.explain import explain
 from jointopt.workflows.tune import tune
 
@@ -90,15 +90,15 @@ def test_the_study_of_a_tune_has_as_many_values_as_objectives(job: Job, tmp_path
 
 def test_peak_power_is_foreseen_of_plans_searched_and_of_plans_listed(job: Job) -> None:
     wanted = replace(job, objectives=(*RESULTS[:2], "peak_power_w"))
-    candidates = searched(wanted)
+    candidates = searched_candidates(wanted)
     rows = candidates.rows.iloc[:3].to_dict("list")
-    again = listed(rows, wanted)
+    again = listed_candidates(rows, wanted)
     np.testing.assert_allclose(again.predicted["peak_power_w"], candidates.predicted["peak_power_w"][:3], rtol=0.01)
     assert (candidates.predicted["peak_power_w"] >= candidates.predicted["avg_power_w"] * 0.999).all()
 
 
 def test_candidates_of_three_objectives_hold_the_leanest_plan_of_all(job: Job) -> None:
-    two, three = (searched(replace(job, objectives=RESULTS[:n])) for n in (2, 3))
+    two, three = (searched_candidates(replace(job, objectives=RESULTS[:n])) for n in (2, 3))
     least = [float(np.exp(found.log_load.min())) for found in (two, three)]
     assert least[1] <= least[0]
 
@@ -106,7 +106,7 @@ def test_candidates_of_three_objectives_hold_the_leanest_plan_of_all(job: Job) -
 def test_volumes_of_three_objectives_never_fall_and_count_what_each_run_adds() -> None:
     values = np.array([[1.0, 1.0, 0.5], [np.nan] * 3, [1.0, 1.0, 1.0], [0.5, 1.0, 1.0]])
     assert non_dominated(values).tolist() == [3, 0]
-    found = volumes(values)
+    found = hypervolumes(values)
     assert found[0] == found[1] == found[2] < found[3]
     assert found[0] == pytest.approx((0.1 / 1.1) ** 2 * (0.6 / 1.1), rel=0.15)
 
@@ -115,9 +115,9 @@ def test_a_front_that_is_too_large_for_the_candidates_is_thinned_and_keeps_both_
     time_s = np.linspace(1.0, 2.0, 50)
     front = np.column_stack([time_s, 1 / time_s, 1 + (time_s - 1.5) ** 2])
     values = np.concatenate([front, front * 3])  # what is beaten comes after
-    kept = peeled(values, 10)
+    kept = leading_fronts(values, 10)
     assert len(set(kept.tolist())) == len(kept) == 10
     assert kept.max() < 50
     assert {0, 49} <= set(kept.tolist())
     assert np.diff(np.sort(time_s[kept])).max() < 0.25
-    assert set(range(50)) < set(peeled(values, 60).tolist())
+    assert set(range(50)) < set(leading_fronts(values, 60).tolist())

@@ -18,7 +18,7 @@ from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.real_runs import MeasuredResult
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.propose import propose
 from jointopt.workflows.tune import tune
 from jointopt.workflows.validate import validate
@@ -72,7 +72,7 @@ def test_plans_that_are_not_likely_to_fit_are_named_so_and_run_all_the_same(verb
 
 def test_plans_that_are_likely_to_fit_are_run_first() -> None:
     job = parse_job(ROOMY, "roomy", Path())
-    found = searched(job)
+    found = searched_candidates(job)
     rows = found.rows.assign(iteration_time_s=found.predicted["iteration_time_s"]).drop_duplicates(["tp", "pp"])
     heavy = rows.assign(micro_batch_size=4, recompute="none", status="oom")
     runs = tune(job, ReplayLauncher(pd.concat([heavy, rows.assign(status="ok")])), 20, surrogate="none").runs

@@ -14,7 +14,7 @@ from jointopt.core.errors import LauncherError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.runs.store import Store
-from jointopt.workflows.validate import spread, validate
+from jointopt.workflows.validate import evenly_spaced, validate
 
 
 class Simulated:
@@ -126,4 +126,4 @@ def test_of_a_table_the_rows_that_are_predicted_best_are_run(make_runs, job: Job
 
 @pytest.mark.parametrize(("size", "count", "rows"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (9, 1, [0])])
 def test_rows_are_spread_with_both_ends(size: int, count: int, rows: list[int]) -> None:
-    np.testing.assert_array_equal(spread(size, count), rows)
+    np.testing.assert_array_equal(evenly_spaced(size, count), rows)

@@ -20,7 +20,7 @@ from jointopt.physics.site import bill
 from jointopt.search.pareto import front_of, non_dominated, objectives, stacked
 from jointopt.search.studies.display import plan_text
 from jointopt.search.studies.study_plans import read_study
-from jointopt.workflows.functions import load_function
+from jointopt.workflows.by_dask import load_function
 from jointopt.workflows.work import work
 
 JOB = "opt-350m-2x4-a100"

@@ -113,6 +113,11 @@ class ParsedPlan:
     stage_clock_mhz: Floats
     assumed: tuple[str, ...]
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """The plan as `plan_records` has it."""
+        return plan_records(self.layouts, self.stage_clock_mhz, [0])[0]
+
 
 def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     """Read one plan for ``job``; PlanError names the key, what it must be, and what was given.
@@ -134,7 +139,7 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
 
 def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     """An assumption for each key that a default filled, with the value that stands in."""
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     words = {key: _word(value) for key, value in record.items()}
     words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
     return tuple(Assumption.not_given(key, record[key], words[key]) for key in parsed.assumed)

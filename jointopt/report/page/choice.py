@@ -18,7 +18,7 @@ from jointopt.physics.explain.parts import Breakdown
 from jointopt.physics.explain.timeline import KINDS, Timeline
 from jointopt.report.layout_table import are_alike
 from jointopt.report.page.render import Page
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.tables import tidy_parts
 from jointopt.search.pareto import below_chord
 
@@ -55,7 +55,7 @@ def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str 
         if layout_key(entry) not in shown and len(rows) < MOST - 1:
             shown.add(layout_key(entry))
             rows[row] = ""
-    varied = differing(dict(layout_key(front[row])) for row in rows)
+    varied = differing_columns(dict(layout_key(front[row])) for row in rows)
     distinguishing = {row: {name: front[row].get(name) for name in varied} for row in sorted(rows)}
     found = [
         ChosenPlan(rows[row] or f"fastest with {plan_words(layout, varied)}", front[row])
@@ -110,7 +110,7 @@ def mean_power_w(plan: PlanPicture, steps: int = POWER_STEPS) -> tuple[Floats, F
     return edges, watts / len(plan.runs_w)
 
 
-def encoded(line: Timeline) -> dict[str, object]:
+def encoded_passes(line: Timeline) -> dict[str, object]:
     """The passes in few characters: a letter each, seconds by letter and rank, and the waits before some of them.
 
     The page draws from that as many passes as there is room for.
@@ -143,12 +143,6 @@ def _letter(number: int) -> str:
     return chr(0x61 + number) if number < 26 else chr(0x100 + number)
 
 
-def trace_text(plans: Sequence[PlanPicture]) -> str:
-    """One JSON document: a process per plan, a thread per pipeline stage, counters of clock and power."""
-    events = [event for number, plan in enumerate(plans, 1) for event in _events(number, plan)]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-
-
 def _events(pid: int, plan: PlanPicture) -> Iterator[dict[str, Any]]:
     """The events of one plan: its passes, what is left out of them or follows on every stage, and its power."""
 
@@ -176,7 +170,7 @@ def _events(pid: int, plan: PlanPicture) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ProposalReport:
     """A report: its page, and the passes of its plans for a trace viewer."""
 
     page: Page
@@ -187,8 +181,10 @@ class Reported:
         self.page.write(path)
 
     def write_trace(self, path: str | Path) -> None:
-        """Writes the passes of every chosen plan for Perfetto."""
-        write_whole(Path(path), trace_text(self.plans))
+        """Writes the passes for Perfetto: a process per plan, a thread per stage, a counter of power."""
+        events = [event for number, plan in enumerate(self.plans, 1) for event in _events(number, plan)]
+        trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+        write_whole(Path(path), json.dumps(trace, separators=(",", ":")))
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""

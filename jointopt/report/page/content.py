@@ -14,23 +14,23 @@ from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
 from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.joint_saving import joint_words
-from jointopt.report.layout_table import NEAR, Layout, steps
+from jointopt.report.layout_table import NEAR, LayoutSummary, steps_in_words
 from jointopt.report.page import figures
-from jointopt.report.page.choice import Entry, PlanPicture, encoded
+from jointopt.report.page.choice import Entry, PlanPicture, encoded_passes
 from jointopt.report.plans import (
     COMPARED,
     SITE_FIGURES,
     are_against_first,
     better_words,
-    change,
-    differing,
+    difference_column,
+    differing_columns,
     plan_words,
     probability_of_fitting,
     rate_words,
     short_clocks,
     shows_site,
 )
-from jointopt.report.published_plans import Beside, under_limits
+from jointopt.report.published_plans import AlternativePlan, under_limits
 from jointopt.surrogate.memory import FEASIBLE
 
 Column = tuple[str, Sequence[str]]  # its head, and a cell of each row
@@ -87,17 +87,17 @@ def content(
         "cards": _cards(front, joint),
         "plans": _plan_table(plans), "layouts": _layout_table(document), "costs": _cost_table(job, plans),
         "rates": rate_words(job, plans[0].chosen.entry), "joint": joint_words(joint) if joint else "",
-        "beside": [f"{Beside(**plan).sentence(searched)}." for plan in document.get("beside") or []],
+        "beside": [f"{AlternativePlan(**plan).sentence(searched)}." for plan in document.get("beside") or []],
         "exports": [{"letter": plan.letter, "name": plan.chosen.name, "plan": plan.text, **plan.started}
                     for plan in plans],
-        "nodes": [_node(job, cooler, plan) for plan in plans], "assumed": document.get("assumed") or [],
+        "nodes": [_node_temperatures(job, cooler, plan) for plan in plans], "assumed": document.get("assumed") or [],
         "dropped": table_of("Layouts dropped, by the first rule that they break", [
             ("reason", [reason for reason, _ in dropped]), ("layouts", [f"{count:,}" for _, count in dropped]),
         ]),
         "space": considered or "", "provenance": _provenance(job, document), "job_file": job_file,
         "notes": [moved] * (drift > 0.005) + wider_lines(reasons, [plan.letter for plan in plans], "interval"),
         "doubts": document.get("doubts") or [], "next": document.get("next"),
-        "data": _data(job, document, plans, cooler),
+        "data": _figures_by_place(job, document, plans, cooler),
     }  # fmt: skip
 
 
@@ -127,10 +127,10 @@ def _cards(front: Sequence[Entry], joint: Mapping[str, Any] | None) -> list[Card
 def _result(entry: Entry, name: str) -> str:
     """A result of an entry, or an end of its interval, with its unit; a hyphen where it is not known."""
     value = entry.get(name)
-    return "-" if value is None else tables.result(name.removesuffix("_low").removesuffix("_high"), value)
+    return "-" if value is None else tables.result_text(name.removesuffix("_low").removesuffix("_high"), value)
 
 
-def _figures(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+def _figure_columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     """The columns of the figures of those names."""
     columns: list[Column] = []
     for name in names:
@@ -143,9 +143,9 @@ def _figures(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     return columns
 
 
-def _layouts(entries: Sequence[Entry]) -> list[str]:
+def _layout_words(entries: Sequence[Entry]) -> list[str]:
     """The layout of each entry in words, in what the entries differ."""
-    varied = differing(entries) - {"stage_clock_mhz"}
+    varied = differing_columns(entries) - {"stage_clock_mhz"}
     wanted = (*LAYOUT_COLUMNS, POWER_LIMIT)
     return [plan_words({name: v for name, v in entry.items() if name in wanted}, varied) for entry in entries]
 
@@ -155,21 +155,22 @@ def _plan_table(plans: Sequence[PlanPicture]) -> dict[str, Any]:
     entries = [plan.chosen.entry for plan in plans]
     sure, first, intervals = are_against_first(entries), [entries[0]] * len(entries), []
     time_change, energy_change = (
-        [cell.strip() for cell in change(name, entries, first, entries if sure else ()).cells] for name in COMPARED
+        [cell.strip() for cell in difference_column(name, entries, first, entries if sure else ()).cells]
+        for name in COMPARED
     )
     for entry in entries:
         ends = [entry.get(f"iteration_time_s_{end}") for end in ("low", "high")]
         percent = [f"{100 * (end / entry['iteration_time_s'] - 1):+z.0f}%" for end in ends if end]
         intervals.append("\u2009..\u2009".join(percent) if all(ends) else "-")
-    time, energy = _figures(list(COMPARED.values()), entries)
+    time, energy = _figure_columns(list(COMPARED.values()), entries)
     columns = [
         ("", [plan.letter for plan in plans]),
         ("plan", [plan.chosen.name for plan in plans]),
-        ("layout", _layouts(entries)),
+        ("layout", _layout_words(entries)),
         ("clock, MHz", [short_clocks(entry["stage_clock_mhz"], 10) for entry in entries]),
         time, ("90 %", intervals), ("Δ%", time_change),
         energy, ("Δ%", energy_change), ("better", better_words(entries)),
-        *_figures([name for name in _HEADS if name not in COMPARED.values()], entries),
+        *_figure_columns([name for name in _HEADS if name not in COMPARED.values()], entries),
     ]  # fmt: skip
     return table_of("Chosen plans; Δ% is against the first" + _COMPARED * sure, columns)
 
@@ -193,7 +194,7 @@ def _cost_table(job: Job, plans: Sequence[PlanPicture]) -> dict[str, Any] | None
 
 def _layout_table(document: Mapping[str, Any]) -> dict[str, Any]:
     """One row per split of the GPUs: its fastest plan, knee and least energy, and the step from the one above."""
-    layouts = [Layout(**one) for one in document.get("layouts") or []]
+    layouts = [LayoutSummary(**one) for one in document.get("layouts") or []]
 
     def point(plan: Entry) -> str:
         clocks = short_clocks(plan["stage_clock_mhz"], 10)
@@ -201,18 +202,18 @@ def _layout_table(document: Mapping[str, Any]) -> dict[str, Any]:
 
     columns = [
         ("rank", [str(layout.rank) for layout in layouts]),
-        ("layout", _layouts([layout.plans[0] for layout in layouts])),
+        ("layout", _layout_words([layout.plans[0] for layout in layouts])),
         ("fastest", [point(layout.plans[0]) for layout in layouts]),
         ("knee", [point(layout.plans[len(layout.plans) // 2]) for layout in layouts]),
         ("least energy", [point(layout.plans[-1]) for layout in layouts]),
-        ("than the one above", [why or "-" for why in steps(layouts)]),
+        ("than the one above", [why or "-" for why in steps_in_words(layouts)]),
         ("on front", [str(layout.on_front or "-") for layout in layouts]),
         ("near", [f"{layout.near} within {NEAR:.0%}" if layout.near else "-" for layout in layouts]),
     ]
     return table_of("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", columns)
 
 
-def _node(job: Job, cooler: Cooler, plan: PlanPicture) -> dict[str, Any]:
+def _node_temperatures(job: Job, cooler: Cooler, plan: PlanPicture) -> dict[str, Any]:
     """A node whose GPUs all are of the hottest stage: temperature by row, the first row at the inlet."""
     positions = {  # of the stages with GPUs there
         name: max((celsius for celsius in values.tolist() if celsius == celsius), default=math.nan)
@@ -246,7 +247,9 @@ def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows + ([("study", f"{study['name']} in {study['storage']}")] if study.get("name") else [])
 
 
-def _data(job: Job, document: Mapping[str, Any], plans: Sequence[PlanPicture], cooler: Cooler) -> dict[str, Any]:
+def _figures_by_place(
+    job: Job, document: Mapping[str, Any], plans: Sequence[PlanPicture], cooler: Cooler
+) -> dict[str, Any]:
     """The figures, by the place where the page draws them; those of one plan by its letter."""
     front, joint = document["front"], document.get("joint") or {}
     powered = all(entry.get("energy_j") is not None for entry in front)
@@ -257,7 +260,7 @@ def _data(job: Job, document: Mapping[str, Any], plans: Sequence[PlanPicture], c
         shown["energy"] = figures.part_figure(plans, "energy_by_part_j", tables.ENERGY_UNITS)
     shown["memory"] = figures.part_figure(plans, "memory_gib", tables.MEMORY_UNITS)
     throttle_c = job.cluster.gpu.throttle_temperature_c or THROTTLE_C
-    of_plans: dict[str, dict[str, Any]] = {plan.letter: {"passes": encoded(plan.timeline)} for plan in plans}
+    of_plans: dict[str, dict[str, Any]] = {plan.letter: {"passes": encoded_passes(plan.timeline)} for plan in plans}
     for plan in plans if powered else ():
         heat = figures.heat_figure(plan, cooler, throttle_c)
         of_plans[plan.letter] |= {"stages": figures.stage_figure(plan), "power": figures.power_figure(plan)}

@@ -10,7 +10,7 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page.choice import ChosenPlan, Entry, PlanPicture, layout_key, mean_power_w
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 
 Figure = dict[str, Any]
 COLOURS = 10
@@ -24,27 +24,27 @@ def colour(number: int) -> str:
     return f"var(--c{number % COLOURS})"
 
 
-def rounded(values: Iterable[float | None]) -> list[float | None]:
+def rounded_values(values: Iterable[float | None]) -> list[float | None]:
     """Values with as many digits as a picture can show."""
     return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
 
 
-def lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
+def error_bar_lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
     """Lengths between both, 0 where one of them is unknown."""
     both = ((b or 0.0) - (a or 0.0) for a, b in zip(low, high, strict=True))
-    return rounded(length if math.isfinite(length) else 0.0 for length in both)
+    return rounded_values(length if math.isfinite(length) else 0.0 for length in both)
 
 
-def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
+def hover_text(entry: Entry, varied: Iterable[str], head: str = "") -> str:
     """A plan and its predictions, for a hint: lines joined as HTML joins them."""
     lines = [f"<b>{head}</b>"] if head else []
     words = plan_words(entry, frozenset(varied)).split()
     lines += [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
     for name in tables.RESULT_UNITS:
         value, low, high = (entry.get(f"{name}{end}") for end in ("", "_low", "_high"))
-        between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
+        between = f" ({tables.result_text(name, low)} to {tables.result_text(name, high)})" if low and high else ""
         if value is not None:
-            lines.append(f"{tables.RESULT_UNITS[name][0]} {tables.result(name, value)}{between}")
+            lines.append(f"{tables.RESULT_UNITS[name][0]} {tables.result_text(name, value)}{between}")
     if (mfu := entry.get("mfu")) is not None:
         lines.append(f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {mfu:.1%}")
     if (fits := entry.get("fit_probability")) is not None and fits < 1.0:
@@ -62,20 +62,20 @@ class Axes:
     def xy(self, entries: Sequence[Entry], side: str = "") -> tuple[list[float | None], list[float | None]]:
         """Times and energies in those units."""
         units = zip(OBJECTIVES, (self.time[0], self.energy[0]), strict=True)
-        x, y = (rounded(entry[f"{name}{side}"] / unit for entry in entries) for name, unit in units)
+        x, y = (rounded_values(entry[f"{name}{side}"] / unit for entry in entries) for name, unit in units)
         return x, y
 
 
 def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]], two_step: Sequence[Entry]) -> Figure:
     """Energy over time: the front by layout, the two-step answer, the chosen plans by letter, their intervals."""
-    axes, varied = Axes(front), differing([*front, *(c.entry for _, c in chosen)])
+    axes, varied = Axes(front), differing_columns([*front, *(c.entry for _, c in chosen)])
     data: list[Figure] = []
     for number, entries in enumerate(by_layout(front)):
         x, y = axes.xy(entries)
         layout_alone = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
         data.append({
             "name": plan_words(layout_alone, varied - {"stage_clock_mhz"}),
-            "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
+            "x": x, "y": y, "text": [hover_text(entry, varied) for entry in entries], "mode": "markers",
             "hovertemplate": "%{text}<extra></extra>",
             "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
         })  # fmt: skip
@@ -83,15 +83,17 @@ def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]
         x, y = axes.xy(two_step)
         data.append({
             "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y,
-            "text": [whole_plan(entry, varied, "two steps") for entry in two_step],
+            "text": [hover_text(entry, varied, "two steps") for entry in two_step],
             "mode": "lines+markers", "hovertemplate": "%{text}<extra></extra>",
             "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}, "marker": {"size": 4},
         })  # fmt: skip
-    data += _marked(axes, chosen, varied)
+    data += _chosen_plan_traces(axes, chosen, varied)
     x, y = axes.xy([*front, *(c.entry for _, c in chosen), *two_step])
     return {"data": data, "layout": {
-        "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _range(x)},
-        "yaxis": {"title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _range(y)},
+        "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _axis_range(x)},
+        "yaxis": {
+            "title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _axis_range(y),
+        },
         "legend": {"orientation": "h", "y": -0.19, "yanchor": "top"}, "height": 560,
         "margin": {"t": 16, "r": 16, "l": 70, "b": 60},
     }}  # fmt: skip
@@ -105,11 +107,11 @@ def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
+def _chosen_plan_traces(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
     """The chosen plans by letter, and their intervals, which are hidden at first."""
     entries = [c.entry for _, c in chosen]
     x, y = axes.xy(entries)
-    hints = [whole_plan(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
+    hints = [hover_text(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
     found: list[Figure] = [{
         "name": "chosen plans", "x": x, "y": y, "text": [letter for letter, _ in chosen], "customdata": hints,
         "mode": "markers+text", "textposition": "top center", "hovertemplate": "%{customdata}<extra></extra>",
@@ -122,7 +124,8 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozen
         errors = {
             f"error_{axis}": {
                 "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-                "array": lengths(ends[""][i], ends["_high"][i]), "arrayminus": lengths(ends["_low"][i], ends[""][i]),
+                "array": error_bar_lengths(ends[""][i], ends["_high"][i]),
+                "arrayminus": error_bar_lengths(ends["_low"][i], ends[""][i]),
             }
             for i, axis in enumerate("xy")
         }  # fmt: skip
@@ -133,7 +136,7 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozen
     return found
 
 
-def _range(values: Sequence[float | None]) -> list[float]:
+def _axis_range(values: Sequence[float | None]) -> list[float]:
     """Ends of an axis with room around the values."""
     known = [v for v in values if v is not None]
     low, high = min(known), max(known)
@@ -151,7 +154,7 @@ def part_figure(plans: Sequence[PlanPicture], breakdown: str, units: tables.Unit
     data = [
         {
             "type": "bar", "orientation": "h", "name": name.replace("_", " "), "y": labels,
-            "x": rounded(max(parts[letter].get(name, 0.0), 0.0) / factor for letter in labels),
+            "x": rounded_values(max(parts[letter].get(name, 0.0), 0.0) / factor for letter in labels),
             "marker": {"color": colour(number)},
             "hovertemplate": f"%{{y}}: %{{x}} {unit}<extra>%{{fullData.name}}</extra>",
         }
@@ -170,21 +173,21 @@ def stage_figure(plan: PlanPicture) -> Figure:
     clock, held = plan.parts.clock_mhz.tolist(), plan.parts.held_by
     hints = [f"held by {why.replace('_', ' ')}" if why else "" for why in held]
     data: list[Figure] = [
-        {"name": "clock", "y": stages, "x": rounded(clock), "text": hints, "mode": "markers",
+        {"name": "clock", "y": stages, "x": rounded_values(clock), "text": hints, "mode": "markers",
          "marker": {"color": "var(--c0)", "size": 9}, "hovertemplate": "stage %{y}: %{x} MHz %{text}<extra></extra>"},
     ]  # fmt: skip
     watts = {
         "while it runs": plan.runs_w, "over the iteration": plan.parts.stage_power_w, "while it waits": plan.waits_w,
     }  # fmt: skip
     data += [
-        {"name": name, "x": rounded(values.tolist()), "y": stages, "xaxis": "x2", "mode": "markers",
+        {"name": name, "x": rounded_values(values.tolist()), "y": stages, "xaxis": "x2", "mode": "markers",
          "marker": {"color": colour(number + 1), "symbol": number, "size": 8},
          "hovertemplate": "stage %{y}: %{x} W<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(watts.items())
     ]  # fmt: skip
     return {"data": data, "layout": {
         "height": max(190, min(600, 120 + 20 * len(stages))), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
-        "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _range(clock)},
+        "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _axis_range(clock)},
         "xaxis2": {"domain": [0.53, 1.0], "title": {"text": "W per GPU"}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": stages},
         "legend": ABOVE,
@@ -196,7 +199,8 @@ def power_figure(plan: PlanPicture) -> Figure:
     edges, watts = mean_power_w(plan)
     factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
     data = [{
-        "x": rounded((edges[:-1] / factor).tolist()), "y": rounded(watts.tolist()), "mode": "lines", "fill": "tozeroy",
+        "x": rounded_values((edges[:-1] / factor).tolist()), "y": rounded_values(watts.tolist()), "mode": "lines",
+        "fill": "tozeroy",
         "line": {"color": "var(--c1)", "width": 1, "shape": "hv"},
         "hovertemplate": f"%{{x}} {unit}: %{{y}} W per GPU<extra></extra>",
     }]  # fmt: skip
@@ -212,7 +216,7 @@ def heat_figure(plan: PlanPicture, cooler: Cooler, throttle_c: float) -> Figure 
     positions: Mapping[str, Any] = plan.parts.stage_position_c
     stages = list(range(1, len(plan.runs_w) + 1))
     data: list[Figure] = [
-        {"name": f"{name} GPUs", "x": stages, "y": rounded(values.tolist()), "mode": "lines+markers",
+        {"name": f"{name} GPUs", "x": stages, "y": rounded_values(values.tolist()), "mode": "lines+markers",
          "line": {"color": colour(number + 1)}, "hovertemplate": "stage %{x}: %{y} °C<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(positions.items())
     ]  # fmt: skip

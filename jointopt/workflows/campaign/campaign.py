@@ -18,21 +18,27 @@ from jointopt.core.schema import Bools, Ints
 from jointopt.jobs.job import Job
 from jointopt.measure.base import Launcher
 from jointopt.physics.cost_model import with_unit
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
-from jointopt.report.tables import figure, result
+from jointopt.report.tables import figure, result_text
 from jointopt.runs.outages import PATIENCE_S
 from jointopt.runs.rows import is_bounded
 from jointopt.surrogate.data_doubts import DOUBTED, POWER_REFUSED, QUESTION
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.workflows.campaign.candidates import Candidates, under_profile
-from jointopt.workflows.campaign.expectation import ENOUGH_TO_JUDGE, Earlier, broken_constraints, earlier_runs, held_to
-from jointopt.workflows.campaign.record import Done, Queued, Record
+from jointopt.workflows.campaign.candidates import Candidates, runs_under_profile
+from jointopt.workflows.campaign.expectation import (
+    ENOUGH_TO_JUDGE,
+    EarlierRuns,
+    broken_constraints,
+    earlier_runs,
+    values_and_bounds,
+)
+from jointopt.workflows.campaign.record import FinishedRun, QueuedRun, Record
 
 _log = logging.getLogger(__name__)
-_TOLD = ("iteration_time_s", "energy_j")
+_LOGGED_RESULTS = ("iteration_time_s", "energy_j")
 
 
 class Campaign:
@@ -65,7 +71,7 @@ class Campaign:
         if text and text not in self.notes:
             self.note(text)
 
-    def earlier(self, candidates: pd.DataFrame, power_profile: str = "") -> Earlier:
+    def earlier(self, candidates: pd.DataFrame, power_profile: str = "") -> EarlierRuns:
         """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster.
 
         ``power_profile``: of runs under it, of which each counts as that of a candidate at its highest clock.
@@ -73,12 +79,12 @@ class Campaign:
         tables = [*self._given, *([] if self.record.store is None else [self.record.related(candidates)])]
         known = [table for table in tables if len(table)]
         if not known:
-            return Earlier()
-        together = under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
+            return EarlierRuns()
+        together = runs_under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
         found = earlier_runs(candidates, together, self.job.cluster.machine)
-        if found.unread:
+        if found.unreadable:
             self.note(
-                f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"
+                f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unreadable}"
             )
         return found
 
@@ -88,20 +94,22 @@ class Campaign:
         records = [candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
         found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
         if len(found):
-            self.note(f"A tune that was killed had begun {count(len(found), 'run')}, resumed before any other.")
+            self.note(f"A tune that was killed had begun {count_words(len(found), 'run')}, resumed before any other.")
         return found
 
     def broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the job's constraints that a measured run does not keep."""
         return broken_constraints(self.job, row)
 
-    def run_all(self, queue: Iterable[Queued], name: Callable[[int], str]) -> Generator[tuple[int, Done], None, None]:
+    def run_all(
+        self, queue: Iterable[QueuedRun], name: Callable[[int], str]
+    ) -> Generator[tuple[int, FinishedRun], None, None]:
         """Run the plans of ``queue``, each given with its place as soon as it is kept.
 
         None is drawn once there is a reason to stop. ``name`` is how the run at a place is called in words.
         """
 
-        def drawn() -> Iterator[Queued]:
+        def drawn() -> Iterator[QueuedRun]:
             for each in queue:
                 yield each
                 if self.reason:
@@ -116,24 +124,24 @@ class Campaign:
         text = f"{run.status}: {run.row.get('notes') or 'no reason known'}"
         if run.status == "ok":
             parts = []
-            for name in _TOLD:
+            for name in _LOGGED_RESULTS:
                 measured, expected = run.result(name), run.predicted.get(name, math.nan)
                 if np.isfinite(measured):
-                    expectation = f" ({result(name, expected)} expected)" if np.isfinite(expected) else ""
-                    parts.append(f"{result(name, measured)}{expectation}")
+                    expectation = f" ({result_text(name, expected)} expected)" if np.isfinite(expected) else ""
+                    parts.append(f"{result_text(name, measured)}{expectation}")
             text = ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
         _log.info("%s: %s", called, text)
         if not self._doubted and (doubt := doubt_of(run)):
             self._doubted = True
             self.note(f"{called.capitalize()} {doubt}")
 
-    def judge(self, done: Done, run: str) -> None:
+    def judge(self, done: FinishedRun, run: str) -> None:
         """Find a reason to stop after a run, called ``run`` in sentences: a full store, or failures for one cause."""
         self._ended.append(done.row)
         if done.trouble:
             self.unstored += 1
             self.give_up(f"{run} is not stored: {done.trouble}")
-        elif not self.reason and (cause := same_cause(self._ended, self.launcher, self._retry)):
+        elif not self.reason and (cause := repeated_failure(self._ended, self.launcher, self._retry)):
             self.give_up(cause)
 
     def give_up(self, reason: str) -> None:
@@ -187,7 +195,7 @@ def doubt_of(run: MeasuredRun) -> str:
     A run that takes longer may draw less, as its GPUs wait, and no less energy: such power is not learned from
     (`MeasuredWatts.refused`).
     """
-    time, energy = (run.result(name) / run.predicted.get(name, math.nan) for name in _TOLD)
+    time, energy = (run.result(name) / run.predicted.get(name, math.nan) for name in _LOGGED_RESULTS)
     if not run.inside("iteration_time_s") and (time > DOUBTED or time < 1 / DOUBTED):
         return f"took {time:.3g} times what was predicted: {QUESTION}"
     power = energy / time
@@ -199,7 +207,7 @@ def doubt_of(run: MeasuredRun) -> str:
     )
 
 
-def count(number: int, noun: str) -> str:
+def count_words(number: int, noun: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -213,13 +221,26 @@ OUT_ALREADY = "the same layout, or one that needs no more memory, ran out of it"
 _ALIKE = 3  # failures in a row for one cause: a fourth would be no news
 
 
-def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
+def why_no_usable_plan(job: Job, runs: Sequence[MeasuredRun]) -> str:
     """One sentence: why none of ``runs`` is a plan to use; empty where one is."""
     good = [run for run in runs if run.status == "ok"]
     if any(not run.broken for run in good):
         return ""
     if good:
-        return _beyond(job, good)
+        # the run whose worst excess is least, and every constraint that it breaks by how much
+        held = [values_and_bounds(job, run.row) for run in good]
+        worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]
+        best = worst.index(min(worst))
+        broken = [
+            f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({with_unit(name, figure(value))} over a limit of "
+            f"{with_unit(name, figure(bound))})"
+            for name, (value, bound) in held[best].items()
+            if value > bound
+        ]
+        several = f"None of the {len(good)} runs that succeeded keeps"
+        words = "The only run that succeeded does not keep" if len(good) == 1 else several
+        closest = plan_words(good[best].plan, differing_columns(run.plan for run in good))
+        return f"{words} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
     if not runs:
         return "No plan was run: none is likely to fit in memory and to keep the job's constraints."
     share = "The only run did not succeed" if len(runs) == 1 else f"None of the {len(runs)} runs succeeded"
@@ -231,7 +252,7 @@ def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
     return f"{share}: {some}{first.status} ({(first.detail or 'no reason known').rstrip('.')})."
 
 
-def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
+def repeated_failure(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
     """Sentences, where the last three of ``rows`` (runs as they ended) failed for one cause and none succeeded.
 
     Runs out of memory and those ended early do not count: they are evidence on plans. Blank elsewhere, and where no
@@ -256,24 +277,7 @@ def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) 
     )
 
 
-def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
-    """The run whose worst excess is least, and every constraint that it breaks by how much."""
-    held = [held_to(job, run.row) for run in good]
-    worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]
-    best = worst.index(min(worst))
-    broken = [
-        f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({with_unit(name, figure(value))} over a limit of "
-        f"{with_unit(name, figure(bound))})"
-        for name, (value, bound) in held[best].items()
-        if value > bound
-    ]
-    several = f"None of the {len(good)} runs that succeeded keeps"
-    runs = "The only run that succeeded does not keep" if len(good) == 1 else several
-    closest = plan_words(good[best].plan, differing(run.plan for run in good))
-    return f"{runs} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
-
-
-def unmeasured(
+def unmeasured_notes(
     job: Job, lost: Sequence[str], kept: Sequence[str], predicted: Sequence[str], good: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Sentences on objectives that are left out (``lost``), and on constraints that cannot be checked.
@@ -286,7 +290,7 @@ def unmeasured(
         why = "no run measures it" if name in predicted else unknown
         compared = f"plans are compared by {' and '.join(kept)} alone"
         sentences.append(f"The objective {name} is left out, since {why}; {compared}.")
-    held = [held_to(job, row) for row in good]
+    held = [values_and_bounds(job, row) for row in good]
     for name in held[0] if held else ():
         if all(np.isnan(one[name][0]) for one in held):
             sentences.append(f"The constraint {name} cannot be checked, since no run measures it.")
@@ -298,14 +302,14 @@ def is_curable(row: Mapping[str, Any]) -> bool:
     return row["status"] in _CURABLE and not is_bounded(row)
 
 
-def unlikely(plans: int, of: int) -> str:
+def unlikely_note(plans: int, of: int) -> str:
     """A sentence on so many ``of`` the plans to be run that are likelier not to fit in memory than to fit."""
     verb = "are" if 1 < plans < of else "is"
     some = f"Each of the {of}" if plans == of else f"{plans} of the {of}"
     return f"{some} plans to be run {verb} likelier to run out of memory than to fit: a run decides."
 
 
-def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier, out: int = 0) -> list[str]:
+def earlier_run_notes(runs: int, failed: int, forgotten: int, earlier: EarlierRuns, out: int = 0) -> list[str]:
     """Sentences on what is known before a tune begins: ``runs`` of the job, ``failed`` among them, and other jobs.
 
     ``forgotten``: plans that failed and may run again; ``out``: those that were not run, and surely run out of memory.
@@ -315,15 +319,15 @@ def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier, out: 
         was, are = ("was", "is") if runs == 1 else ("were", "are")
         again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
         sentences.append(
-            f"{count(runs, 'plan')} of this job {was} measured before (run -) and {are} not run again.{again}"
+            f"{count_words(runs, 'plan')} of this job {was} measured before (run -) and {are} not run again.{again}"
         )
     if forgotten:
-        sentences.append(f"{count(forgotten, 'plan')} of this job that failed before may be run again.")
+        sentences.append(f"{count_words(forgotten, 'plan')} of this job that failed before may be run again.")
     if out:
-        sentences.append(f"{count(out, 'plan')} more {'is' if out == 1 else 'are'} not run: {OUT_ALREADY}.")
-    if earlier.others:
+        sentences.append(f"{count_words(out, 'plan')} more {'is' if out == 1 else 'are'} not run: {OUT_ALREADY}.")
+    if earlier.num_other_runs:
         later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
-        since = f"from the first run on ({earlier.first})" if earlier.first else later
-        cluster = f"{earlier.others:,} earlier runs on this kind of cluster are known"
+        since = f"from the first run on ({earlier.why_first})" if earlier.why_first else later
+        cluster = f"{earlier.num_other_runs:,} earlier runs on this kind of cluster are known"
         sentences.append(f"{cluster}; predictions rest on them {since}.")
     return sentences

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, decode_cells
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.jobs.cluster import Machine
@@ -76,7 +76,7 @@ class Candidates:
         return len(self.rows)
 
 
-def listed(
+def listed_candidates(
     listing: Mapping[str, Any], job: Job, calibration: Calibration | None = None, machine: Machine | None = None
 ) -> Candidates:
     """The plans that a launcher lists; rows that no physics can price are left out.
@@ -114,7 +114,7 @@ def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
     return max(usual, allowed), allowed
 
 
-def searched(job: Job | JobModel) -> Candidates:
+def searched_candidates(job: Job | JobModel) -> Candidates:
     """The best plans of a job's own space: Pareto front after Pareto front of its model, at uniform clocks.
 
     What is predicted of them is that of the physics alone, which measured runs then correct. Raises InfeasibleError
@@ -134,7 +134,7 @@ def searched(job: Job | JobModel) -> Candidates:
         for name in heat:
             plans[name] = np.full(len(layout), np.nan)
             plans[name][feasible] = found[name]
-    best = feasible[peeled(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
+    best = feasible[leading_fronts(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
     model_of, every = model.physics(columns), np.arange(len(best))
@@ -146,7 +146,7 @@ def searched(job: Job | JobModel) -> Candidates:
     return Candidates(measurement_columns(job, columns), columns, predicted, load, room)
 
 
-def peeled(values: Floats, count: int) -> Ints:
+def leading_fronts(values: Floats, count: int) -> Ints:
     """At most ``count`` of the points (n, k): the front, the front of the rest, and so on; the last thinned evenly."""
     left, chosen = np.arange(len(values)), np.empty(0, np.int64)
     while len(left) and len(chosen) < count:
@@ -183,14 +183,6 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
 _PROFILE_CLOCKS = ("stage_clock_mhz", "clock_mhz")
 
 
-def check_profiles(profiles: Sequence[str], job: Job, listed: bool) -> None:
-    """UsageError where power profiles cannot be measured: by a launcher of ``listed`` plans, or on other makers'."""
-    if profiles and listed:
-        raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
-    if profiles and job.cluster.gpu.vendor != "NVIDIA":
-        raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {job.cluster.gpu.id}.")
-
-
 def at_highest_clock(candidates: Candidates, indices: Iterable[int]) -> list[int]:
     """The candidate with the highest clocks of each layout, once and in the order of the candidates."""
     plans = candidates.plans
@@ -204,7 +196,7 @@ def at_highest_clock(candidates: Candidates, indices: Iterable[int]) -> list[int
     return list(dict.fromkeys(found))
 
 
-def under_profile(runs: pd.DataFrame, candidates: pd.DataFrame, power_profile: str) -> pd.DataFrame:
+def runs_under_profile(runs: pd.DataFrame, candidates: pd.DataFrame, power_profile: str) -> pd.DataFrame:
     """The runs under a power profile (blank: under none), as runs at the highest clock of the candidates."""
     if POWER_PROFILE not in runs:
         return runs.iloc[:0] if power_profile else runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,40 +60,32 @@ _PARTS = ("iteration_time_s", "avg_power_w")  # of energy
 
 
 @dataclass(frozen=True)
-class Expected:
-    """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
+class Expectations:
+    """What is expected of a run of every candidate, (n,)."""
 
-    ``draws``: the same as joint draws, and ``fits``. ``apart`` (n): standard deviations of the objectives' logarithms
-    without what all candidates err by. ``basis`` says what the predicted time rests on. ``likely`` (n): to fit in
-    memory, by the one gate of all verbs; a run decides, and plans that are not come after those that are.
-    """
-
-    columns: Columns
-    draws: Columns
-    apart: Columns
-    basis: str
-    likely: Bools
+    columns: Columns  # objectives with _low and _high (90 %); probability_fits: of memory and constraints
+    draws: Columns  # (n, draws): joint draws of the objectives, and whether they fit
+    apart: Columns  # standard deviations of the objectives' logarithms, without what all candidates err by
+    basis: str  # what the predicted time rests on, in words
+    likely: Bools  # to fit in memory; plans that are not are run last
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A result of every candidate, what it rests on, and by how much runs (m,) were missed from the others.
-
-    ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
-    """
+class _Estimate:
+    """One result of every candidate, and how well runs (m,) were predicted from the others."""
 
     estimates: PlanEstimates
-    source: str
-    off: Floats
-    deviation: Floats
+    source: str  # what it rests on, in words
+    off: Floats  # (m,): log(measured / predicted from the other runs); NaN: not measured, or not judged
+    deviation: Floats  # (m,): its standard deviation
 
 
 class Outlook:
     """Predictions for candidates, moved by earlier runs of other jobs, by those of this one, or ``growing`` by both."""
 
     def __init__(
-        self, job: Job, candidates: Candidates, earlier: Earlier, spread: Spread, rng: np.random.Generator,
-        growing: Growing | None = None,
+        self, job: Job, candidates: Candidates, earlier: EarlierRuns, spread: Spread, rng: np.random.Generator,
+        growing: GrowingModel | None = None,
     ) -> None:  # fmt: skip
         self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
         self._growing = growing
@@ -100,14 +93,14 @@ class Outlook:
         self._framework = job.training.framework.name
         self._job = job
 
-    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expected:
+    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expectations:
         """The posterior after measurements ``rows`` of candidates ``index`` (m,)."""
         probability, fits = self._fits(index, rows)
         columns: Columns = {"probability_fits": probability}
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
         found_by_name: dict[str, PlanEstimates] = {}
-        memo: dict[str, _Found] = {}
+        memo: dict[str, _Estimate] = {}
         for name in dict.fromkeys([*objectives, *constrained_results(self._job)]):
             found = self._found(name, index, rows, memo)
             found_by_name[name] = found.estimates
@@ -122,9 +115,11 @@ class Outlook:
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
         apart = {name: found_by_name[name].own_deviation for name in objectives}
-        return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
+        return Expectations(columns, draws, apart, basis, probability >= FEASIBLE)
 
-    def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
+    def _found(
+        self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Estimate]
+    ) -> _Estimate:
         """A result of every candidate after runs ``rows`` of candidates ``index`` (m,); ``memo``: those worked out."""
         if name not in memo:
             direct = memo[name] = self._adapted(name, index, rows)
@@ -133,7 +128,7 @@ class Outlook:
                 memo[name] = self._of_parts(direct, *parts)
         return memo[name]
 
-    def _of_parts(self, direct: _Found, time: _Found, power: _Found) -> _Found:
+    def _of_parts(self, direct: _Estimate, time: _Estimate, power: _Estimate) -> _Estimate:
         """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
         off, deviation = time.off + power.off, np.hypot(time.deviation, power.deviation)
         known = np.isfinite(off) & np.isfinite(direct.off)
@@ -147,11 +142,11 @@ class Outlook:
         loadings = np.hstack([time.estimates.loadings, power.estimates.loadings])
         noise = float(np.hypot(time.estimates.noise, power.estimates.noise))
         both = PlanEstimates(time.estimates.mean + power.estimates.mean + gpus, loadings, noise)
-        return _Found(both, time.source, off, deviation)
+        return _Estimate(both, time.source, off, deviation)
 
-    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
+    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Estimate:
         """The log of a result of every candidate, and what it rests on."""
-        values = np.array([result(row, name) for row in rows], float)
+        values = np.array([measured_result(row, name) for row in rows], float)
         bounds = np.array([lower_bound(row, name) for row in rows], float)
         held = bounds > 0
         good = np.flatnonzero((values > 0) | held)
@@ -162,7 +157,7 @@ class Outlook:
         choices = [(physics, own, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)
-            choices.insert(0 if self._earlier.first else 1, learned)
+            choices.insert(0 if self._earlier.why_first else 1, learned)
         off = np.full((2, len(rows)), np.nan)
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             if (grown := self._grown(name, index, rows)) is not None:
@@ -182,10 +177,10 @@ class Outlook:
                 off[:, good] = unmoved
                 scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
                 fixed = estimate_plans(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
-                return _Found(fixed, _PHYSICS, *off)
+                return _Estimate(fixed, _PHYSICS, *off)
             off[:, good] = without[best]
         prior, spread, source = choices[best]
-        return _Found(estimate_plans(self._features, prior, at, seen, spread, held), source, *off)
+        return _Estimate(estimate_plans(self._features, prior, at, seen, spread, held), source, *off)
 
     def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
         """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.
@@ -194,7 +189,7 @@ class Outlook:
         """
         if self._growing is None or name not in OBJECTIVES:
             return None
-        log_time = np.log([result(row, "iteration_time_s") for row in rows])
+        log_time = np.log([measured_result(row, "iteration_time_s") for row in rows])
         ran = np.flatnonzero(np.isfinite(log_time))
         residual = (log_time - np.log(self._candidates.predicted["iteration_time_s"])[index])[ran]
         found = self._growing.log_factor(index[ran], residual)
@@ -211,7 +206,7 @@ class Outlook:
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
 
-def of_candidate(columns: Columns, index: int) -> dict[str, float]:
+def results_of_candidate(columns: Columns, index: int) -> dict[str, float]:
     """Results expected of one candidate, its fit in memory aside."""
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
@@ -226,23 +221,20 @@ def kept_probabilities(job: Job, found: Mapping[str, PlanEstimates]) -> Iterator
     )
     above = stated_limits(job, high)  # by one standard deviation
     for name, (values, bound) in stated_limits(job, middle).items():
-        yield _probability_below(np.log(values), np.log(above[name][0] / values), bound)
+        mean, deviation = np.log(values), np.log(above[name][0] / values)
+        chance = ndtr((np.log(bound) - mean) / deviation)
+        # 1 where nothing is predicted, since then the run itself must show it
+        yield np.asarray(np.where(np.isfinite(mean), chance, 1.0))
 
 
-def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
-    """Of log-normals; 1 where nothing is predicted, since then the run itself must show it."""
-    chance = ndtr((np.log(bound) - mean) / deviation)
-    return np.asarray(np.where(np.isfinite(mean), chance, 1.0))
-
-
-def result(row: Mapping[str, Any], name: str) -> float:
+def measured_result(row: Mapping[str, Any], name: str) -> float:
     """A measured result, NaN where the run failed or did not measure it; power follows from energy and time."""
     if row.get("status") != "ok":
         return float("nan")
     value = row.get(name)
     known = float("nan") if value is None else float(value)
     if name == "avg_power_w" and not known > 0 and row.get("num_gpus"):
-        return result(row, "energy_j") / result(row, "iteration_time_s") / float(row["num_gpus"])
+        return measured_result(row, "energy_j") / measured_result(row, "iteration_time_s") / float(row["num_gpus"])
     return known
 
 
@@ -254,52 +246,48 @@ def lower_bound(row: Mapping[str, Any], name: str = "iteration_time_s") -> float
 
 def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the job's constraints that a measured run does not keep; what was not measured counts as kept."""
-    return tuple(name for name, (value, bound) in held_to(job, row).items() if value > bound)
+    return tuple(name for name, (value, bound) in values_and_bounds(job, row).items() if value > bound)
 
 
-def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def values_and_bounds(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
-    measured = {name: np.array([result(row, name)]) for name in constrained_results(job)}
+    measured = {name: np.array([measured_result(row, name)]) for name in constrained_results(job)}
     held = {name: (float(values[0]), bound) for name, (values, bound) in stated_limits(job, measured).items()}
     if (fraction := job.constraints.memory_fraction) is not None:
-        held["memory_fraction"] = result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
+        held["memory_fraction"] = measured_result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
     return held
 
 
 # Measurements that exist before a campaign: of plans of the job, and of other jobs on the same cluster.
 
 
-_MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
+_CORRECTED_RESULTS = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """Earlier runs. ``rows`` are measurements of candidates ``index``, each plan once, of repeats the fastest.
+class EarlierRuns:
+    """What is known before a campaign: measurements of its candidates, and what runs of other jobs say of them."""
 
-    ``log_factors`` (n,): logarithms of the factors that runs of other jobs put on predicted results of every candidate,
-    by name; energy without one takes that of time. ``others``: timed runs behind them. ``first``: why they come before
-    the physics alone from the first run on; blank where they do not.
-    """
-
-    rows: tuple[dict[str, Any], ...] = ()
-    index: tuple[int, ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()  # measurements of candidates, each plan once: of repeats the fastest
+    index: tuple[int, ...] = ()  # of the rows among the candidates
+    # by result, (n,): log of the factor that runs of other jobs put on the physics; energy without one takes time's
     log_factors: Columns = field(default_factory=dict)
-    others: int = 0
-    first: str = ""
+    num_other_runs: int = 0  # timed runs behind the factors
+    why_first: str = ""  # why the factors count from the first run on; blank: once they have predicted runs better
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
     out: Bools | None = None  # (n,): candidates that surely run out of memory, as a stored run did; None: none is known
-    unread: str = ""  # why stored runs are not used at all; blank where they are
+    unreadable: str = ""  # why stored runs are not used at all; blank where they are
     evidence: Mapping[Source, Evidence] = field(default_factory=dict)  # of other jobs
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
-    known: SourceRuns | None = None  # runs of other jobs there
+    cluster_runs: SourceRuns | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
         return self.log_factors.get(name, self.log_factors.get("iteration_time_s") if name in OBJECTIVES else None)
 
 
-def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine | None = None) -> Earlier:
+def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine | None = None) -> EarlierRuns:
     """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
 
     Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics
@@ -307,41 +295,51 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     """
     import pandas as pd
 
-    rows = _comparable(queried, stored)
+    if stored.empty or "gpu" not in stored or "gpu" not in queried:
+        return EarlierRuns()
+    gpus = {gpu_id(name) for name in queried["gpu"].unique()}
+    rows = stored[stored["gpu"].map({name: gpu_id(name) in gpus for name in stored["gpu"].unique()}).astype(bool)]
+    rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
+    rows = rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
     if rows.empty:
-        return Earlier()
+        return EarlierRuns()
     both = pd.concat([queried.drop(columns="source", errors="ignore"), rows], ignore_index=True)
     try:
         table = with_results(both)
         priced = price(table, machine=machine)
     except TableError as error:
         # candidates are sound: some stored cell is not, and earlier runs are no condition
-        return Earlier(unread=str(error))
+        return EarlierRuns(unreadable=str(error))
     place = np.argsort(priced.rows)
     new = place[priced.rows[place] < len(queried)]
     old = place[priced.rows[place] >= len(queried)]
     old = old[np.isin(priced.runs.source[old], priced.runs.source[new])]
     if not len(old) or len(new) < len(queried):
-        return Earlier()
+        return EarlierRuns()
     # a limit that holds nothing down by the physics may do so in fact
     limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
-    plan_of = {key: i for i, key in enumerate(_keys(priced, new, limit_w))}
-    matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old, limit_w)], np.int64)
-    best, plans = _fastest(table.loc[priced.rows[old]], matched), priced.runs.take(new)
+    plan_of = {key: i for i, key in enumerate(_plan_keys(priced, new, limit_w))}
+    matched = np.array([plan_of.get(key, -1) for key in _plan_keys(priced, old, limit_w)], np.int64)
+    # of a candidate the fastest run, else the first that ran out of memory, else the first: labels in the table
+    found = table.loc[priced.rows[old]]
+    rank = found["status"].map({"ok": 0, "oom": 1}).fillna(2)
+    found = found.assign(matched=matched, rank=rank, time_s=found["iteration_time_s"].where(rank == 0, 0.0))
+    found = found[matched >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
+    plans = priced.runs.take(new)
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
     source, *others = map(Source.parse, dict.fromkeys(plans.source.tolist()))
     here, known = evidence.get(source, Evidence()), None
     if here.runs is not None and not others:
         power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
         known = SourceRuns(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
-    return Earlier(
-        tuple({str(k): v for k, v in table.loc[row].items()} for row in best.values()), tuple(best),
-        memory=here.memory, evidence=evidence, plans=plans, known=known,
+    return EarlierRuns(
+        tuple({str(k): v for k, v in table.loc[row].items()} for row in found.index), tuple(found["matched"].tolist()),
+        memory=here.memory, evidence=evidence, plans=plans, cluster_runs=known,
         out=certain_oom_rows(priced, new, old[(table["status"] == OOM_STATUS).to_numpy()[priced.rows[old]]]),
     )  # fmt: skip
 
 
-def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
+def with_learned_factors(earlier: EarlierRuns, model: JobModel, candidates: Candidates) -> EarlierRuns:
     """Earlier runs with what a model of those of other jobs predicts of the ``candidates``, beside the physics alone.
 
     By many of them, where these order plans better; else by a surrogate that learned from runs of the very cluster,
@@ -350,16 +348,16 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
     if (surrogate := model.surrogate) is None:
         return earlier
     count = sum(len(part.residual) for part in earlier.evidence.values())
-    names = (*_MOVED, *[PEAK] * (PEAK in candidates.predicted))
-    if earlier.plans is not None and earlier.known is not None and len(earlier.known.runs) >= LEAST_RUNS:
+    names = (*_CORRECTED_RESULTS, *[PEAK] * (PEAK in candidates.predicted))
+    if earlier.plans is not None and earlier.cluster_runs is not None and len(earlier.cluster_runs.runs) >= LEAST_RUNS:
         source = Source.parse(str(earlier.plans.source[0]))
-        learned = learn_other_jobs(source, earlier.known, surrogate)
+        learned = learn_other_jobs(source, earlier.cluster_runs, surrogate)
         if learned is not None and learned.orders_better:
             by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
             known = names if learned.surrogate.own[0].knows_power else names[:1]
             why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
             factors = _log_factors(candidates, [by] * candidates.size, known)
-            return replace(earlier, log_factors=factors, others=count, first=why)
+            return replace(earlier, log_factors=factors, num_other_runs=count, why_first=why)
     by, own = replace(model, evidence=Evidence()), surrogate.own_of(str(model.source))
     if own is None and model.name not in surrogate_names():
         by = by.of_user()
@@ -371,13 +369,13 @@ def with_factors(earlier: Earlier, model: JobModel, candidates: Candidates) -> E
         if errors:
             why = f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
         factors = _log_factors(candidates, [by] * candidates.size, names)
-        return replace(earlier, log_factors=factors, others=remembered, first=why)
+        return replace(earlier, log_factors=factors, num_other_runs=remembered, why_first=why)
     if not count or earlier.plans is None:
         return earlier
     sources, of = np.unique(earlier.plans.source, return_inverse=True)
     each = [replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)]
     factors = _log_factors(candidates, [each[i] for i in of.tolist()], names[:1])
-    return replace(earlier, log_factors=factors, others=count)
+    return replace(earlier, log_factors=factors, num_other_runs=count)
 
 
 def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence[str]) -> Columns:
@@ -397,17 +395,7 @@ def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence
     return {name: np.log(np.concatenate([part[name] for part in parts]) / candidates.predicted[name]) for name in names}
 
 
-def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
-    """Stored rows with a result, on the candidates' GPU, without columns that say where they came from."""
-    if stored.empty or "gpu" not in stored or "gpu" not in queried:
-        return stored.iloc[:0]
-    here = {gpu_id(name) for name in queried["gpu"].unique()}
-    rows = stored[stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)]
-    rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
-    return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
-
-
-def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
+def _plan_keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
     """Features, power limit (by row) and predictions of each run as a key: equal for runs of one plan of one job."""
     runs, physics = priced.runs, priced.physics
     seen = [runs.matrix(runs.names)[at]]
@@ -415,14 +403,6 @@ def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
     seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
     rounded = np.round(np.hstack(seen), _SAME) + 0.0  # no negative zeros
     return [row.tobytes() for row in rounded]
-
-
-def _fastest(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
-    """Label in ``rows`` per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
-    rank = rows["status"].map({"ok": 0, "oom": 1}).fillna(2)
-    known = rows.assign(matched=matched, rank=rank, time_s=rows["iteration_time_s"].where(rank == 0, 0.0))
-    best = known[known["matched"] >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
-    return dict(zip(best["matched"].tolist(), best.index.tolist(), strict=True))
 
 
 # A model of the cluster that also learns from the runs of this very tune, anew as these grow in number.
@@ -433,7 +413,7 @@ LEAST = 20  # runs in all, as `retrain` needs: below, the process of all sources
 MORE = 1.25  # times as many runs of the tune as were learned from, before it is learned anew
 
 
-class Growing:
+class GrowingModel:
     """Predictions for ``candidates`` by the runs of other jobs that are known ``earlier``, and those of this tune.
 
     ``kernel``: of all sources, None: no surrogate, and nothing is learned. Learning takes 0.2 s of CPU with 20 runs, 3
@@ -441,10 +421,10 @@ class Growing:
     """
 
     def __init__(
-        self, candidates: Candidates, earlier: Earlier, kernel: Kernel | None, machine: Machine | None = None
+        self, candidates: Candidates, earlier: EarlierRuns, kernel: Kernel | None, machine: Machine | None = None
     ) -> None:
         self._candidates, self._earlier, self._kernel, self._machine = candidates, earlier, kernel, machine
-        self._others = 0 if earlier.known is None else len(earlier.known.runs)
+        self._others = 0 if earlier.cluster_runs is None else len(earlier.cluster_runs.runs)
         self._plans: Runs | None = earlier.plans
         self._learned_from, self._log_factor = 0, None if kernel is None else np.empty(0)
 
@@ -458,20 +438,17 @@ class Growing:
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
             return None
         if not self._learned_from or count >= MORE * self._learned_from:
-            plans = self._plans = self._as_runs() if self._plans is None else self._plans
+            if self._plans is None:  # the candidates as runs, if all of them can be priced, and are of one cluster
+                rows = self._candidates.rows.drop(columns="source", errors="ignore")
+                with suppress(TableError):
+                    priced = price(rows, machine=self._machine)
+                    if len(priced.rows) == len(rows) and len(np.unique(priced.runs.source)) == 1:
+                        self._plans = priced.runs.take(np.argsort(priced.rows))
             self._log_factor, self._learned_from = None, count
-            if plans is not None and self._kernel is not None:
+            if (plans := self._plans) is not None and self._kernel is not None:
                 text = "learning the cluster anew from %d runs of other jobs and %d of this one ..."
                 _log.info(text, self._others, count)
-                self._log_factor = residual_by_own_runs(plans, index, residual, self._earlier.known, self._kernel)
+                self._log_factor = residual_by_own_runs(
+                    plans, index, residual, self._earlier.cluster_runs, self._kernel
+                )
         return self._log_factor
-
-    def _as_runs(self) -> Runs | None:
-        """The candidates as runs of one cluster; None where they are of several, or one cannot be priced."""
-        try:
-            priced = price(self._candidates.rows.drop(columns="source", errors="ignore"), machine=self._machine)
-        except TableError:
-            return None
-        if len(priced.rows) < self._candidates.size or len(np.unique(priced.runs.source)) > 1:
-            return None
-        return priced.runs.take(np.argsort(priced.rows))

@@ -39,7 +39,7 @@ _RESERVE_WAIT_S = 10.0  # before plans are run that are not reserved
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRun:
     """A run: its row, how long it held its GPUs, and why it could not be stored (blank: it was)."""
 
     row: dict[str, Any]
@@ -48,7 +48,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedRun:
     """A run to be: the row for the launcher, the plan as a record, what is expected, and attributes of its trial."""
 
     question: Mapping[str, Any]
@@ -59,21 +59,21 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Others:
-    """Keys of plans in other processes: that they run, have run since this one began, and have died of twice."""
+class OtherProcesses:
+    """Plans (their texts) that other processes of the same job have taken."""
 
     running: frozenset[str] = frozenset()
-    ended: frozenset[str] = frozenset()
-    fatal: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()  # since this process began
+    fatal: frozenset[str] = frozenset()  # they have ended two processes that ran them
 
 
 class Record:
-    """The place that keeps the runs of a job; none without ``storage`` (a database URL).
+    """Keeps the runs of a job in ``storage`` (a database URL; None: nowhere).
 
-    A run that has ended is written to a file (`Spill`) before anything else is done with it, and stays there until the
-    store has it. While the database is away (`OutageError`) runs go on, and what is owed to it is paid when it is back.
-    Where the store cannot be written otherwise, a run records it in `Done.trouble`. The study is a view for people:
-    where it cannot be written, ``note`` is called once and runs go on.
+    A run that has ended is written to a file (`Spill`) first, and stays there until the store has it. While the
+    database is away (`OutageError`) runs go on, and its writes wait until it is back. Where the store refuses a run for
+    another reason, `Done.trouble` says why. The study is a view for people: where it cannot be written, ``note`` is
+    called once and runs go on.
     """
 
     def __init__(self, job: Job, storage: str | None, origin: str, note: Callable[[str], None]) -> None:
@@ -82,16 +82,16 @@ class Record:
         self._study: MeasuredStudy | None = None
         self._reservations: Reservations | None = None
         self.store: Store | None = None
-        self._before: dict[str, int] = {}  # runs of plans that had ended when this process began
-        self._mine: set[str] = set()  # plans that this process has run
-        self._others = Others()  # as last seen
+        self._runs_before: dict[str, int] = {}  # runs of plans that had ended when this process began
+        self._own_plans: set[str] = set()  # plans that this process has run
+        self._others = OtherProcesses()  # as last seen
         self._related: pd.DataFrame | None = None  # as last read
         self._spill: Spill | None = None
-        self._safe = 0  # of the rows, those that the store took: they are in no file
-        self._unkept = 0  # of the rows after these, those that no file took
+        self._num_stored = 0  # of the rows, those that the store took: they are in no file
+        self._num_in_no_file = 0  # of the rows after these, those that no file took
         self._launcher = ""
-        self._owed: list[Callable[[], None]] = []  # to reservations and study, in order
-        self._away_s: float | None = None  # since when the database is away, by the monotonic clock
+        self._pending_writes: list[Callable[[], None]] = []  # of reservations and study, in order
+        self._away_since_s: float | None = None  # since when the database is away, by the monotonic clock
         self._text = dump_job(job)
         self._hash = hashlib.sha256(self._text.encode()).hexdigest()
         if storage is not None:
@@ -101,7 +101,7 @@ class Record:
 
             self._spill = Spill(storage, origin)
             self._reservations = Reservations(storage, self._hash)  # before the store is read
-            self._before = {plan: one.runs for plan, one in self._reservations.read().items()}
+            self._runs_before = {plan: one.runs for plan, one in self._reservations.read().items()}
             self.store = Store(storage)
             if taken := self.store.add_spilled():
                 note(f"{taken} runs that earlier commands had kept in files are in the store now.")
@@ -142,7 +142,7 @@ class Record:
         if not self._rows:
             return self.store.read(wanted)
         with suppress(OutageError):
-            self._related = self._reached(functools.partial(self.store.read, wanted), probes=True)
+            self._related = self._on_database(functools.partial(self.store.read, wanted), probes=True)
         return candidates.iloc[:0] if self._related is None else self._related
 
     def reserve(self, plan: Mapping[str, Any], again: bool = False) -> bool:
@@ -150,36 +150,38 @@ class Record:
 
         ``again``: also where two processes that ran it have died.
         """
-        waited_s = 0.0 if self._away_s is None else time.monotonic() - self._away_s
-        taken = self._shared(
+        waited_s = 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
+        taken = self._on_reservations(
             lambda shared: shared.take(record_text(plan), again), True, max(_RESERVE_WAIT_S - waited_s, 0.0)
         )
         return bool(taken)
 
-    def others(self) -> Others:
-        """Plans that other processes run, have run since this one began, or have died of, as far as is known.
+    def others(self) -> OtherProcesses:
+        """The plans of other processes, as last seen where the reservations cannot be read now.
 
-        Runs that have ended by now count as known: their results are to be read from the store after this.
+        Read the store after this, not before: it then has the results of all plans that have ended.
         """
-        found: Collection[Reservation] | None = self._shared(lambda shared: shared.read().values(), None, _WAIT_S)
+        found: Collection[Reservation] | None
+        found = self._on_reservations(lambda shared: shared.read().values(), None, _WAIT_S)
         if found is not None:
-            self._others = Others(
+            ended = frozenset(one.plan for one in found if one.runs > self._runs_before.get(one.plan, 0))
+            self._others = OtherProcesses(
                 running=frozenset(one.plan for one in found if one.runs_elsewhere),
-                ended=frozenset(one.plan for one in found if one.runs > self._before.get(one.plan, 0)) - self._mine,
+                ended=ended - self._own_plans,
                 fatal=frozenset(one.plan for one in found if one.abandoned and one.lost > 0),
             )
         return self._others
 
     def wait_for_freed(self) -> bool:
         """Wait for runners of other machines that may be dead; whether a plan of theirs is free now."""
-        return bool(self._shared(lambda shared: shared.wait_for_freed(), False))
+        return bool(self._on_reservations(lambda shared: shared.wait_for_freed(), False))
 
-    def _shared(self, act: Callable[[Reservations], Any], alone: Any, wait_s: float = 0.0) -> Any:
+    def _on_reservations(self, act: Callable[[Reservations], Any], alone: Any, wait_s: float = 0.0) -> Any:
         """``act`` on the reservations; ``alone`` without them, while they are away, or where they cannot be used."""
         if (reservations := self._reservations) is None:
             return alone
         try:
-            return self._reached(lambda: act(reservations), wait_s, probes=wait_s > 0.0)
+            return self._on_database(lambda: act(reservations), wait_s, probes=wait_s > 0.0)
         except OutageError:
             return alone
         except UsageError as error:
@@ -187,27 +189,27 @@ class Record:
             self._note(f"Plans are not reserved any more, so that other processes may run them too: {error}")
             return alone
 
-    def _reached(self, act: Callable[[], T], wait_s: float = _WAIT_S, probes: bool = False) -> T:
+    def _on_database(self, act: Callable[[], T], wait_s: float = _WAIT_S, probes: bool = False) -> T:
         """The result of ``act`` on the database. OutageError where that is away, which is logged once.
 
         Once it is away, an act that ``probes`` tries it, and all others fail at once.
         """
         from jointopt.runs.outages import patience
 
-        if self._away_s is not None and not probes:
+        if self._away_since_s is not None and not probes:
             raise OutageError("the database was away a moment ago")
         try:
             with patience(wait_s):
                 found = act()
         except OutageError as error:
-            if self._away_s is None:
-                self._away_s = time.monotonic()
+            if self._away_since_s is None:
+                self._away_since_s = time.monotonic()
                 files = ", ".join(map(str, self._files))
                 _log.warning("%s Runs go on meanwhile%s.", error, f"; what has ended is kept in {files}" * bool(files))
             raise
-        if self._away_s is not None:
-            _log.info("The database answers again after %.0f s.", time.monotonic() - self._away_s)
-            self._away_s = None
+        if self._away_since_s is not None:
+            _log.info("The database answers again after %.0f s.", time.monotonic() - self._away_since_s)
+            self._away_since_s = None
         return found
 
     @property
@@ -222,12 +224,12 @@ class Record:
     def progress(self, state: Mapping[str, Any] | None) -> None:
         """Remember ``state`` in case that this process is killed; None: nothing is left to be continued."""
         with suppress(OutageError):
-            self._in_study(lambda study: study.set_unfinished(state))
+            self._on_study(lambda study: study.set_unfinished(state))
 
     def pause(self, state: Mapping[str, Any]) -> None:
         """Remember ``state`` for the process that continues."""
         with suppress(OutageError):
-            self._in_study(lambda study: study.pause(state))
+            self._on_study(lambda study: study.pause(state))
 
     def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
@@ -240,21 +242,21 @@ class Record:
         return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
 
     def run_all(
-        self, launcher: Launcher, queue: Iterable[Queued],
+        self, launcher: Launcher, queue: Iterable[QueuedRun],
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: ReportState,
-    ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
+    ) -> Generator[tuple[int, FinishedRun], None, None]:  # fmt: skip
         """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
 
         Each is drawn from ``queue`` when its run begins; its measurement is kept before anything else happens.
         Whatever ends the runs otherwise passes through, with the trials of those that have not ended given up.
         """
-        begun: dict[int, tuple[Queued, int | None]] = {}  # by place, with the trial
+        begun: dict[int, tuple[QueuedRun, int | None]] = {}  # by place, with the trial
         self._launcher = launcher.name
-        runs = run_all(launcher, self._job, self._begun(queue, begun), report)
+        runs = run_all(launcher, self._job, self._rows_to_run(queue, begun), report)
         why, left = "the runs were given up", False
         try:
             for run in runs:
-                yield run.place, self._kept(run, *begun.pop(run.place), broken_by)
+                yield run.place, self._keep(run, *begun.pop(run.place), broken_by)
         except LauncherError as error:
             why, left = str(error), True
             raise
@@ -270,10 +272,10 @@ class Record:
                 with suppress(OutageError):
                     self._end_reservation(queued.plan, ran=False)
                     if trial is not None:
-                        self._in_study(lambda study, trial=trial: study.end_without_result(trial, why, left))  # type: ignore[misc]
+                        self._on_study(lambda study, trial=trial: study.end_without_result(trial, why, left))  # type: ignore[misc]
 
-    def _begun(
-        self, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
+    def _rows_to_run(
+        self, queue: Iterable[QueuedRun], begun: dict[int, tuple[QueuedRun, int | None]]
     ) -> Iterator[Mapping[str, Any]]:
         """Rows for the launcher, with a trial made of each; ``begun`` is filled."""
         for place, each in enumerate(queue):
@@ -282,27 +284,27 @@ class Record:
                 begun[place] = each, self._begin_trial(each)
             yield each.question
 
-    def _begin_trial(self, queued: Queued) -> Any:
-        """The trial of a run, as `_in_study`."""
+    def _begin_trial(self, queued: QueuedRun) -> Any:
+        """The trial of a run, as `_on_study`."""
         about = {"round": queued.round, "launcher": self._launcher, "origin": self._origin, **queued.attributes}
-        return self._in_study(lambda study: study.begin(queued.plan, queued.predicted, **about))
+        return self._on_study(lambda study: study.begin(queued.plan, queued.predicted, **about))
 
-    def _kept(
-        self, run: EndedRun, queued: Queued, trial: int | None,
+    def _keep(
+        self, run: EndedRun, queued: QueuedRun, trial: int | None,
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
-    ) -> Done:  # fmt: skip
+    ) -> FinishedRun:  # fmt: skip
         row = {**queued.question, **run.row}
         row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
-        trouble = self._stored({name: value for name, value in row.items() if name != "failure"})
-        self._mine.add(record_text(queued.plan))
-        self._owed.append(lambda: self._end_reservation(queued.plan))
+        trouble = self._store_row({name: value for name, value in row.items() if name != "failure"})
+        self._own_plans.add(record_text(queued.plan))
+        self._pending_writes.append(lambda: self._end_reservation(queued.plan))
         if self._study is not None:
             seconds = float(np.round(run.seconds, 2))
-            self._owed.append(lambda: self._show(queued, trial, row, broken_by(row), seconds))
-        self._pay()
-        return Done(row, run.seconds, trouble)
+            self._pending_writes.append(lambda: self._end_trial(queued, trial, row, broken_by(row), seconds))
+        self._write_pending()
+        return FinishedRun(row, run.seconds, trouble)
 
-    def _stored(self, row: Mapping[str, Any]) -> str:
+    def _store_row(self, row: Mapping[str, Any]) -> str:
         """Keep a measurement: in a file first, and then in the store; why it is in neither, or not stored, in words.
 
         The rows before it are offered again: somebody may have removed the database meanwhile.
@@ -310,24 +312,24 @@ class Record:
         if self.store is None:
             return ""
         self._rows.append(dict(row))
-        unkept = self._unkept
+        unkept = self._num_in_no_file
         try:
             try:
                 self._keep_in_file([row])
             except (KeyboardInterrupt, SystemExit):  # wait until the row is safe; twice there is once in the store
-                self._unkept = unkept
+                self._num_in_no_file = unkept
                 self._keep_in_file([row])
                 raise
-            self._offer()
+            self._store_all_rows()
         except OutageError as error:
-            return f"{error} No file takes the run either." if self._unkept else ""
+            return f"{error} No file takes the run either." if self._num_in_no_file else ""
         except UsageError as error:
-            if self._safe:  # what this database took may be lost with it
-                self._keep_in_file(self._rows[: self._safe])
-                self._safe = 0
+            if self._num_stored:  # what this database took may be lost with it
+                self._keep_in_file(self._rows[: self._num_stored])
+                self._num_stored = 0
             files = ", ".join(map(str, self._files))
-            kept = f"The run is kept in {files}, which the next start takes in." if files and not self._unkept else ""
-            return f"{error} {kept}".strip()
+            is_kept = files and not self._num_in_no_file
+            return f"{error} The run is kept in {files}, which the next start takes in." if is_kept else str(error)
         return ""
 
     def _keep_in_file(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -336,40 +338,40 @@ class Record:
 
         from jointopt.runs.cells import json_rows
 
-        self._unkept += len(rows)
+        self._num_in_no_file += len(rows)
         for row in json_rows(pd.DataFrame(rows)):
             if self._spill is not None and self._spill.keep(row) is not None:
-                self._unkept -= 1
+                self._num_in_no_file -= 1
 
-    def _offer(self) -> None:
+    def _store_all_rows(self) -> None:
         """Have the store take all rows; files are not needed then."""
         import pandas as pd
 
         if self.store is not None and self._spill is not None:
-            self._reached(functools.partial(self.store.add, pd.DataFrame(self._rows), self._origin), probes=True)
-            self._safe, self._unkept = len(self._rows), 0
+            self._on_database(functools.partial(self.store.add, pd.DataFrame(self._rows), self._origin), probes=True)
+            self._num_stored, self._num_in_no_file = len(self._rows), 0
             self._spill.clear()
 
     @property
     def unstored(self) -> int:
         """Number of runs of this process that the store is not known to have."""
-        return len(self._rows) - self._safe if self.store is not None else 0
+        return len(self._rows) - self._num_stored if self.store is not None else 0
 
     def settle(self, wait_s: float) -> str:
-        """Pay what is owed to the database, waiting for at most so long; where runs are that it has not, in words."""
+        """Do all writes that wait, for at most ``wait_s`` seconds; where the runs are that it lacks, in words."""
         from jointopt.runs.outages import patience, wait_out
 
         words = ""
-        if self._spill is not None and (self.unstored or self._owed):
+        if self._spill is not None and (self.unstored or self._pending_writes):
             files, left = ", ".join(map(str, self._files)), self.unstored
-            kept = f"runs are kept in {files}" if files and not self._unkept else ""
+            kept = f"runs are kept in {files}" if files and not self._num_in_no_file else ""
             try:
                 with patience(wait_s):
-                    wait_out(str(self._url), self._offer, kept)
-                self._pay()
+                    wait_out(str(self._url), self._store_all_rows, kept)
+                self._write_pending()
             except (OutageError, UsageError) as error:
                 kept = f"kept in {files}, which the next start takes in"
-                places = ((left - self._unkept, kept), (self._unkept, "kept nowhere"))
+                places = ((left - self._num_in_no_file, kept), (self._num_in_no_file, "kept nowhere"))
                 ends = (
                     f" {'1 run is' if runs == 1 else f'{runs} runs are'} {where}." for runs, where in places if runs
                 )
@@ -378,31 +380,31 @@ class Record:
             self._spill.close()
         return words
 
-    def _pay(self) -> None:
-        """Do what is owed to reservations and study, in order, as far as the database is there."""
-        while self._owed and self._away_s is None:
+    def _write_pending(self) -> None:
+        """Do the writes of reservations and study that wait, in order, until the database is away."""
+        while self._pending_writes and self._away_since_s is None:
             try:
-                self._owed[0]()
+                self._pending_writes[0]()
             except OutageError:
                 return
-            self._owed.pop(0)
+            self._pending_writes.pop(0)
 
     def _end_reservation(self, plan: Mapping[str, Any], ran: bool = True) -> None:
         """End the reservation of a plan; where that cannot be written, it ends by itself with this process."""
         if (reservations := self._reservations) is not None:
             with suppress(UsageError):
-                self._reached(lambda: reservations.end(record_text(plan), ran))
+                self._on_database(lambda: reservations.end(record_text(plan), ran))
 
-    def _show(
-        self, queued: Queued, trial: int | None, row: Mapping[str, Any], broken: tuple[str, ...], seconds: float
+    def _end_trial(
+        self, queued: QueuedRun, trial: int | None, row: Mapping[str, Any], broken: tuple[str, ...], seconds: float
     ) -> None:
         """End the trial of a run; one that could not be begun is made now."""
         if trial is None:
             trial = self._begin_trial(queued)
         if trial is not None:
-            self._in_study(lambda study: study.end(trial, row, broken, run_seconds=seconds))
+            self._on_study(lambda study: study.end(trial, row, broken, run_seconds=seconds))
 
-    def _in_study(self, act: Callable[[MeasuredStudy], Any]) -> Any:
+    def _on_study(self, act: Callable[[MeasuredStudy], Any]) -> Any:
         """``act`` on the study; None where there is none, or where it cannot be written any more.
 
         OutageError while it is away.
@@ -410,7 +412,7 @@ class Record:
         if (study := self._study) is None:
             return None
         try:
-            return self._reached(lambda: act(study))
+            return self._on_database(lambda: act(study))
         except UsageError as error:
             self._study = None
             self._note(f"The study shows no further runs: {error}")

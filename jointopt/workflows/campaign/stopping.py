@@ -62,21 +62,21 @@ class Stakes:
         return Balance(cost, worth, self.unit, self.training)
 
 
-def stakes(job: Job, run_s: Floats, saved: Floats, best: MeasuredRun) -> Stakes:
-    """Cost of runs of ``run_s`` seconds (n,), and what they save, each that share ``saved`` (n,) of the training.
+def stakes(job: Job, seconds: Floats, saved: Floats, best: MeasuredRun) -> Stakes:
+    """Cost of runs of so many ``seconds`` (n,), and what they save, each that share ``saved`` (n,) of the training.
 
-    The training is `planned`, as the ``best`` run so far would do it. In money where the job states prices: of GPUs,
-    and of electricity where energy was measured. A share of any objective counts as that share of the training, since
-    runs and training differ in length alone.
+    The training is `planned_training`, as the ``best`` run so far would do it. In money where the job states prices: of
+    GPUs, and of electricity where energy was measured. A share of any objective counts as that share of the training,
+    since runs and training differ in length alone.
     """
     time_s, gpus = best.result("iteration_time_s"), job.cluster.num_gpus
-    iterations, words = planned(job, time_s)
+    iterations, words = planned_training(job, time_s)
     whole = iterations * time_s * gpus / HOUR_S
     rate, unit = price_of_gpu_hour(job, time_s, best.result("energy_j"))
-    return Stakes(gpus * run_s / HOUR_S, saved * whole, rate, unit, f"{words} ({_rounded(rate * whole)} {unit})")
+    return Stakes(gpus * seconds / HOUR_S, saved * whole, rate, unit, f"{words} ({_rounded(rate * whole)} {unit})")
 
 
-def planned(job: Job, time_s: float) -> tuple[float, str]:
+def planned_training(job: Job, time_s: float) -> tuple[float, str]:
     """Iterations, of ``time_s`` each, of the training that a job's plans are for, and what it is called.
 
     Those of the job's ``run_tokens``; else of `TOKENS_PER_PARAMETER`, but for `LEAST_S` at least, and for no more where
@@ -103,7 +103,7 @@ def price_of_gpu_hour(job: Job, time_s: float, energy_j: float) -> tuple[float, 
     return money * HOUR_S / (time_s * job.cluster.num_gpus), job.cluster.currency or "in the job's currency"
 
 
-def run_s(time_s: Floats, timed: Sequence[tuple[float, float]]) -> Floats:
+def run_seconds(time_s: Floats, timed: Sequence[tuple[float, float]]) -> Floats:
     """Seconds (n,) that runs of plans with these seconds an iteration hold their GPUs.
 
     `ITERATIONS`, and the median of what runs took beyond them, ``timed`` as (seconds, seconds an iteration); before any
@@ -156,7 +156,7 @@ def set_bounds(launcher: EndsEarly, job: Job, measured: Columns) -> None:
 _DRAWN = 10_000
 
 
-def volumes(values: Floats) -> list[float]:
+def hypervolumes(values: Floats) -> list[float]:
     """Hypervolume after each run, as a share of the box between zero and the reference: 0 to 1, never falling.
 
     ``values`` (n, k) are measured objectives, NaN where a run failed. The reference lies 10 % beyond the worst

@@ -18,7 +18,7 @@ from jointopt.jobs.model import Model
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.stages import balanced_split, can_be_built, framework_split, offered_splits, recipe_split
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 
 MEGATRON = load_framework("megatron-lm")
 ANY = Framework(stage_splits=("any",))
@@ -92,7 +92,7 @@ def test_a_blank_means_the_split_of_megatrons_recipes_and_no_other_is_started(
 ) -> None:
     job = make_job(1, 8, model=replace(dense, num_layers=14), framework=MEGATRON)
     parsed = parse_plan("dp=2 pp=4 micro_batch_size=1 zero_stage=0", job)
-    plan = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    plan = parsed.record
     assert STAGE_LAYERS.numbers(STAGE_LAYERS.code(plan["stage_layers"])) == (3, 4, 4, 3)
     assert check_plan(job, plan) == []
     assert len(check_plan(job, plan | {"stage_layers": ""})) == 1
@@ -105,7 +105,7 @@ def test_a_split_that_cannot_be_built_is_named(
     job = make_job(1, 8, model=replace(dense, num_layers=14), framework=framework)
     cells = ";".join(map(str, split))
     parsed = parse_plan(f"dp=2 pp=4 micro_batch_size=1 zero_stage=0 stage_layers={cells}", job)
-    broken = check_plan(job, plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0])
+    broken = check_plan(job, parsed.record)
     assert broken == [f"{framework.name} cannot build stage_layers {cells}."]
 
 
@@ -137,7 +137,7 @@ def test_a_schedule_of_the_space_has_its_chunks_and_a_pipeline(make_job: Callabl
 def test_megatron_runs_no_zero_bubbles(make_job: Callable[..., Job], dense: Model) -> None:
     job = make_job(1, 8, dense, framework=MEGATRON)
     parsed = parse_plan("dp=4 pp=2 micro_batch_size=1 zero_stage=0 schedule=zb-h1", job)
-    broken = check_plan(job, plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0])
+    broken = check_plan(job, parsed.record)
     assert broken == ["megatron-lm has no pipeline schedule zb-h1; it runs 1f1b alone."]
 
 

@@ -26,7 +26,7 @@ FULL = (
 
 
 def record(parsed):
-    return plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    return parsed.record
 
 
 def test_a_full_plan_reads_as_written_and_assumes_nothing(make_job):

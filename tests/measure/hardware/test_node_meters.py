@@ -14,7 +14,7 @@ from jointopt.measure.hardware.conditions import check_settable, with_readings, 
 from jointopt.measure.hardware.gpu_clocks import Setting, plan_settings
 from jointopt.runs.readings import Series
 from jointopt.runs.rows import result_row
-from jointopt.workflows.plan_files import plan_of
+from jointopt.workflows.plan_files import read_plan_file
 
 PLAN: dict[str, Any] = {"dp": 2, "tp": 1, "pp": 2, "cp": 1}
 
@@ -34,7 +34,7 @@ def row(**values: Any) -> dict[str, Any]:
 
 def test_nodes_read_the_power_profile_of_the_plan_as_it_was_written(tmp_path: Path) -> None:
     write_plan(PLAN | {"stage_clock_mhz": [1410.0, 1200.0], "power_profile": "max-q"}, tmp_path)
-    read = plan_of(tmp_path / "plan.json")
+    read = read_plan_file(tmp_path / "plan.json")
     assert plan_settings(read) == [Setting(gpu, profiles=("max-q",)) for gpu in range(4)]
 
 

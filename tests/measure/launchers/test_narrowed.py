@@ -13,7 +13,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.measure.base import narrow_search
 from jointopt.measure.local import LocalLauncher
 from jointopt.measure.torchrun import TorchrunProgram
@@ -41,7 +41,7 @@ def test_a_search_that_lists_only_what_the_trainer_lacks_is_refused(job: Job) ->
 @pytest.mark.parametrize(("name", "value"), [("schedule", "zb-h1"), ("dp_replicate", 2), ("offload", "optimizer")])
 def test_a_plan_that_the_trainer_does_not_build_is_refused_by_name(job: Job, name: str, value: Any) -> None:
     parsed = parse_plan("dp=4 pp=2 mbs=1", job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record = parsed.record
     assert TorchrunProgram().spec(job, record).pp == 2
     with pytest.raises(LauncherError, match=f"with {name} {value}"):
         TorchrunProgram().spec(job, record | {name: value})

@@ -15,7 +15,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page import figures
-from jointopt.report.page.choice import ChosenPlan, Reported, _letter
+from jointopt.report.page.choice import ChosenPlan, ProposalReport, _letter
 from jointopt.report.results import Proposal
 from jointopt.workflows.page import _drift
 from jointopt.workflows.propose import propose
@@ -30,7 +30,7 @@ def proposal() -> Proposal:
 
 
 @pytest.fixture(scope="module")
-def made(proposal: Proposal) -> Reported:
+def made(proposal: Proposal) -> ProposalReport:
     reported = proposal.report()
     assert len(reported.plans) > 2
     return reported
@@ -61,7 +61,7 @@ def test_a_letter_of_each_kind_of_pass_is_its_own_and_stands_in_a_page_as_it_is(
     assert html.escape(json.dumps(text, ensure_ascii=False), quote=False) == f'"{text}"'
 
 
-def test_clocks_and_powers_of_stages_are_those_of_the_plan(made: Reported) -> None:
+def test_clocks_and_powers_of_stages_are_those_of_the_plan(made: ProposalReport) -> None:
     for plan in made.plans:
         clock, *watts = figures.stage_figure(plan)["data"]
         assert clock["x"] == pytest.approx(plan.parts.clock_mhz.tolist(), **DIGITS)
@@ -70,7 +70,7 @@ def test_clocks_and_powers_of_stages_are_those_of_the_plan(made: Reported) -> No
         assert clock["y"] == [str(i + 1) for i in range(len(plan.runs_w))]
 
 
-def test_the_line_of_power_goes_over_the_iteration_in_its_unit(made: Reported) -> None:
+def test_the_line_of_power_goes_over_the_iteration_in_its_unit(made: ProposalReport) -> None:
     for plan in made.plans:
         found = figures.power_figure(plan)
         factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
@@ -81,7 +81,7 @@ def test_the_line_of_power_goes_over_the_iteration_in_its_unit(made: Reported) -
 
 
 @pytest.mark.parametrize("breakdown", ["time_s", "energy_by_part_j", "memory_gib"])
-def test_bars_are_the_parts_of_all_plans_the_largest_first(made: Reported, breakdown: str) -> None:
+def test_bars_are_the_parts_of_all_plans_the_largest_first(made: ProposalReport, breakdown: str) -> None:
     found = figures.part_figure(made.plans, breakdown, ((0.5, "halves"),))["data"]
     for place, plan in enumerate(reversed(made.plans)):
         bars = {bar["name"].replace(" ", "_"): bar["x"][place] / 2 for bar in found}
@@ -108,7 +108,7 @@ def test_the_front_is_drawn_in_units_with_intervals_around_the_chosen_plans(prop
     assert high - 400.0 == pytest.approx(1.8 * (200.0 - low))  # room for a letter above the plan
 
 
-def test_temperatures_of_stages_are_drawn_up_to_where_gpus_throttle(made: Reported) -> None:
+def test_temperatures_of_stages_are_drawn_up_to_where_gpus_throttle(made: ProposalReport) -> None:
     plan = made.plans[0]
     cooler = Cooler(25.0, 0.05, 0.5, 700.0)
     found = figures.heat_figure(plan, cooler, 87.0)
@@ -119,7 +119,7 @@ def test_temperatures_of_stages_are_drawn_up_to_where_gpus_throttle(made: Report
     assert throttles["x"] == [0.5, len(plan.runs_w) + 0.5]
 
 
-def test_a_time_priced_now_is_compared_with_the_proposal_s(made: Reported) -> None:
+def test_a_time_priced_now_is_compared_with_the_proposal_s(made: ProposalReport) -> None:
     plan = made.plans[0]
     twice = plan.chosen.entry | {"iteration_time_s": 2.0 * plan.chosen.entry["iteration_time_s"]}
     assert _drift(plan) == pytest.approx(0.0, abs=1e-9)

@@ -14,7 +14,7 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.physics.explain.timeline import timeline
-from jointopt.report.page.choice import Reported, chosen_plans, encoded, mean_power_w
+from jointopt.report.page.choice import ProposalReport, chosen_plans, encoded_passes, mean_power_w
 from jointopt.report.results import Proposal
 from jointopt.report.tables import figure
 from jointopt.workflows.propose import propose
@@ -28,14 +28,14 @@ def proposal() -> Proposal:
 
 
 @pytest.fixture(scope="module")
-def made(proposal: Proposal) -> Reported:
+def made(proposal: Proposal) -> ProposalReport:
     reported = proposal.report()
     assert len(reported.plans) > 2
     return reported
 
 
 @pytest.fixture(scope="module")
-def html(made: Reported) -> str:
+def html(made: ProposalReport) -> str:
     return made.page.html()
 
 
@@ -63,13 +63,13 @@ def test_all_plans_of_the_front_and_the_two_step_answer_are_in_the_picture(propo
     assert any(trace["name"].startswith("two steps") for trace in traces)
 
 
-def test_bars_of_each_plan_add_up_to_its_prediction(made: Reported) -> None:
+def test_bars_of_each_plan_add_up_to_its_prediction(made: ProposalReport) -> None:
     for plan in made.plans:
         for breakdown, name in (("time_s", "iteration_time_s"), ("energy_by_part_j", "energy_j")):
             assert sum(plan.totals[breakdown].values()) == pytest.approx(plan.chosen.entry[name])
 
 
-def test_power_over_the_iteration_adds_up_to_the_energy(made: Reported) -> None:
+def test_power_over_the_iteration_adds_up_to_the_energy(made: ProposalReport) -> None:
     for plan in made.plans:
         edges, watts = mean_power_w(plan)
         gpus = plan.parts.gpus_per_stage * len(plan.runs_w)
@@ -85,9 +85,9 @@ def test_power_adds_up_where_the_middle_of_the_iteration_is_not_listed(monkeypat
     test_power_over_the_iteration_adds_up_to_the_energy(made)
 
 
-def test_passes_are_read_back_from_their_letters(made: Reported) -> None:
+def test_passes_are_read_back_from_their_letters(made: ProposalReport) -> None:
     for plan in made.plans:
-        coded: Any = encoded(plan.timeline)
+        coded: Any = encoded_passes(plan.timeline)
         for rank, one in enumerate(coded["ranks"]):
             waits, at, ends = dict(one["waits"]), 0.0, []
             for place, letter in enumerate(one["passes"]):
@@ -105,7 +105,7 @@ def test_the_ends_of_the_front_and_its_knee_are_taken_apart(proposal: Proposal) 
     assert rows == sorted(rows)
 
 
-def test_every_chosen_plan_has_the_command_that_starts_it(made: Reported, html: str) -> None:
+def test_every_chosen_plan_has_the_command_that_starts_it(made: ProposalReport, html: str) -> None:
     for plan in made.plans:
         assert plan.started["text"]
         assert plan.text in own(html)

@@ -12,7 +12,7 @@ import jointopt
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.workloads import workloads
-from jointopt.workflows.campaign.candidates import _limits_gib, measurement_columns, searched
+from jointopt.workflows.campaign.candidates import _limits_gib, measurement_columns, searched_candidates
 
 
 @pytest.mark.parametrize("offered", [25.0, 6.25])
@@ -54,9 +54,9 @@ def test_rows_of_a_job_state_its_attention_and_tf32(name: str) -> None:
 def test_candidates_keep_the_bounds_of_the_job_as_its_model_predicts() -> None:
     job = jointopt.load_job("opt-350m-2x4-a100")
     job = replace(job, search=replace(job.search, pp=(1,)))
-    least_s = searched(job).predicted["iteration_time_s"].min()
+    least_s = searched_candidates(job).predicted["iteration_time_s"].min()
     bound = replace(job.constraints, iteration_time_s=1.1 * least_s)
-    kept = searched(replace(job, constraints=bound)).predicted["iteration_time_s"]
+    kept = searched_candidates(replace(job, constraints=bound)).predicted["iteration_time_s"]
     assert least_s <= kept.min() < kept.max() <= 1.1 * least_s
 
 

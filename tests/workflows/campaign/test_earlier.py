@@ -13,9 +13,9 @@ def test_an_impossible_stored_cell_does_not_hide_the_other_rows(synthetic_runs: 
     stored = synthetic_runs(rows=4)
     queried = stored.drop(columns=["status", "iteration_time_s"])
     found = earlier_runs(queried, stored)
-    assert (len(found.rows), found.unread) == (len(stored), "")
+    assert (len(found.rows), found.unreadable) == (len(stored), "")
     stored.loc[0, "seq_length"] = -1
-    assert "seq_length must be a whole number" in earlier_runs(queried, stored).unread
+    assert "seq_length must be a whole number" in earlier_runs(queried, stored).unreadable
 
 
 def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(synthetic_runs) -> None:

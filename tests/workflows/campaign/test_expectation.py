@@ -16,17 +16,16 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.tune_model import PlanEstimates, Spread
-from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import (
-    Earlier,
+    EarlierRuns,
     Outlook,
-    _Found,
-    _probability_below,
+    _Estimate,
     broken_constraints,
-    held_to,
     kept_probabilities,
     lower_bound,
-    result,
+    measured_result,
+    values_and_bounds,
 )
 
 OK: dict[str, Any] = {"status": "ok", "iteration_time_s": 2.0, "energy_j": 6400.0, "num_gpus": 8}
@@ -42,21 +41,23 @@ def test_power_of_the_site_is_that_of_gpus_and_hosts_times_pue() -> None:
     site = {"nodes": 2, "pue": 1.25, "host_power_w": 1000.0, "host_load_share": 0.2}
     job = job_with(site, cluster_power_kw=12.5)
     # 12.5 kW over 1.25 leave 10 kW, of which two hosts take 2 and what follows the GPUs a fifth of theirs
-    assert held_to(job, OK | {"avg_power_w": 8000.0 / 1.2 / 16}) == {"cluster_power_kw": (pytest.approx(12.5), 12.5)}
+    assert values_and_bounds(job, OK | {"avg_power_w": 8000.0 / 1.2 / 16}) == {
+        "cluster_power_kw": (pytest.approx(12.5), 12.5)
+    }
     assert broken_constraints(job, OK | {"avg_power_w": 420.0}) == ("cluster_power_kw",)
 
 
 def test_power_follows_from_energy_and_time_where_it_was_not_measured() -> None:
-    assert result(OK, "avg_power_w") == 400.0
-    assert result(OK | {"avg_power_w": 390.0}, "avg_power_w") == 390.0
-    assert math.isnan(result(OK | {"status": "oom"}, "energy_j"))
-    assert math.isnan(result({"status": "ok"}, "avg_power_w"))
+    assert measured_result(OK, "avg_power_w") == 400.0
+    assert measured_result(OK | {"avg_power_w": 390.0}, "avg_power_w") == 390.0
+    assert math.isnan(measured_result(OK | {"status": "oom"}, "energy_j"))
+    assert math.isnan(measured_result({"status": "ok"}, "avg_power_w"))
 
 
 def test_a_run_breaks_the_bounds_that_its_results_exceed() -> None:
     job = job_with({"pue": 1.5, "host_power_w": 100.0, "host_load_share": 0.1}, iteration_time_s=2.0, energy_j=6000.0,
                    facility_energy_j=10_859.0, memory_fraction=0.5)  # fmt: skip
-    held = held_to(job, OK | {"peak_memory_gib": 45.0})
+    held = values_and_bounds(job, OK | {"peak_memory_gib": 45.0})
     assert held["facility_energy_j"] == (pytest.approx(1.5 * (1.1 * 6400.0 + 2.0 * 100.0)), 10_859.0)
     assert held["memory_fraction"] == (pytest.approx(45.0 / job.cluster.gpu.memory_gib), 0.5)
     broken = broken_constraints(job, OK | {"peak_memory_gib": 45.0})
@@ -65,7 +66,8 @@ def test_a_run_breaks_the_bounds_that_its_results_exceed() -> None:
 
 
 def test_a_bound_is_kept_with_the_normal_probability_of_the_logarithm() -> None:
-    found = _probability_below(np.log([2.0, 4.0, np.nan]), np.array([0.5, 0.2, 0.1]), 3.0)
+    times = PlanEstimates(np.log([2.0, 4.0, np.nan]), np.array([[0.5], [0.2], [0.1]]), 0.0)
+    (found,) = kept_probabilities(job_with(iteration_time_s=3.0), {"iteration_time_s": times})
     expected = [NormalDist(math.log(mean), sd).cdf(math.log(3.0)) for mean, sd in ((2.0, 0.5), (4.0, 0.2))]
     assert found == pytest.approx([*expected, 1.0])
 
@@ -88,10 +90,10 @@ def test_a_run_that_was_ended_early_bounds_its_time_and_its_energy_where_that_wa
     assert math.isnan(lower_bound(OK))
 
 
-def made(mean: float, loadings: list[float], noise: float, off: float, deviation: float) -> _Found:
+def made(mean: float, loadings: list[float], noise: float, off: float, deviation: float) -> _Estimate:
     """Of two candidates, after six runs that were each missed by so much."""
     known = PlanEstimates(np.full(2, mean), np.tile(loadings, (2, 1)), noise)
-    return _Found(known, f"off by {off}", np.full(6, off), np.full(6, deviation))
+    return _Estimate(known, f"off by {off}", np.full(6, off), np.full(6, deviation))
 
 
 def at_eight_gpus() -> Outlook:
@@ -127,7 +129,7 @@ def test_energy_stays_one_number_where_power_of_fewer_than_six_runs_is_known() -
 
 
 def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(make_runs, job: Job) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
     slope, ran, errors = np.log2(candidates.plans["tp"].astype(float)), np.arange(7), []
     energy_j = candidates.predicted["energy_j"] * np.exp(0.25 * slope)
     time_s = candidates.predicted["iteration_time_s"] * np.exp(0.15 * slope)
@@ -135,7 +137,7 @@ def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(ma
         rows = [
             {"status": "ok", "iteration_time_s": time_s[i], "energy_j": energy_j[i], "num_gpus": 8 * power} for i in ran
         ]
-        outlook = Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
         found = outlook.after(("iteration_time_s", "energy_j"), ran, rows).columns["energy_j"]
         errors.append(np.abs(np.log(found / energy_j))[7:].mean())
     assert errors[0] < 0.8 * errors[1]
@@ -144,12 +146,12 @@ def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(ma
 def test_an_interval_of_90_per_cent_is_as_wide_below_as_above_and_a_tighter_memory_makes_a_plan_fit_less(
     make_runs, job: Job
 ) -> None:
-    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
     load = np.zeros(candidates.size) - 0.1
     fits = []
     for room in (0.0, -0.2):
         one = replace(candidates, log_load=load, log_room=np.full(candidates.size, room))
-        outlook = Outlook(job, one, Earlier(), Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, one, EarlierRuns(), Spread(), np.random.default_rng(0))
         found = outlook.after(("iteration_time_s",), np.empty(0, np.int64), []).columns
         middle, low, high = (found[f"iteration_time_s{end}"] for end in ("", "_low", "_high"))
         np.testing.assert_allclose(low * high, middle**2)

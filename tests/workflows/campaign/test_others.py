@@ -16,7 +16,7 @@ from jointopt.jobs.plans.text import record_text
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.reservations import Reservations
 from jointopt.runs.store import Store
-from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.tune import tune
 
 RUNNING, ENDED = 2, 6  # rows of the table: what the other process runs, and what it has run
@@ -43,7 +43,7 @@ class Meets(ReplayLauncher):
     def _meet(self, job: Job) -> None:
         with sa.create_engine(self.url).connect() as connection:
             ((study,),) = connection.execute(sa.text("SELECT study FROM jointopt_reservations"))
-        candidates = listed(self.candidates(job), job)
+        candidates = listed_candidates(self.candidates(job), job)
         keys = dict(zip(map(self.row_of, candidates.rows.to_dict("records")),
                         (record_text(candidates.record(i)) for i in range(candidates.size)), strict=True))  # fmt: skip
         other = Reservations(self.url, study)

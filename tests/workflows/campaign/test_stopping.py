@@ -12,7 +12,7 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import MeasuredRun
-from jointopt.workflows.campaign.stopping import planned, price_of_gpu_hour, run_s, stakes
+from jointopt.workflows.campaign.stopping import planned_training, price_of_gpu_hour, run_seconds, stakes
 
 BEST = MeasuredRun(plan={}, row={"status": "ok", "iteration_time_s": 9.0, "energy_j": 50_400.0}, predicted={})
 
@@ -27,15 +27,15 @@ def job_of(iterations: int | None = 1000, **cluster: Any) -> Job:
 
 
 def test_a_run_takes_two_minutes_and_twenty_iterations_before_any_was_timed() -> None:
-    assert run_s(np.array([0.5, 6.0]), []).tolist() == [130.0, 240.0]
+    assert run_seconds(np.array([0.5, 6.0]), []).tolist() == [130.0, 240.0]
 
 
 def test_runs_that_were_timed_show_what_starting_one_takes_and_rows_of_a_table_do_not() -> None:
     timed = [(300.0, 5.0), (640.0, 2.0), (250.0, 2.0)]  # 200, 600 and 210 s beyond twenty iterations
     replayed, failed = [(0.01, 5.0), (0.01, 0.002), (3.0, 5.0)], [(900.0, float("nan"))]
-    assert run_s(np.array([1.0]), timed).tolist() == [230.0]
-    assert run_s(np.array([1.0]), [*timed, *replayed, *failed]).tolist() == [230.0]
-    assert run_s(np.array([1.0]), replayed + failed).tolist() == [140.0]
+    assert run_seconds(np.array([1.0]), timed).tolist() == [230.0]
+    assert run_seconds(np.array([1.0]), [*timed, *replayed, *failed]).tolist() == [230.0]
+    assert run_seconds(np.array([1.0]), replayed + failed).tolist() == [140.0]
 
 
 def test_a_run_pays_where_the_share_it_saves_of_the_training_takes_longer_than_the_run() -> None:
@@ -62,7 +62,7 @@ def test_a_training_of_unknown_length_sees_twenty_tokens_per_parameter_and_takes
     job = job_of(iterations=None)
     adapters = replace(job, training=replace(job.training, lora_dim=16))
     iterations = 20 * job.model.active_parameters / (job.training.global_batch_size * job.training.seq_length)
-    assert planned(job, 9.0) == (pytest.approx(iterations), ANY)
-    assert planned(job, 86_400.0 / iterations / 2)[0] == pytest.approx(2 * iterations)
-    assert planned(adapters, 9.0) == (9600.0, "a training of a day, as the job states no run_tokens")
-    assert planned(job_of(1000), 9.0)[0] == 1000.0
+    assert planned_training(job, 9.0) == (pytest.approx(iterations), ANY)
+    assert planned_training(job, 86_400.0 / iterations / 2)[0] == pytest.approx(2 * iterations)
+    assert planned_training(adapters, 9.0) == (9600.0, "a training of a day, as the job states no run_tokens")
+    assert planned_training(job_of(1000), 9.0)[0] == 1000.0

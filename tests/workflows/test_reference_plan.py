@@ -14,7 +14,7 @@ from jointopt.report.results import Proposal
 from jointopt.search.pareto import take
 from jointopt.search.two_step import energy_saving, time_saving
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import Against
+from jointopt.workflows.answers import ReferencePlan
 from jointopt.workflows.compare import compare
 from jointopt.workflows.propose import propose
 from jointopt.workflows.scale import scale
@@ -104,7 +104,7 @@ def test_a_saving_lies_in_its_interval_and_is_as_likely_as_the_difference_of_its
     ways = ((joint.energy, energy_saving, "energy", "leaner"), (joint.time, time_saving, "time", "faster"))
     for share, saving, name, better in ways:
         pair = saving(front, joint.two_step)
-        apart, _ = Against(model, take(joint.two_step, np.array([pair.other]))).differences(
+        apart, _ = ReferencePlan(model, take(joint.two_step, np.array([pair.other]))).differences(
             take({name: front[name] for name in joint.two_step}, np.array([pair.plan]))
         )
         assert pair.share > 0.0
