@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.site import run_costs
-from jointopt.report.scaled import Scaled, Size, part_table, run_at, size_table
+from jointopt.report.scaled import Pick, Scaled, Size, part_table, run_at, size_table
 
 FASTEST: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "iteration_time_s": 2.0, "iteration_time_s_low": 1.7,
@@ -87,3 +88,13 @@ def test_clusters_of_one_doubt_are_named_together_and_those_of_none_not(job: Job
     )
     assert "is wider" not in Scaled((replace(doubted, doubts=()),), ()).text()
     assert doubted.document()["doubts"] == ["network assumed", "few runs"]
+
+
+def test_the_days_of_a_pick_have_their_interval_from_low_to_high(job: Job) -> None:
+    plan = FASTEST | {"micro_batch_size": 1, "avg_power_w": 400.0, "energy_j_low": 8e3, "energy_j_high": 1e4}
+    sizes = (Size(job, (plan,), {"compute": 1.0}),)
+    text = " ".join(Scaled(sizes, ((0, plan),), Pick(0, plan, "energy", {"site_kw": 20.0})).text().split())
+    found = re.search(r": ([0-9.]+) h per billion tokens \(([0-9.]+) to ([0-9.]+)\)", text)
+    assert found is not None
+    hours, low, high = map(float, found.groups())
+    assert (low / hours, high / hours) == pytest.approx((0.85, 1.25), rel=0.01)
