@@ -30,17 +30,17 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
       jointopt calibrate profile.csv --gpu a40 --out cal.yaml \\
           --query clocks.csv --predictions predicted.csv
     """
-    from jointopt.core.errors import of_table
+    from jointopt.core.errors import naming_table
     from jointopt.jobs.calibration import save_calibration
-    from jointopt.runs.row_names import together
+    from jointopt.runs.row_names import join_named_tables
     from jointopt.runs.table import read_table, write_table
     from jointopt.workflows.calibrate import calibrate as fitted
 
     if (query is None) != (predictions is None):
         raise click.UsageError("--query and --predictions go together: what to predict, and where to write it.")
-    measured = together([(str(table), read_table(table))])
-    with of_table(table):
-        found = fitted(measured, gpu, together([(str(query), read_table(query))]) if query else None)
+    measured = join_named_tables([(str(table), read_table(table))])
+    with naming_table(table):
+        found = fitted(measured, gpu, join_named_tables([(str(query), read_table(query))]) if query else None)
     save_calibration(found.calibration, out)
     if predictions and found.predictions is not None:
         write_table(found.predictions, predictions)

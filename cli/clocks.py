@@ -25,9 +25,9 @@ def restore(everything: bool) -> None:
     """
     from jointopt.measure.hardware.gpu_clocks import reset_all
     from jointopt.measure.hardware.gpu_clocks import restore as undo
-    from jointopt.measure.hardware.guard.guarded import settled, swept
+    from jointopt.measure.hardware.guard.guarded import end_leftover_runs, remove_leftover_folders
 
-    ended = settled()
-    swept()
+    ended = end_leftover_runs()
+    remove_leftover_folders()
     for sentence in [*ended, *(reset_all() if everything else undo())] or ["Nothing to put back."]:
         click.echo(sentence)

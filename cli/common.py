@@ -333,14 +333,14 @@ def save(job: Job, path: Path) -> None:
 @contextmanager
 def writing(option: str) -> Iterator[None]:
     """Names the option in the error where its file cannot be written."""
-    from jointopt.core.atomic_write import unwritten
+    from jointopt.core.atomic_write import write_failure
     from jointopt.core.errors import UsageError
 
     try:
         yield
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        raise UsageError(f"{option}: {place}{unwritten(error)}.") from error
+        raise UsageError(f"{option}: {place}{write_failure(error)}.") from error
 
 
 def check_out(folder: Path | None, names: Sequence[str]) -> None:
@@ -393,10 +393,10 @@ def print_log() -> None:
 def offer_restore() -> None:
     """End what killed runs have left, and print how to put GPU clocks back; commands that measure begin with it."""
     from jointopt.measure.hardware.gpu_clocks import restore_offer
-    from jointopt.measure.hardware.guard.guarded import settled, swept
+    from jointopt.measure.hardware.guard.guarded import end_leftover_runs, remove_leftover_folders
 
-    for sentence in settled():
+    for sentence in end_leftover_runs():
         remark(sentence)
-    swept()
+    remove_leftover_folders()
     if offer := restore_offer():
         remark(offer)

@@ -25,10 +25,10 @@ def evaluate(table: Path, basis: dict[str, Any], groups: bool, as_json: bool) ->
     Example:
       jointopt evaluate runs.csv --surrogate none
     """
-    from jointopt.core.errors import of_table
+    from jointopt.core.errors import naming_table
     from jointopt.runs.table import read_table
     from jointopt.workflows.evaluate import evaluate as evaluate_on
 
-    with of_table(table):
+    with naming_table(table):
         found = evaluate_on(read_table(table), **basis)
     common.answer(found, as_json, groups=groups)

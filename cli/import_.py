@@ -38,12 +38,17 @@ def _given(command: Any) -> Any:
 @click.option(
     "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="First iterations to leave out."
 )
+@click.option("--run", type=click.IntRange(min=1), metavar="N", help="Which run, where a script starts several.")
+@click.option(
+    "--set", "answers", multiple=True, metavar="NAME=VALUE",
+    help="A variable of a script (TP=2), an argument by its number (1=8b), or a field (plan.tp=2); several times.",
+)  # fmt: skip
 @_given
 @common.model_options(default="none")
 @common.as_json
 def import_(
-    files: tuple[Path, ...], out: Path | None, runs: Path | None, propose: bool, warmup: int, basis: dict[str, Any],
-    as_json: bool, **given: Any,
+    files: tuple[Path, ...], out: Path | None, runs: Path | None, propose: bool, warmup: int, run: int | None,
+    answers: tuple[str, ...], basis: dict[str, Any], as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Read what runs today into a job, the plan that it runs, and measured rows.
 
@@ -62,7 +67,10 @@ def import_(
     from jointopt.runs.table import csv_text
     from jointopt.workflows import import_ as workflow
 
-    found = workflow.import_(files, warmup=warmup, **settings.with_network(given))
+    if wrong := next((one for one in answers if "=" not in one), None):
+        raise click.UsageError(f"--set must be NAME=VALUE; got {wrong!r:.60}.")
+    stated = dict(one.split("=", 1) for one in answers)
+    found = workflow.import_(files, warmup=warmup, run=run, set=stated, **settings.with_network(given))
     if out:
         _write(out, found.job_text(), "--out")
     if runs:

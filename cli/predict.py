@@ -31,13 +31,13 @@ def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) ->
       jointopt predict runs.csv --out predicted.csv
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
-    from jointopt.core.errors import of_table
+    from jointopt.core.errors import naming_table
     from jointopt.runs.table import checked_results, read_table, write_table
     from jointopt.workflows.predict import FIGURES
     from jointopt.workflows.predict import predict as predicted_table
 
     runs = read_table(table)
-    with of_table(table):
+    with naming_table(table):
         for line in checked_results(runs)[1]:
             common.remark(line)
         predicted = predicted_table(runs, pue=pue, **basis)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common
-from jointopt.jobs.objectives import SHORT
+from jointopt.jobs.objectives import COLUMN_OF_WORD
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")
@@ -22,7 +22,7 @@ from jointopt.jobs.objectives import SHORT
     "--objective",
     "objectives",
     multiple=True,
-    type=click.Choice(tuple(SHORT)),
+    type=click.Choice(tuple(COLUMN_OF_WORD)),
     help="What to compare plans by, in place of the job file's; may be repeated.",
 )
 @common.seed("Seed of the search's random numbers.")
@@ -65,7 +65,7 @@ def propose(
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
-    named = {"objectives": [SHORT[name] for name in objectives]} if objectives else {}
+    named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
     basis |= {"source": job_words(job, shape, changes, save_job), "allow_tight": allow_tight, "baseline": baseline}

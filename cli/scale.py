@@ -38,9 +38,9 @@ def scale(
           --run-tokens 15e12 --deadline-days 60
       jointopt scale job.yaml --gpus 256..4096 --site-kw 2000
     """
-    from jointopt.jobs.jobfile import load_jobs, sizes_in
+    from jointopt.jobs.jobfile import gpu_counts_in, load_jobs
     from jointopt.workflows.scale import scale as scaled
 
-    jobs = load_jobs(job, sizes_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)
+    jobs = load_jobs(job, gpu_counts_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)
     found = scaled([one.on_site(pue) for one in jobs], weak=weak, **limits, **basis)
     common.answer(found, as_json, allow_tight=allow_tight)

@@ -22,7 +22,7 @@ import pytest
 import sqlalchemy
 from hypothesis import HealthCheck, settings
 
-from jointopt.core.schema import Columns, outside
+from jointopt.core.schema import Columns, decode_cells
 from jointopt.jobs.cluster import Cluster, Gpu
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.jobfile import load_job
@@ -205,7 +205,7 @@ def _synthetic(
     model, training, cluster = job.model, job.training, job.cluster
     at = [rng.choice(len(layouts["pp"]), rows, replace=False) for _ in groups]
     chosen = np.concatenate(at)
-    plans = pd.DataFrame({name: outside(name, values[chosen]) for name, values in layouts.items()})
+    plans = pd.DataFrame({name: decode_cells(name, values[chosen]) for name, values in layouts.items()})
     batch = np.repeat(groups, rows)
     table = plans.assign(
         global_batch_size=batch, source=source, status="ok",

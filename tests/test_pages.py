@@ -77,7 +77,7 @@ def test_the_job_file_of_the_pages_is_a_job() -> None:
 def test_the_tiny_job_is_proposed_explained_and_has_nine_plans_to_run_on_cores() -> None:
     job = parse_job(yaml.safe_load(TINY), "tiny", ROOT)
     assert (job.cluster.gpu.id, job.cluster.num_gpus, job.objectives) == ("cpu-core", 4, ("iteration_time_s",))
-    assert searched(TorchrunProgram().narrowed(job)).size == 9
+    assert searched(TorchrunProgram().narrow_search(job)).size == 9
     assert propose(job, trials=10).front["iteration_time_s"].size == 1
     assert explain(job, "dp=4 mbs=4 rc=none ZeRO=2").feasible
     check_model(job.model)

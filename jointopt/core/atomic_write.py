@@ -15,7 +15,7 @@ READY = ".ready"  # holds whole files that are to replace those of the folder it
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A free name beside ``path`` to write to, whose file takes the place of ``path`` at the end of the block.
+    """Yields a free path in the folder of ``path`` to write to; at the end of the block its file replaces ``path``.
 
     A program that is killed, and an error in the block, leave ``path`` as it was. What is no regular file (a pipe,
     /dev/stdout), or lies in a folder that takes no new file, is written to in place. Raises OSError, naming ``path``.
@@ -92,8 +92,8 @@ def _check_new_file(folder: Path, named: Path) -> None:
         raise OSError(error.errno, error.strerror, str(named)) from error
 
 
-def unwritten(error: OSError) -> str:
-    """Why a file could not be written, and where one can be, as a part of a message."""
+def write_failure(error: OSError) -> str:
+    """The part of a message that says why a file could not be written, and where one can be."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error.strerror}); make room there"
     return f"{error.strerror or error}; expected a folder that exists and can be written"

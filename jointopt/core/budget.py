@@ -20,12 +20,12 @@ class Spent:
     gpu_hours: float = 0.0
     minutes: float = 0.0  # of runs and of thinking about them
 
-    def after(self, run_s: float, num_gpus: int, minutes: float) -> Spent:
-        """One run more, of ``run_s`` seconds on ``num_gpus``, at ``minutes`` since the beginning."""
+    def after_run(self, run_s: float, num_gpus: int, minutes: float) -> Spent:
+        """With one run more, of ``run_s`` seconds on ``num_gpus``, at ``minutes`` since the beginning."""
         return Spent(self.runs + 1, self.gpu_hours + num_gpus * run_s / 3600, minutes)
 
     def with_more(self, runs: int) -> Spent:
-        """So many runs more, each with the mean GPU-hours of those before."""
+        """With ``runs`` runs more, each of the mean GPU-hours of those before."""
         runs = max(runs, 0)
         return Spent(self.runs + runs, self.gpu_hours * (1 + runs / max(self.runs, 1)), self.minutes)
 
@@ -59,8 +59,8 @@ class Budget:
                 left = min(left, (bound - used) / each + _ROUNDING if each > 0 else math.inf)
         return int(max(0, min(left, 10**9)))
 
-    def done(self, spent: Spent) -> tuple[float, float]:
-        """(spent, bound) in the first unit that is bounded: runs, GPU-hours, minutes."""
+    def first_bound(self, spent: Spent) -> tuple[float, float]:
+        """(spent, bound) of the first of runs, GPU-hours and minutes that is bounded."""
         pairs = ((spent.runs, self.runs), (spent.gpu_hours, self.gpu_hours), (spent.minutes, self.minutes))
         return next((float(used), float(bound)) for used, bound in pairs if bound is not None)
 
@@ -76,6 +76,6 @@ class Budget:
         return asdict(self)
 
 
-def spent_of(document: Mapping[str, Any]) -> Spent:
+def read_spent(document: Mapping[str, Any]) -> Spent:
     """Read back a `Spent` that `dataclasses.asdict` made a mapping of."""
     return Spent(int(document["runs"]), float(document["gpu_hours"]), float(document["minutes"]))

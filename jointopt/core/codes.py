@@ -1,4 +1,8 @@
-"""Text cells of a plan as whole numbers, so that every column of many plans is one array."""
+"""Text cells of a plan as whole numbers, so that every column of many plans is one array.
+
+Each kind of text has ``code`` (from a cell to its number), ``text`` (back) and ``expected`` (the words that complete a
+message's "must be").
+"""
 
 from __future__ import annotations
 
@@ -58,16 +62,16 @@ class Sets:
 
 
 class Lists:
-    """A list of whole numbers, ``7;8;8;7`` or ``7;8*2;7``, each numbered as it is first met; blank is 0.
+    """A list of whole numbers, ``7;8;8;7`` or ``7;8*2;7``; the number counts the lists in the order they were met.
 
-    The numbers are those of this process: files hold the text.
+    A blank is 0. Other processes have other numbers, so that files hold the text.
     """
 
     expected = "whole numbers separated by semicolons, such as 7;8;8;7"
 
     def __init__(self) -> None:
         self._lists: list[tuple[int, ...]] = [()]
-        self._code_of: dict[tuple[int, ...], int] = {(): 0}
+        self._codes: dict[tuple[int, ...], int] = {(): 0}
 
     def code(self, value: object) -> int:
         """The number of a list; ValueError for anything else."""
@@ -79,15 +83,15 @@ class Lists:
             if too_many or int(number) > MOST_LAYERS:
                 raise ValueError(word)
             numbers += [int(number)] * int(times or 1)
-        return self.of(numbers)
+        return self.code_of(numbers)
 
-    def of(self, numbers: Iterable[int]) -> int:
-        """The code of the list ``numbers``."""
+    def code_of(self, numbers: Iterable[int]) -> int:
+        """The number of a list, a new one where it was not met before."""
         key = tuple(numbers)
-        if key not in self._code_of:
-            self._code_of[key] = len(self._lists)
+        if key not in self._codes:
+            self._codes[key] = len(self._lists)
             self._lists.append(key)
-        return self._code_of[key]
+        return self._codes[key]
 
     def numbers(self, code: int) -> tuple[int, ...]:
         """The list of a number; empty for a blank."""
@@ -103,4 +107,4 @@ class Lists:
         return ";".join(f"{number}*{times}" if times > 1 else str(number) for number, times in runs)
 
 
-Codes = Names | Sets | Lists  # each turns cells into numbers (`code`) and back (`text`); `expected` completes "must be"
+Codes = Names | Sets | Lists

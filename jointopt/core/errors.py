@@ -40,8 +40,8 @@ class TableError(UsageError):
 
 
 @contextmanager
-def of_table(path: object) -> Iterator[None]:
-    """Names the file in the sentence of a TableError on "the table", which those who have its rows alone cannot."""
+def naming_table(path: object) -> Iterator[None]:
+    """Puts the path of a table before the sentence of a TableError that its body raises on "the table"."""
     try:
         yield
     except TableError as error:
@@ -87,21 +87,21 @@ class OutOfMemoryError(RunFailedError):
     """A run that ran out of GPU memory, as its layout does at every clock."""
 
 
-def nearest(word: object, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
-    return did_you_mean(close(word, known))
+def nearest_hint(word: object, known: Iterable[str]) -> str:
+    """The end of a message, `` (did you mean 'x'?)``, with the known word closest to ``word``; blank where none is."""
+    return did_you_mean(close_words(word, known))
 
 
 def did_you_mean(words: Sequence[str]) -> str:
-    """`` (did you mean 'x', 'y' or 'z'?)``, or an empty string for no words."""
+    """The end of a message, `` (did you mean 'x', 'y' or 'z'?)``; blank for no words."""
     text = " or ".join(filter(None, [", ".join(map(repr, words[:-1])), *map(repr, words[-1:])]))
     return f" (did you mean {text}?)" if text else ""
 
 
-def close(word: object, known: Iterable[str], most: int = 1, alike: float | None = None) -> list[str]:
-    """At most so many of the ``known`` words that are close to ``word``, the closest first.
+def close_words(word: object, known: Iterable[str], most: int = 1, alike: float | None = None) -> list[str]:
+    """The ``known`` words that are like ``word``, the closest first, at most ``most`` of them.
 
-    ``alike``: the least similarity, by default 0.6, and 0.5 of a word so short that one slip is a half of it.
+    ``alike``: the least similarity, from 0 to 1; by default 0.6, and 0.5 where ``word`` has at most three letters.
     """
     text = str(word).lower()
     least = alike if alike is not None else 0.5 if len(text) <= 3 else 0.6

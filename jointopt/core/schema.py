@@ -1,8 +1,8 @@
-"""Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning, and where it has an effect.
+"""Every column of plans, measurements and predictions, once: dtype, unit, role, meaning, and where it has an effect.
 
-Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout
-are the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN
-beyond pp. What a job may minimise stands in `jointopt.jobs.objectives`.
+Many plans are a ``Columns``: a dict of numpy arrays of equal length n. Arrays hold text of a layout, such as
+``recompute``, as numbers (`jointopt.core.codes`), and ``stage_clock_mhz`` as floats (n, largest pp), NaN beyond a
+plan's pp; plans in text, tables and JSON hold the words. What a job may minimise stands in `jointopt.jobs.objectives`.
 """
 
 from __future__ import annotations
@@ -66,19 +66,23 @@ class Column:
     layout: bool = False  # part of a layout: an array of `Columns`, in this order
     degree: bool = False  # the product of the degrees is the number of GPUs
     log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
-    codes: Codes | None = None  # of a layout column of text: its numbers
+    codes: Codes | None = None  # of a layout column of text: cells to the numbers that arrays hold, and back
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
     splits: bool = False  # a layout column that says how the GPUs are split
-    # Of a layout column expressions for `evaluate`, beside columns of job, model, training and framework: where the
-    # column has an effect (blank: everywhere), what a blank cell means (the neutral value, else the first), where that
-    # is an assumption (where it has an effect, but for what most plans do without), what is searched and what offered.
-    effect: str = ""
-    needs: str = ""  # the effect in words, where they are not the expression itself
-    blank: str = ""
-    assumed: str = ""
+    # Of a layout column, expressions for `evaluate`. These three name layout columns and `EXPRESSION_NAMES`, the latter
+    # two also what `jointopt.jobs.defaults.default_plan` gives them: job, model, training, framework, recompute_codes,
+    # own_chunks, default_vpp, default_zero_stage, default_etp and usual_splits.
+    effect: str = ""  # mask: where the column has an effect; blank: everywhere
+    blank: str = ""  # values that a blank cell means; blank: `neutral`, else the first value
+    assumed: str = ""  # mask: where a blank cell is an assumption; blank: as `effect`, but nowhere with a `neutral`
+    needs: str = ""  # no expression: `effect` in words, where these are not the expression itself
+    # These two name no columns. The list of values that a search tries, of model, training, framework, num_gpus,
+    # domain, most_chunks, divisors and schedules (`jointopt.jobs.plans.space`); blank: `neutral`, else all values.
     searched: str = ""
-    offered: str = ""  # the values that a framework can run at all; None: all
-    beyond: str = ""  # what messages ask of a cell beyond the range
+    # The tuple of values that a framework can run, of training, framework and recomputes_of
+    # (`jointopt.jobs.plans.rules.abilities`); None or blank: all values.
+    offered: str = ""
+    beyond: str = ""  # the question that messages ask of a cell beyond the range
 
     @property
     def head(self) -> str:
@@ -90,14 +94,14 @@ class Column:
         """Type of the arrays of a layout column."""
         return {"bool": np.bool_, "str": np.int32}.get(self.dtype, np.int64)
 
-    def inside(self, value: object) -> int:
-        """The number by which arrays hold a cell of a layout column of text; ValueError where it makes no sense."""
+    def encode(self, value: object) -> int:
+        """The number that arrays hold for a cell of a layout column of text; ValueError for a cell without meaning."""
         if self.codes is None:
             raise ValueError(f"{self.name} is a number")
         return self.codes.code(value)
 
-    def outside(self, value: Any) -> Any:
-        """A value of an array as plans in text and JSON hold it."""
+    def decode(self, value: Any) -> Any:
+        """The word, bool or whole number that plans in text and JSON hold for a value of an array."""
         if self.codes is not None:
             return self.codes.text(int(value))
         # the experts of a dense model have a degree of 0 inside
@@ -105,7 +109,7 @@ class Column:
 
     @property
     def values(self) -> range:
-        """Values of a layout column as its array holds them; the first leaves the feature out."""
+        """All values that the array of a layout column may hold; the first one leaves the feature out."""
         whole = range(int(self.low), int(self.high) + 1)
         return {"bool": range(2), "str": range(len(RECOMPUTE.names))}.get(self.dtype, whole)
 
@@ -233,15 +237,16 @@ COLUMNS = {
         Column("notes", "str", "", "result", "free text"),
     )
 }  # fmt: skip
-OTHER_NAMES = {"moe_force_load_balancing": "moe_router_force_load_balancing"}  # by which tables know a column too
+OTHER_NAMES = {"moe_force_load_balancing": "moe_router_force_load_balancing"}  # of columns in tables, and whose
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
-SPLIT = tuple(c.name for c in COLUMNS.values() if c.splits)
+SPLIT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.splits)
 POWER_LIMIT = "power_limit_w"  # a number of a layout where plans have limits of their own; most have none
-CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
-DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
-SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are
+CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # columns that are no degree
+LOG_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.log)
+# columns of few values, which learners see as they are
+SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*LOG_COLUMNS, *NEUTRAL))
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
@@ -256,17 +261,24 @@ def num_gpus(layouts: Mapping[str, npt.ArrayLike]) -> Ints:
     return np.asarray(np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0))
 
 
-def outside(name: str, values: Iterable[Any]) -> list[Any]:
-    """Values of one layout column as plans in text, tables and JSON hold them."""
-    return [COLUMNS[name].outside(value) for value in values]
+def decode_cells(name: str, values: Iterable[Any]) -> list[Any]:
+    """Words, bools or whole numbers for the array of one layout column, as `Column.decode`."""
+    return [COLUMNS[name].decode(value) for value in values]
 
 
-def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
-    """Cells of one layout column as its array, (n,); ValueError for one that makes no sense."""
+def encode_cells(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
+    """The array (n,) of one layout column for its cells, as `Column.encode`; ValueError for one without meaning."""
     column = COLUMNS[name]
-    return np.asarray([column.inside(v) if column.codes else v for v in values], column.array_dtype)
+    return np.asarray([column.encode(v) if column.codes else v for v in values], column.array_dtype)
 
 
+# Expressions over columns.
+
+
+# What every expression may name: np, and words of layout columns, which are their numbers (selective, zb_h1, optimizer)
+EXPRESSION_NAMES: dict[str, Any] = {"np": np} | {
+    word.replace("-", "_"): codes.names.index(word) for codes in (RECOMPUTE, SCHEDULE, OFFLOAD) for word in codes.names
+}
 _compiled = functools.cache(functools.partial(compile, filename="<expression of columns>", mode="eval"))
 
 
@@ -277,15 +289,9 @@ def columns_in(expression: str) -> tuple[str, ...]:
 
 
 def evaluate(expression: str, columns: Mapping[str, Any], figures: dict[str, Any] | None = None) -> Any:
-    """The value of an expression of the package's own, such as ``dp * cp > 1``, over columns that broadcast.
+    """The value of an expression such as ``dp * cp > 1``, over columns that broadcast.
 
-    ``c`` is all columns; ``figures`` are the further names, by default `WORDS`. Expressions come from this file and the
-    catalogue, never from a user.
+    It may name columns, ``c`` (the mapping of all of them) and ``figures``, by default `EXPRESSION_NAMES`. Expressions
+    come from this file and the catalogue, never from a user.
     """
-    return eval(_compiled(expression), WORDS if figures is None else figures, {**columns, "c": columns})
-
-
-# the numbers of words of layout columns, as expressions name them: selective, zb_h1, optimizer
-WORDS: dict[str, Any] = {"np": np} | {
-    word.replace("-", "_"): codes.names.index(word) for codes in (RECOMPUTE, SCHEDULE, OFFLOAD) for word in codes.names
-}
+    return eval(_compiled(expression), EXPRESSION_NAMES if figures is None else figures, {**columns, "c": columns})

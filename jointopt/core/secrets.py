@@ -18,7 +18,7 @@ def masked(text: str) -> str:
     return _ASSIGNED.sub(rf"\1{HIDDEN}", _USERINFO.sub(rf"\1:{HIDDEN}@", text))
 
 
-def redacted(words: Iterable[str]) -> list[str]:
+def masked_words(words: Iterable[str]) -> list[str]:
     """Words of a command line as a record may keep them: `masked`, and a secret option's value hidden."""
     shown: list[str] = []
     for word in words:

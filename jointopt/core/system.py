@@ -1,8 +1,4 @@
-"""Processes by who they are: host, number and birth, since numbers are given anew.
-
-Births are counted from the start of the machine, by a clock that is never set: seconds since 1970, as psutil has them,
-move with every correction of the time, and a process that lives would be taken for dead.
-"""
+"""What this process asks the machine: which processes are alive, where state is kept, free memory, threads of BLAS."""
 
 from __future__ import annotations
 
@@ -16,34 +12,38 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+# Processes, told apart by host, number and time of birth, since the numbers of dead ones are given again. The time is
+# seconds from the start of the machine: seconds since 1970, as psutil has them, move with every correction of the
+# clock, and a living process would be taken for a dead one.
+
 
 def this_process() -> str:
-    """This process in a text that `may_live` reads."""
-    return f"{socket.gethostname()}:{os.getpid()}:{born(os.getpid()):.2f}"
+    """This process as the text ``host:pid:birth in s``, which `may_be_alive` reads."""
+    return f"{socket.gethostname()}:{os.getpid()}:{birth_s(os.getpid()):.2f}"
 
 
-def may_live(process: str) -> bool:
-    """Whether the process of `this_process` is there still; one of another machine is taken to be."""
+def may_be_alive(process: str) -> bool:
+    """Whether the process of a text by `this_process` is alive; True for one of another host, which cannot be asked."""
     host, pid, born_s = process.rsplit(":", 2)
-    return host != socket.gethostname() or lives(int(pid), float(born_s))
+    return host != socket.gethostname() or is_alive(int(pid), float(born_s))
 
 
-def lives(pid: int, born_s: float) -> bool:
-    """Whether the process of that number is the one that was born then."""
+def is_alive(pid: int, born_s: float) -> bool:
+    """Whether the process ``pid`` is there and was born at that time, in seconds from the start of the machine."""
     try:
-        return abs(born(pid) - born_s) < 0.01
+        return abs(birth_s(pid) - born_s) < 0.01
     except OSError:
         return False
 
 
-def born(pid: int) -> float:
-    """Seconds from the start of the machine to the birth of a process; OSError where there is none."""
+def birth_s(pid: int) -> float:
+    """Seconds from the start of the machine to the birth of the process ``pid``; OSError where there is none."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     # the name, in brackets, may hold anything; the times follow it, the birth as field 22
     return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
-# Where this user's state is kept, also by a user without a home or a name.
+# The folder that keeps this user's state, also for a user without a home or a name.
 
 
 def state_home() -> Path:
@@ -72,7 +72,7 @@ _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 
 def free_bytes(groups: Path = _GROUPS) -> int | None:
-    """Bytes of memory that are free here: of the machine, and within the control group; None where neither says."""
+    """Bytes that this process may still take of the machine and of its control group; None where neither is stated."""
     found = []
     for most, taken in _LIMITS:
         with suppress(OSError, ValueError):  # its files may state `max`, which is no limit

@@ -25,7 +25,7 @@ from jointopt.frameworks.options import (
     version_key,
     whole_of,
 )
-from jointopt.jobs.framework import is_on
+from jointopt.jobs.framework import overlap_is_on
 
 NAME, FILE = "deepspeed", "ds_config.json"
 
@@ -103,7 +103,7 @@ def _zero(intent: Intent) -> dict[str, Any]:
     stage = intent["zero_stage"]
     found: dict[str, Any] = {"stage": stage}
     if stage:
-        hidden = is_on(intent.job.training.framework, "dp", intent["overlap"])
+        hidden = overlap_is_on(intent.job.training.framework, "dp", intent["overlap"])
         found |= {"overlap_comm": hidden, "contiguous_gradients": True}
     if intent["dp_replicate"] > 1:
         found["mics_shard_size"] = intent.shards

@@ -10,15 +10,15 @@ from typing import Any
 
 from jointopt.core.errors import ExportError
 from jointopt.core.quote import sh_variable, sh_word
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, inside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, encode_cells
 from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.defaults import default_etp
 from jointopt.jobs.details import Details, details_of
-from jointopt.jobs.framework import KINDS, is_on, usual_share
+from jointopt.jobs.framework import OVERLAP_KINDS, overlap_is_on, usual_overlap_share
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import DEFAULT_ORDER
-from jointopt.jobs.plans.stages import own_split
+from jointopt.jobs.plans.stages import framework_split
 
 BENCHMARK, TRAINING = "benchmark", "training"
 _ITERATIONS = {BENCHMARK: 20, TRAINING: 10_000}
@@ -91,7 +91,7 @@ class Intent:
     @property
     def hides_dp(self) -> bool:
         """Whether gradients are reduced under the backward pass: unless the plan says otherwise."""
-        return not self["overlap"] or is_on(self.job.training.framework, "dp", self["overlap"])
+        return not self["overlap"] or overlap_is_on(self.job.training.framework, "dp", self["overlap"])
 
     def __getitem__(self, column: str) -> Any:
         """The value of a layout column."""
@@ -108,9 +108,9 @@ def intent_of(
             f"{job.model.name} is a block (model.block {job.model.block}), which no framework trains by itself; export "
             f"a job of the whole model."
         )
-    full = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()} | dict(plan)
+    full = {name: COLUMNS[name].decode(value) for name, value in NEUTRAL.items()} | dict(plan)
     if "etp" not in plan:
-        layout = {name: inside(name, [full[name]]) for name in LAYOUT_COLUMNS}
+        layout = {name: encode_cells(name, [full[name]]) for name in LAYOUT_COLUMNS}
         full["etp"] = max(int(default_etp(job, layout)[0]), 1)
     full = {name: full[name] for name in LAYOUT_COLUMNS} | full  # in the order of the columns
     usual = job.training.run_iterations if purpose == TRAINING else None
@@ -128,7 +128,7 @@ def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:
         raise ExportError(
             f"pp*vpp is {pp * vpp}, which does not divide the {model.num_layers} layers: state stage_layers."
         )
-    return tuple(int(layers) for layers in own_split(job, pp, vpp))
+    return tuple(int(layers) for layers in framework_split(job, pp, vpp))
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,14 @@ class Gaps:
                 f"target_modules={layers})); names are those of Llama."
             )
 
-    def no_choice_of_overlap(self, kinds: Sequence[str] = KINDS) -> None:
+    def no_choice_of_overlap(self, kinds: Sequence[str] = OVERLAP_KINDS) -> None:
         """ExportError where the plan states another overlap than the framework's, by a target that leaves no choice."""
         framework, stated = self._intent.job.training.framework, self._intent["overlap"]
-        other = [kind for kind in kinds if is_on(framework, kind, stated) != (usual_share(framework, kind) > 0.0)]
+        other = [
+            kind
+            for kind in kinds
+            if overlap_is_on(framework, kind, stated) != (usual_overlap_share(framework, kind) > 0.0)
+        ]
         self.never(other, f"overlap {stated} (of {' and '.join(other)})")
 
     def never(self, missing: Any, what: str) -> None:

@@ -189,7 +189,7 @@ def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
 # Logs of torchtitan, nanotron, DeepSpeed and NeMo, each by the format string of its training loop.
 
 
-_NUMBER = r"[-+]?(?:nan|inf|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
+_NUMBER = r"[-+]?(?:(?i:nan|inf)|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
 _MAGNITUDE = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -221,7 +221,7 @@ class Format:
 
     def is_log(self, text: str) -> bool:
         """Whether a text holds a line of iterations of this format."""
-        return any(self.iteration.search(line.text) for line in lines_of(text))
+        return any(self.iteration.search(line.text) for line in lines_of(text) if not _is_comment(line))
 
     def read(self, text: str, warmup: int, batch: Batch) -> RunLog:
         """The run of a log after ``warmup`` iterations; ValueError where none counts."""
@@ -372,7 +372,7 @@ FORMATS = (
 
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
-_FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
+_FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:(?i:nan|inf)|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
 _MEMORY = re.compile(r"memory \(MB\).*\bmax reserved:\s*([\d.]+)|\bmax reserved:\s*([\d.]+)")
 _MEMORY_GB = re.compile(r"memory \(GB\).*\bmem-max-reserved-gigabytes:\s*([\d.]+)")  # 1e9 bytes
 _TIME = "elapsed time per iteration (ms)"
@@ -402,7 +402,7 @@ def read_log(text: str, dropped: int) -> RunLog:
 
 def is_log(text: str) -> bool:
     """Whether a text holds a line of iterations of this format."""
-    return any(_TIME in line.text and _ITERATION.search(line.text) for line in lines_of(text))
+    return any(_TIME in line.text and _ITERATION.search(line.text) and not _is_comment(line) for line in lines_of(text))
 
 
 def _megabytes(text: str) -> list[float]:
@@ -430,7 +430,7 @@ def _iterations(line: Line) -> list[Iteration]:
 def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration | None:
     pairs = _FIELD.findall(rest)
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    fields = {name: float(value) for name, value in pairs}
+    fields = {name.replace("lm-loss", "lm loss"): float(value) for name, value in pairs}  # its label in 2021
     if not 0 < fields.get(_TIME, math.nan) < math.inf or twice:
         return None
     return Iteration(
@@ -443,7 +443,7 @@ def _fault(fields: dict[str, float]) -> str:
     """Why a line does not count; Megatron's own, which count samples, end with the counters or are cut off."""
     if fields.get(_SKIPPED, 0):
         return SKIPPED
-    if fields.get(_NAN, 0) or math.isnan(fields.get("lm loss", 0.0)):
+    if fields.get(_NAN, 0) or any(math.isnan(fields.get(name, 0.0)) for name in ("lm loss", "grad norm")):
         return NAN
     return CUT if "consumed samples" in fields and not {_SKIPPED, _NAN} <= fields.keys() else ""
 
@@ -472,6 +472,11 @@ def lines_of(log: str) -> Iterator[Line]:
         found = _LABEL.match(raw)
         if found:
             yield Line(found[1].strip(), found[2])
+
+
+def _is_comment(line: Line) -> bool:
+    """Whether a line is quoted in a comment of a script, where no program wrote it."""
+    return line.text.lstrip().startswith("#")
 
 
 def moment_of(text: str) -> float:

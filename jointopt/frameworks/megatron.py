@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from jointopt.frameworks.options import (
     version_key,
     without_effect,
 )
-from jointopt.jobs.framework import is_on
+from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model import SkipFreq
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
@@ -368,7 +369,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
 def _kernels(words: Words, intent: Intent) -> None:
     training, tp = intent.job.training, intent["tp"]
     backend = training.attention if training.attention in ("unfused", "fused") else "flash"
-    overlapped = is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
+    overlapped = overlap_is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
     words.add(
         attention_backend=backend, transformer_impl="transformer_engine", cross_entropy_loss_fusion=True,
         # every kernel of a causal model makes its mask by itself; one of 128k tokens would take 16 GiB
@@ -475,18 +476,23 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
 
 def matter_of(options: Options) -> dict[str, Any]:
     """The options that change an iteration's time beside the plan and the job, by their names."""
-    named = {name.replace("-", "_"): option for name, option in option_table("megatron").items()}
-    return flags_of({name: options.take(name, *option.also) for name, option in named.items() if option.matters})
+    return flags_of({names[0]: options.take(*names) for _, names, _ in _stating("", matters=True)})
+
+
+@functools.cache
+def _stating(section: str, matters: bool = False) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+    """(key, spellings with underscores, whether it is a flag) of the options that state a section, or that matter."""
+    return tuple(
+        (option.sets.partition(".")[2], tuple(one.replace("-", "_") for one in (name, *option.also)), option.flag)
+        for name, option in option_table("megatron").items()
+        if (option.matters if matters else option.sets.startswith(f"{section}.") and not option.sets.endswith("_dtype"))
+    )
 
 
 def _plain(options: Options, section: str) -> dict[str, Any]:
     """Numbers and flags that options state as they stand, of one section: the plan, the model or the training."""
-    found = {}
-    for name, option in option_table("megatron").items():
-        place, _, key = option.sets.partition(".")
-        if place == section and not key.endswith("_dtype"):
-            found[key] = options.plain(*(one.replace("-", "_") for one in (name, *option.also)))
-    return stated(**found)
+    rows = _stating(section)
+    return stated(**{key: options.flag(*names) if flag else options.plain(*names) for key, names, flag in rows})
 
 
 def model_of(options: Options) -> dict[str, Any]:
@@ -533,7 +539,7 @@ def _read_positions(options: Options) -> str:
     kind = options.word("position_embedding_type")
     if options.flag("use_rotary_position_embeddings") or kind in ("rope", "yarn", "mrope"):
         return "rope"
-    return "alibi" if kind == "none" else "learned"
+    return "alibi" if kind in ("none", "alibi") else "learned"
 
 
 def _windows(options: Options) -> dict[str, Any]:
@@ -561,7 +567,7 @@ def _layer_list(text: str) -> int | list[int] | None:
 def _read_experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     """The shape with its experts; a dense model has no key of theirs."""
     shared, dense = options.whole("moe_shared_expert_intermediate_size"), _dense_layers(options.take("moe_layer_freq"))
-    if not shape.get("num_experts"):
+    if (shape.get("num_experts") or 1) == 1:  # by default Megatron-DeepSpeed has one
         return {key: value for key, value in shape.items() if not key.startswith(("moe_", "num_experts"))}
     width = shape.get("moe_ffn_hidden_size") or shape.get("ffn_hidden_size")
     return shape | stated(
@@ -679,8 +685,11 @@ def _offload(options: Options) -> str | None:
 
 
 def _recompute(options: Options) -> dict[str, Any]:
-    method, layers = options.word("recompute_method"), options.whole("recompute_num_layers")
-    granularity = options.word("recompute_granularity")
+    method = options.word("recompute_method", "activations_checkpoint_method")
+    layers = options.whole("recompute_num_layers", "activations_checkpoint_num_layers")
+    granularity = options.word("recompute_granularity", "activations_checkpoint_granularity")
+    if options.word("activations_checkpoint_method") and not granularity:
+        granularity = "full"  # of 2022, when nothing else was recomputed
     modules = options.take("recompute_modules")
     if granularity == "full" or options.flag("checkpoint_activations"):
         return {"recompute": "full"} | ({"recompute_num_layers": layers} if method == "block" and layers else {})

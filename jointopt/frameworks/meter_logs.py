@@ -17,7 +17,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.frameworks.logs import Window
-from jointopt.runs.readings import Reading, Series, not_measured, together
+from jointopt.runs.readings import Reading, Series, join_readings, not_measured
 
 # How often a value must change within a window. What a counter shows at the ends is as old as its last change; samples
 # of a power sensor stand for all the time between them.
@@ -53,7 +53,7 @@ def of_traces(traces: Sequence[Trace], window: Window, num_gpus: int) -> tuple[R
     zone = datetime.fromtimestamp(window.end_s).astimezone().strftime("UTC%z")
     assumed = f", times of the log taken as {zone}" if any(trace.universal for trace in traces) else ""
     span = f"over {window.iterations} iterations in {window.end_s - window.start_s:.1f} s"
-    return replace(together(readings), reason=reason), f"energy of {traces[0].program} ({how}) {span}{assumed}"
+    return replace(join_readings(readings), reason=reason), f"energy of {traces[0].program} ({how}) {span}{assumed}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from jointopt.core.quote import yaml_text
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
 from jointopt.frameworks.options import Options, Taken, flags_of, flattened, precision_remarks, stated, version_key
-from jointopt.jobs.framework import is_on
+from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.plans.stages import layers_by_cost, token_costs
 
@@ -110,7 +110,8 @@ def _parallelism(intent: Intent, old: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "dp": intent["dp"], "pp": intent["pp"], "tp": intent["tp"], "pp_engine": "1f1b",
         "tp_mode": "REDUCE_SCATTER" if sharded else "ALL_REDUCE",
-        "tp_linear_async_communication": sharded and is_on(intent.job.training.framework, "tp", intent["overlap"]),
+        "tp_linear_async_communication": sharded
+        and overlap_is_on(intent.job.training.framework, "tp", intent["overlap"]),
     }  # fmt: skip
     more = {"recompute_layer": intent["recompute"] == "full", "context_parallel_size": intent["cp"]}
     return found | ({} if old else more)

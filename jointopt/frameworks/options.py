@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jointopt.core.errors import ExportError, UsageError
+from jointopt.frameworks.shell_words import Word
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
@@ -29,6 +30,7 @@ class Option:
     until: str = ""
     optional: bool = False  # left out, not refused, where a version does not have it
     also: tuple[str, ...] = ()  # other names that files give it
+    flag: bool = False  # it states true or false
     matters: bool = False  # it changes the time of an iteration, and no column says it
 
     def known_to(self, version: str) -> bool:
@@ -191,6 +193,13 @@ def whole_of(value: object) -> int | None:
     return int(number) if number.is_integer() else None
 
 
+class Question(NamedTuple):
+    """Why a field is asked for, and the variable or argument of a script that answers it; blank: none does."""
+
+    why: str
+    variable: str = ""
+
+
 @dataclass
 class Taken:
     """The statements of one file; each mapping holds only what it states."""
@@ -213,6 +222,9 @@ class Taken:
     log: str = ""  # the text, where it is a log
     meter: str = ""  # the text, where a meter wrote it: windows of Zeus, or a trace
     source: str = ""  # the file's name
+    origins: dict[str, str] = field(default_factory=dict)  # of fields such as plan.tp: file and line, or whose default
+    reads: tuple[str, ...] = ()  # names of scripts among those given that it sources or starts
+    asked: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
 
 
 def precision_remarks(name: str, value: object) -> tuple[str, ...]:
@@ -248,7 +260,8 @@ def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """(name, value) of ``--name value``, ``--name=value`` and ``--name``, names with underscores; several make a list.
 
-    A value of True stands for none.
+    A value of True stands for none. Words that only a shell knows, and may be none or many, are a value only right
+    behind the name.
     """
     at = 0
     while at < len(words):
@@ -256,8 +269,14 @@ def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")
-        values = [value] if equals else []
+        values = [word.rest(len(name) + 3) if isinstance(word, Word) else value] if equals else []
         while not equals and at < len(words) and not re.match(r"--?[A-Za-z]|\S+\.py$", words[at]):
-            values.append(words[at])
+            following = words[at]
+            many = isinstance(following, Word) and following.many
+            if many and values:
+                break
+            values.append(following)
             at += 1
+            if many:
+                break
         yield name.replace("-", "_"), True if not values else values[0] if len(values) == 1 else values

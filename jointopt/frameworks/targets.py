@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jointopt.core.errors import ExportError, UsageError, nearest
+from jointopt.core.errors import ExportError, UsageError, nearest_hint
 from jointopt.frameworks.intent import Export, Intent
 from jointopt.frameworks.megatron import checkout_version
 from jointopt.frameworks.options import NEWEST, is_of_release, version_key
@@ -82,7 +82,7 @@ _OF_PROFILE = {
 def target_named(name: str) -> Target:
     """The target of that name; UsageError names the nearest known one."""
     if name not in TARGETS:
-        raise UsageError(f"--to must be one of {', '.join(TARGETS)}; got {name!r}{nearest(name, TARGETS)}.")
+        raise UsageError(f"--to must be one of {', '.join(TARGETS)}; got {name!r}{nearest_hint(name, TARGETS)}.")
     return TARGETS[name]
 
 

@@ -278,13 +278,18 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
     return "parallelism" in config or {"training", "model"} <= config.keys()
 
 
-def words_taken(words: Sequence[str]) -> Taken:
-    """The statements of options such as ``--parallelism.tensor_parallel_degree 8``, of 0.2 or 0.3 of torchtitan."""
-    pairs = dict(pairs_of(words))
-    values = {name: value for name, value in pairs.items() if "." in name}
+def option_values(words: Sequence[str]) -> dict[str, Any]:
+    """The options such as ``--parallelism.tensor_parallel_degree 8`` by name, of 0.2 or 0.3, and the config's name."""
+    values = {name: value for name, value in pairs_of(words) if "." in name or name == "config"}
     modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
-    values |= {"activation_checkpoint.mode": modes[-1]} if modes else {}
-    if isinstance(named := pairs.get("config"), str) and catalogue_name(named):
+    return values | ({"activation_checkpoint.mode": modes[-1]} if modes else {})
+
+
+def options_taken(options: Mapping[str, Any]) -> Taken:
+    """The statements of options of a command line."""
+    values = {name: value for name, value in options.items() if name != "config"}
+    named = options.get("config")
+    if isinstance(named, str) and catalogue_name(named):
         values |= {"model.name": named}
     taken = config_taken(values)
     if "job.config_file" in values:  # whose values, not torchtitan's defaults, are those that the words leave open

@@ -33,7 +33,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Calibration:
-    """One GPU's constants, how sure they are, and what they were fitted on."""
+    """The constants fitted to one GPU, half their 90 % intervals, and the measurements that they were fitted on."""
 
     gpu: str
     constants: Constants

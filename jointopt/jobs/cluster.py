@@ -1,4 +1,4 @@
-"""A GPU and a cluster as frozen objects; blank cells are ``None``."""
+"""A GPU, a measured machine and a cluster as frozen objects; ``None`` is a figure that no source states."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class Gpu:
     product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, measured over the catalogue's
     sources: Mapping[str, str] = field(default_factory=dict)
     like: str = ""  # of a GPU that a job states itself: the catalogue's that stands in for what it leaves out
-    written: Mapping[str, Any] = field(default_factory=dict)  # as the job states it; empty: the catalogue's
+    own_figures: Mapping[str, Any] = field(default_factory=dict)  # the mapping in the job file; empty: the catalogue's
 
     @property
-    def kin(self) -> str:
-        """The id by which the catalogue is searched for kernels, links and hosts."""
+    def catalogue_id(self) -> str:
+        """The id of the GPU in the catalogue whose kernels, links and hosts it has: its own, or that of ``like``."""
         return self.like or self.id
 
     @property
@@ -128,6 +128,39 @@ class Gpu:
                 f"choose another GPU or give the figure in the job file where it has a key for it."
             )
         return float(value)
+
+
+VERSION = 1
+_HEADER = """\
+# One machine, measured by `jointopt doctor --probe`; use it with --machine, or as cluster.machine in a job file.
+# Figures are what the physics takes to reach the measured times: links as the job file has them, per GPU and direction;
+# product_time_factor multiplies the catalogue's time of matrix products. The readings are what was measured.
+"""
+# figures of a cluster, those of its GPU, and the highest plausible value of each
+_LINKS = {"intra_node_gbytes_per_s": 1e6, "inter_node_gbytes_per_s": 1e6, "inter_node_latency_us": 1e6}
+OF_GPU = {"memory_gib": 65_536.0, "memory_gbytes_per_s": 1e6}
+LEAST_FACTOR, _MOST_FACTOR = 0.4, 100.0  # the catalogue has products at half of a GPU's peak and more
+KEYS = ("version", "gpu", "gpus_per_node", "figures", "measured", "fit_error_percent", "readings")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Figures of nodes of one kind, by their names in the job file; what was not measured is in none of them."""
+
+    gpu: str
+    gpus_per_node: int
+    figures: Mapping[str, float]  # of `_LINKS` and `OF_GPU`
+    product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, over the catalogue's time
+    measured: Mapping[str, Any] = field(default_factory=dict)  # when, on how many nodes, by which versions
+    fit_error_percent: Mapping[str, float] = field(default_factory=dict, compare=False)  # median, by kind of reading
+    readings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def mapping(self) -> dict[str, Any]:
+        """The machine as a job file holds it in place, without its readings."""
+        products = {"product_time_factor": dict(self.product_time_factor)} if self.product_time_factor else {}
+        measured = {"measured": dict(self.measured)} if self.measured else {}
+        same = {"version": VERSION, "gpu": self.gpu, "gpus_per_node": self.gpus_per_node}
+        return same | {"figures": dict(self.figures) | products} | measured
 
 
 @dataclass(frozen=True)
@@ -197,9 +230,10 @@ class Cluster:
         return max(self.gpus_per_node, self.gpu.scale_up_gpus or 0)
 
 
+# A cluster with the figures that `doctor --probe` measured of its machine.
+
+
 _MOST_OF_GPU = 1.1  # of the memory and its bandwidth that the GPU is sold with
-
-
 _WORDS = {
     "intra_node_gbytes_per_s": "links inside a node", "inter_node_gbytes_per_s": "links between nodes",
     "memory_gib": "memory", "memory_gbytes_per_s": "memory bandwidth",
@@ -217,7 +251,7 @@ def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
     if cluster.machine is not None:
         raise UsageError("The job file names a machine in cluster.machine and --machine gives another; give one.")
     gpu, factors = cluster.gpu, machine.product_time_factor
-    if not is_of(machine, cluster):
+    if not machine_fits(machine, cluster):
         raise UsageError(
             f"The machine file is of {machine.gpu!r}, {machine.gpus_per_node} a node, and the job runs on "
             f"{gpu.id!r}, {cluster.gpus_per_node} a node; measure that machine with `jointopt doctor --probe`."
@@ -250,26 +284,26 @@ def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
     )  # fmt: skip
 
 
-def is_of(machine: Machine, cluster: Cluster) -> bool:
-    """Whether it measured the cluster's GPU in nodes of its size, or of one node a part."""
+def machine_fits(machine: Machine, cluster: Cluster) -> bool:
+    """Whether the machine has the cluster's GPU in nodes of the same size, or the job fills a part of one node."""
     part = cluster.nodes == 1 and cluster.gpus_per_node < machine.gpus_per_node
     return machine.gpu == cluster.gpu.id and (part or machine.gpus_per_node == cluster.gpus_per_node)
 
 
 def _stated_otherwise(machine: Machine, cluster: Cluster) -> dict[str, float]:
-    """Figures of the machine that the cluster states with another value: that value by name."""
+    """The cluster's own values, by figure, where the job or table states another one than the machine measured."""
     figures = {key: getattr(cluster.gpu if key in OF_GPU else cluster, key) for key in machine.figures}
     return {key: value for key, value in figures.items() if key in cluster.stated and value != machine.figures[key]}
 
 
-def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) -> list[str]:
-    """Where the file changes nothing: runs on other nodes, and figures that a table states otherwise, a sentence each.
+def machine_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) -> list[str]:
+    """A sentence each on rows on other nodes, and on figures that a table states: there the machine changes nothing.
 
-    ``rows``: the clusters of a table and on how many rows each is. Raises UsageError where none is of such nodes.
+    ``rows``: (cluster, number of its rows) of a table. Raises UsageError where the machine fits none of them.
     """
     if machine is None or not rows:
         return []
-    other = [(cluster, count) for cluster, count in rows if not is_of(machine, cluster)]
+    other = [(cluster, count) for cluster, count in rows if not machine_fits(machine, cluster)]
     kinds = ", ".join(sorted({f"{c.gpus_per_node} x {c.gpu.id}" for c, _ in other})[:5])
     if len(other) == len(rows):
         raise UsageError(
@@ -280,7 +314,7 @@ def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) ->
     where = f"are on other nodes ({kinds}) than the machine file's and are predicted without it."
     stated: Counter[tuple[str, float]] = Counter()
     for cluster, count in rows:
-        if is_of(machine, cluster):
+        if machine_fits(machine, cluster):
             stated.update(dict.fromkeys(_stated_otherwise(machine, cluster).items(), count))
     return [f"{runs:,} of {total:,} rows {where}"] * bool(other) + [
         f"{key} is {value:g} in {count:,} row{'s' * (count > 1)} and {machine.figures[key]:g} in the machine file; "
@@ -289,40 +323,7 @@ def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) ->
     ]
 
 
-# Figures that `doctor --probe` measured of one machine: their file, and a cluster with them.
-
-
-VERSION = 1
-_HEADER = """\
-# One machine, measured by `jointopt doctor --probe`; use it with --machine, or as cluster.machine in a job file.
-# Figures are what the physics takes to reach the measured times: links as the job file has them, per GPU and direction;
-# product_time_factor multiplies the catalogue's time of matrix products. The readings are what was measured.
-"""
-# figures of a cluster, those of its GPU, and the highest plausible value of each
-_LINKS = {"intra_node_gbytes_per_s": 1e6, "inter_node_gbytes_per_s": 1e6, "inter_node_latency_us": 1e6}
-OF_GPU = {"memory_gib": 65_536.0, "memory_gbytes_per_s": 1e6}
-LEAST_FACTOR, _MOST_FACTOR = 0.4, 100.0  # the catalogue has products at half of a GPU's peak and more
-KEYS = ("version", "gpu", "gpus_per_node", "figures", "measured", "fit_error_percent", "readings")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Figures of nodes of one kind, by their names in the job file; what was not measured is in none of them."""
-
-    gpu: str
-    gpus_per_node: int
-    figures: Mapping[str, float]  # of `_LINKS` and `OF_GPU`
-    product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, over the catalogue's time
-    measured: Mapping[str, Any] = field(default_factory=dict)  # when, on how many nodes, by which versions
-    fit_error_percent: Mapping[str, float] = field(default_factory=dict, compare=False)  # median, by kind of reading
-    readings: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    def mapping(self) -> dict[str, Any]:
-        """The machine as a job file holds it in place, without its readings."""
-        products = {"product_time_factor": dict(self.product_time_factor)} if self.product_time_factor else {}
-        measured = {"measured": dict(self.measured)} if self.measured else {}
-        same = {"version": VERSION, "gpu": self.gpu, "gpus_per_node": self.gpus_per_node}
-        return same | {"figures": dict(self.figures) | products} | measured
+# The file of a machine.
 
 
 def save_machine(machine: Machine, path: Path) -> None:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from jointopt.core.schema import (
     COLUMNS,
     DEGREES,
+    EXPRESSION_NAMES,
     LAYOUT_COLUMNS,
     MODULES,
     NEUTRAL,
     RECOMPUTE_CODES,
     SCHEDULE,
     STAGE_LAYERS,
-    WORDS,
     Bools,
     Columns,
     Floats,
@@ -35,7 +35,7 @@ from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, Framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.jobs.plans.stages import largest_chunk, states_even, usual_split
+from jointopt.jobs.plans.stages import largest_chunk, recipe_split, states_even
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
 PLAIN_LINK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, of a table's GPU that has no reference system
@@ -69,7 +69,7 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     first = {name: COLUMNS[name].values.start for name in LAYOUT_COLUMNS} | NEUTRAL
     filled = {name: np.where(blank[name], first[name], raw[name]) for name in LAYOUT_COLUMNS} | filled
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
-    figures = WORDS | {
+    figures = EXPRESSION_NAMES | {
         "job": job, "model": job.model, "training": job.training, "framework": job.training.framework,
         "recompute_codes": RECOMPUTE_CODES, "default_vpp": _default_vpp, "own_chunks": _own_chunks,
         "default_zero_stage": _default_zero_stage, "default_etp": default_etp, "usual_splits": _usual_splits,
@@ -94,7 +94,7 @@ def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
 def _usual_splits(job: Job, layouts: Columns) -> Ints:
     """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
     pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]), axis=1, return_inverse=True)
-    codes = [STAGE_LAYERS.of(usual_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
+    codes = [STAGE_LAYERS.code_of(recipe_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
     return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 
@@ -107,9 +107,9 @@ def default_etp(job: Job, layouts: Columns) -> Ints:
 
 
 def completed(job: Job, layouts: Columns) -> Columns:
-    """The layouts with the columns that most plans do without, each at its default where it is missing.
+    """The layouts with missing columns of `NEUTRAL`, which most plans do without, added at their defaults.
 
-    A schedule whose chunks a plan has not is priced as 1F1B: no framework starts it, as `rules` state.
+    A schedule whose number of chunks is not the plan's vpp becomes 1F1B: no framework starts it.
     """
     if not all(name in layouts for name in NEUTRAL):
         found = {name: np.full(len(layouts["tp"]), value) for name, value in NEUTRAL.items()}
@@ -121,7 +121,7 @@ def completed(job: Job, layouts: Columns) -> Columns:
 
 
 def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
-    """Chunks of a rank (n,) of schedules, by code, that have but one number of them; 0 for others, and where blank."""
+    """The vpp (n,) that each schedule (n,), by code, requires; 0 where it leaves that open."""
     found = np.zeros(np.shape(schedule), np.int64)
     for name, chunks in CHUNKS_OF_SCHEDULE.items():
         found[schedule == SCHEDULE.code(name)] = chunks
@@ -129,9 +129,10 @@ def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
 
 
 def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:
-    """Degrees (n,) without blanks, and where each is a guess: one blank is what the others leave, more of them are 1.
+    """Degrees (n,) without blanks, and masks (n,) of where each is a guess.
 
-    Where they leave nothing, all blank ones are 1, and none is a guess. A blank cp that the others leave above 1 is.
+    Of several blank ones all but the last of `_BLANK_FIRST` are 1; the last is what the others leave of the GPUs. That
+    one is no guess, except for a cp above 1, nor is any where the stated degrees leave no GPUs.
     """
     blank = {name: np.isnan(given[name]) for name in _BLANK_FIRST}
     left, guessed = np.sum(list(blank.values()), axis=0), {}
@@ -149,7 +150,7 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
 
 
 def canonical(job: Job, layouts: Columns) -> Columns:
-    """The layouts with choices that have no effect at their one value, as the space lists them."""
+    """The layouts with each choice that has no effect at its neutral value, so that equal plans are equal rows."""
     out = dict(layouts)
     for name in LAYOUT_COLUMNS:
         if effect := COLUMNS[name].effect:
@@ -172,7 +173,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
 
 
 def idle_modules(model: Model) -> int:
-    """The modules that this model has no layer of, and that Megatron Core passes over."""
+    """Bits of the recompute modules that this model has no layer of, which Megatron Core passes over."""
     idle = [] if model.is_moe else ["moe"]
     idle += [] if model.num_shared_experts else ["shared_experts"]
     idle += [] if model.num_plain_layers and model.has_mlp else ["mlp"]

@@ -1,4 +1,4 @@
-"""The finer points of a model beyond its shape, which cost next to nothing and decide what is trained.
+"""Details of a model beyond its shape, such as activations and dropout: exports need them, predictions do not.
 
 They come from the keys of its Hugging Face configuration; what the file leaves out is the default of that family's
 configuration class in transformers, as transformers itself writes files.
@@ -44,7 +44,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Details:
-    """Finer points of one model; ``known`` is false where nothing but the shape is given."""
+    """Details of one model; ``known`` is false where nothing but the shape is given and these are the usual ones."""
 
     known: bool
     activation: str = "silu"  # silu | gelu | gelu_tanh | relu | quick_gelu; of a gated MLP, its gate's

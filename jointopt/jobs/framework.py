@@ -67,7 +67,7 @@ class Framework:
     memory_clock_share: float = 0.0
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
     host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
-    host_floor_pp_s: float = 0.0  # and at least this where the pipeline's stages lie on several nodes,
+    host_floor_pp_s: float = 0.0  # and at least this where the pipeline's stages lie on several nodes
     grouped_experts: bool = True  # one grouped product for all local experts, not one after the other
     expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
@@ -130,37 +130,37 @@ class Framework:
     source: str = ""
 
 
-# Which collectives hide under kernels, as a plan chooses it or as its framework does by itself.
+# Which kinds of collectives, dp and tp, hide under kernels: as a plan's ``overlap`` states, else as the framework does.
 
 
-KINDS = tuple(name for name in OVERLAP.names if name != "none")
+OVERLAP_KINDS = tuple(name for name in OVERLAP.names if name != "none")
 
 
-def usual_share(framework: Framework, kind: str) -> float:
-    """The share that hides where a plan does not state it: 0 where the framework leaves that overlap off."""
+def usual_overlap_share(framework: Framework, kind: str) -> float:
+    """The share, 0 to 1, of a kind's collectives that hides where a plan states no overlap."""
     return float(getattr(framework, f"{kind}_overlap"))
 
 
-def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
-    """The share of a kind's collectives that may hide, of layouts with these ``overlap`` (n,), or one of all."""
-    usual = usual_share(framework, kind)
+def overlap_share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
+    """Share, 0 to 1, of a kind's collectives that may hide, by ``overlap`` codes (n,); a float if all are blank."""
+    usual = usual_overlap_share(framework, kind)
     if not codes.any():
         return usual
     on = np.where(codes & OVERLAP.bit(kind), getattr(framework, f"chosen_{kind}_overlap") or usual, 0.0)
     return np.asarray(np.where(codes > 0, on, usual))
 
 
-def is_on(framework: Framework, kind: str, text: str) -> bool:
-    """Whether a plan with this ``overlap`` has a kind's overlap on."""
-    return float(np.max(share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
+def overlap_is_on(framework: Framework, kind: str, text: str) -> bool:
+    """Whether any of a kind's collectives hide in a plan whose ``overlap`` is this text."""
+    return float(np.max(overlap_share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
 
 
-def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
-    """Where a choice turns on or off what the framework leaves no choice of."""
+def overlap_not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
+    """A mask (n,) of layouts whose ``overlap`` turns on or off what the framework gives no choice of."""
     codes = layouts["overlap"]
     wrong = np.zeros(codes.shape, bool)
-    for kind in KINDS if codes.any() else ():
+    for kind in OVERLAP_KINDS if codes.any() else ():
         fixed = getattr(framework, f"chosen_{kind}_overlap") == 0.0
-        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
+        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_overlap_share(framework, kind) > 0.0)
         wrong = wrong | (codes > 0) & evaluate(COLLECTIVES[kind], layouts) & turned & fixed
     return np.asarray(wrong)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import JobError, nearest
+from jointopt.core.errors import JobError, nearest_hint
 from jointopt.core.schema import evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.model import Model
-from jointopt.jobs.reading import Section, parse_json, read_text, shown
-from jointopt.jobs.shape import checked, head_dim, size
+from jointopt.jobs.reading import Section, parse_json, quoted_value, read_text
+from jointopt.jobs.shape import checked_model, head_dim, read_size
 from jointopt.jobs.windows import windows_of
 
 
@@ -32,9 +32,9 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
         kind = kind if kind is not None else config.get("architectures")
         family = family_of_class(kind) if config.get("model_type") is None else None
         if family is None:
-            hint = nearest(kind, families) if isinstance(kind, str) else ""
+            hint = nearest_hint(kind, families) if isinstance(kind, str) else ""
             raise JobError(
-                f"model_type must be one of {', '.join(families)}; got {shown(kind)}{hint}; "
+                f"model_type must be one of {', '.join(families)}; got {quoted_value(kind)}{hint}; "
                 f"write the shape into the job file instead."
             )
         kind = family
@@ -49,7 +49,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     stated = config.get("_name_or_path")
     last = stated.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] if isinstance(stated, str) else ""
     own_name = last if last.isprintable() and len(last) <= 100 else ""
-    return checked(Model(name=own_name or name, config=dict(config), **shape), "")
+    return checked_model(Model(name=own_name or name, config=dict(config), **shape), "")
 
 
 def family_of_class(names: object) -> str | None:
@@ -61,7 +61,10 @@ def family_of_class(names: object) -> str | None:
 
 
 def _functions(section: Section, field: str) -> dict[str, Any]:
-    """What the expressions of ``families.yaml`` call for one field; a dotted key is one of a section within."""
+    """The functions that an expression of ``families.yaml`` may call (its head lists them), for one field of `Model`.
+
+    A dotted key is one of a mapping within.
+    """
 
     def place(key: str) -> tuple[Section, str]:
         inner, dot, last = key.rpartition(".")
@@ -70,10 +73,10 @@ def _functions(section: Section, field: str) -> dict[str, Any]:
     def whole_size(keys: str, default: int | None = None, low: int = 1, of: str = field) -> int:
         first, *others = keys.split()
         where, key = place(next((key for key in (first, *others) if section.has(key)), first))
-        return size(where, key, default, low, of)
+        return read_size(where, key, default, low, of)
 
     def multiple(key: str, width: int) -> int:
-        wide = size(section, key, 0, low=0, of="ffn_hidden_size")
+        wide = read_size(section, key, 0, low=0, of="ffn_hidden_size")
         if wide % width:
             raise section.refuse(key, f"a multiple of {width}, the routed expert's")
         return wide // width

@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
-from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL
-from jointopt.core.schema import DTYPES as DTYPES
-from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.objectives import FURTHER, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
+from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
 from jointopt.jobs.slurm import Slurm
 
-TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
-
-
+TF32 = "tf32"  # a dtype of job files: fp32 numbers whose products run on tensor cores
 STATE_FIELDS = (
     "grad_reduce_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "precision_aware_optimizer",
     "fp8_param_gather",
@@ -28,6 +23,45 @@ STATE_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
 def _bytes_of(dtype: str | None, usual: float) -> float:
     return float(usual) if dtype is None else STATE_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class ScalingRecipe:
+    """How operands of low-precision products are scaled: a recipe of Transformer Engine on one GPU architecture.
+
+    Bytes are per element of an operand.
+    """
+
+    name: str  # one of `jointopt.core.schema.FP8_RECIPES`
+    dtype: str  # of the products: fp8 or fp4
+    value_bytes: float
+    scale_bytes: float = 0.0  # share of its block's scale: of activations and gradients
+    weight_scale_bytes: float = 0.0  # and of weights
+    scale_passes: float = 1.0  # times that scales are moved until products can read them
+    copies: float = 2.0  # along rows and along columns; 1 where products read either layout
+    reads: float = 1.0  # of the 16-bit operand by the cast, its amax included
+    second_reads: float = 0.0  # more of them for the copy along columns
+    launches: int = 1  # kernels of one cast
+    product_time_factor: float = 1.0  # SM time of a product over one whose scales are per tensor
+    gathers_16_bit: bool = False  # weights that live in 8 bit travel in 16
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of an activation's or gradient's element in low precision, with its share of a scale."""
+        return self.value_bytes + self.scale_bytes
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in all copies that products read, with its share of the scales."""
+        return self.copies * (self.value_bytes + self.weight_scale_bytes)
+
+    def cast_bytes(self, wide_bytes: float, one_copy: bool = False) -> float:
+        """Bytes that casting an element of ``wide_bytes`` moves: reads, and the copies written with their scales.
+
+        ``one_copy``: no copy along columns, which products of frozen weights do not read.
+        """
+        copies, reads = (1.0, self.reads) if one_copy else (self.copies, self.reads + self.second_reads)
+        return reads * wide_bytes + copies * (self.value_bytes + self.scale_passes * self.scale_bytes)
 
 
 @dataclass(frozen=True)
@@ -74,8 +108,8 @@ class Training:
         return (self.lora_target_modules or LORA_TARGETS) if self.frozen else ()
 
     @property
-    def cells(self) -> dict[str, Any]:
-        """Adapters, class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
+    def adapter_and_recipe_cells(self) -> dict[str, Any]:
+        """Cells of a table's row: lora_dim, lora_target_modules, fp8_recipe and recipe_class, those that are stated."""
         stated = {
             "lora_dim": self.lora_dim,
             "lora_target_modules": ";".join(self.adapted) if self.lora_target_modules and self.frozen else None,
@@ -252,60 +286,21 @@ class Job:
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:
-        """The objectives that runs are chosen by: time, the GPUs' energy, which stands for the site's and its cost.
+        """The measured columns that runs are chosen by: time or the GPUs' energy first, then memory and powers.
 
-        Behind one of these at least memory and powers.
+        The GPUs' energy stands for the site's energy, its carbon and its cost.
         """
         follows = [OBJECTIVE_COLUMNS[name].follows or name for name in self.objectives]
         found = dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in follows)
-        first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
-        return (*first, *(name for name in found if name in FURTHER))
+        first = tuple(name for name in found if name not in FURTHER_OBJECTIVES) or TIME_ALONE
+        return (*first, *(name for name in found if name in FURTHER_OBJECTIVES))
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """The columns to search by: time and energy, on whose front lies the best of all that follows, and others."""
-        return (*OBJECTIVES, *(name for name in FURTHER if name in self.objectives))
+        """The columns that a search minimises: time, energy (their front has the best of all that follows), others."""
+        return (*OBJECTIVES, *(name for name in FURTHER_OBJECTIVES if name in self.objectives))
 
 
 def on_machine(job: Job, machine: Machine | None) -> Job:
     """The job on its cluster `with_machine`."""
     return job if machine is None else replace(job, cluster=with_machine(job.cluster, machine))
-
-
-# How operands of low-precision products are scaled: one recipe of Transformer Engine on one GPU.
-
-
-@dataclass(frozen=True)
-class ScalingRecipe:
-    """A recipe as it runs on one architecture; bytes are per element of an operand."""
-
-    name: str  # one of `jointopt.core.schema.FP8_RECIPES`
-    dtype: str  # of the products: fp8 or fp4
-    value_bytes: float
-    scale_bytes: float = 0.0  # share of its block's scale: of activations and gradients
-    weight_scale_bytes: float = 0.0  # and of weights
-    scale_passes: float = 1.0  # times that scales are moved until products can read them
-    copies: float = 2.0  # along rows and along columns; 1 where products read either layout
-    reads: float = 1.0  # of the 16-bit operand by the cast, its amax included
-    second_reads: float = 0.0  # more of them for the copy along columns
-    launches: int = 1  # kernels of one cast
-    product_time_factor: float = 1.0  # SM time of a product over one whose scales are per tensor
-    gathers_16_bit: bool = False  # weights that live in 8 bit travel in 16
-
-    @property
-    def operand_bytes(self) -> float:
-        """Bytes of an activation's or gradient's element in low precision, with its share of a scale."""
-        return self.value_bytes + self.scale_bytes
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of a weight in all copies that products read, with its share of the scales."""
-        return self.copies * (self.value_bytes + self.weight_scale_bytes)
-
-    def cast_bytes(self, wide_bytes: float, one_copy: bool = False) -> float:
-        """Bytes that casting an element of ``wide_bytes`` moves: reads, and the copies written with their scales.
-
-        ``one_copy``: no copy along columns, which products of frozen weights do not read.
-        """
-        copies, reads = (1.0, self.reads) if one_copy else (self.copies, self.reads + self.second_reads)
-        return reads * wide_bytes + copies * (self.value_bytes + self.scale_passes * self.scale_bytes)

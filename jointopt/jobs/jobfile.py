@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jointopt.core.errors import CatalogError, JobError, UsageError, close, did_you_mean, nearest
+from jointopt.core.errors import CatalogError, JobError, UsageError, close_words, did_you_mean, nearest_hint
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, MODEL_BLOCKS
 from jointopt.jobs.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.jobs.catalog.clusters import KEYS as CLUSTER_KEYS
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.catalog.limits import check_batch, limits, most, number, whole
+from jointopt.jobs.catalog.limits import check_batch, limit_of, limited_number, limited_whole, limits
 from jointopt.jobs.catalog.models import known_model, load_model
-from jointopt.jobs.catalog.networks import check_links, written
+from jointopt.jobs.catalog.networks import check_links, link_with_unit
 from jointopt.jobs.clocks import read_clocks, read_power_limits
 from jointopt.jobs.cluster import Cluster, load_machine
 from jointopt.jobs.huggingface import read_config
@@ -24,8 +24,8 @@ from jointopt.jobs.job import Constraints, Job, Search
 from jointopt.jobs.model import Model, block_of
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.rules import check_abilities, check_splits
-from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown
-from jointopt.jobs.shape import BLOCK_KEYS, inline_model, size
+from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, quoted_value, read_text
+from jointopt.jobs.shape import BLOCK_KEYS, inline_model, read_size
 from jointopt.jobs.slurm import SLURM_KEYS, Slurm, read_slurm
 from jointopt.jobs.training_section import TRAINING_KEYS, read_training, training_assumptions
 
@@ -52,9 +52,9 @@ def keys_meant(key: str) -> list[str]:
     if section in dotted:
         return [section]
     if section in _SECTIONS:
-        return same or close(key, [full for full in dotted if full.startswith(f"{section}.")])
+        return same or close_words(key, [full for full in dotted if full.startswith(f"{section}.")])
     meanings = {own: full for full, own in dotted.items()} | dict(zip(JOB_KEYS, JOB_KEYS, strict=True))
-    return same or [meanings[word] for word in close(name, meanings)]
+    return same or [meanings[word] for word in close_words(name, meanings)]
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
@@ -65,15 +65,15 @@ def check_changes(changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         section, _, name = str(key).rpartition(".")
         if section != "model" and name not in (_SECTIONS.get(section, ()) if section else JOB_KEYS):
-            given = f"{key}={value if isinstance(value, str) else shown(value)}"
+            given = f"{key}={value if isinstance(value, str) else quoted_value(value)}"
             raise JobError(
                 f"{given}: the key {key!r} is unknown{did_you_mean(keys_meant(str(key)))}; expected a key of the job "
                 f"file: {', '.join(JOB_KEYS)}, or one within them such as cluster.nodes."
             )
 
 
-def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of a job with other values for some keys; a section that was a catalogue name keeps it."""
+def with_keys(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a job with ``changes``, by dotted keys; a cluster by name keeps it as ``cluster.catalog``."""
     out = dict(mapping)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
@@ -104,7 +104,7 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
     file = job_file(path)
     stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     with _mapping_of(path, changes) as mapping:
-        return parse_job(changed(mapping, changes), stem, file.parent)
+        return parse_job(with_keys(mapping, changes), stem, file.parent)
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _mapping_of(path: str | Path, changes: Mapping[str, Any]) -> Iterator[dict[s
 def with_changes(job: Job, changes: Mapping[str, Any]) -> Job:
     """The job with other values for some keys of its file, as for `load_job`."""
     check_changes(changes)
-    return parse_job(changed(job_mapping(job), changes), job.name, Path()) if changes else job
+    return parse_job(with_keys(job_mapping(job), changes), job.name, Path()) if changes else job
 
 
 def job_file(path: str | Path) -> Path:
@@ -140,8 +140,8 @@ def job_text(path: str | Path, file: Path) -> str:
     with suppress(OSError, ValueError):  # of a path that no system has, which `read_text` reports
         if not file.exists():
             raise JobError(
-                f"{path} is neither a file nor a shipped job{nearest(path, shipped_jobs())}; `jointopt catalog jobs` "
-                "lists the shipped ones."
+                f"{path} is neither a file nor a shipped job{nearest_hint(path, shipped_jobs())}; "
+                "`jointopt catalog jobs` lists the shipped ones."
             )
     return read_text(file)
 
@@ -178,7 +178,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     powerless = f"nothing is known of the power of GPU {gpu.id!r}, so that no energy can be predicted"
     for key in (key for key in CONSTRAINT_KEYS if bounds.has(key) and gpu.power is None and key not in _NOT_OF_POWER):
         raise JobError(f"{bounds.at(key)}: {powerless}; leave it out.")
-    constraints = {key: number(bounds, key, f"constraints.{key}") for key in CONSTRAINT_KEYS if bounds.has(key)}
+    constraints = {key: limited_number(bounds, key, f"constraints.{key}") for key in CONSTRAINT_KEYS if bounds.has(key)}
     objectives: tuple[str, ...] = OBJECTIVES if gpu.power else TIME_ALONE
     if section.has("objectives"):
         items = _items(section, "objectives", "an objective")
@@ -207,7 +207,7 @@ def job_from_options(
     Raises JobError where the GPUs do not fill whole nodes, and what `parse_job` raises.
     """
     options = Section({"gpus": gpus, "gpus_per_node": gpus_per_node}, "")
-    total = whole(options, "gpus", "cluster.num_gpus")
+    total = limited_whole(options, "gpus", "cluster.num_gpus")
     found = load_gpu(gpu)
     per_node = options.whole("gpus_per_node", default=min(total, found.usual_gpus_per_node or total))
     if gpus_per_node is None and found.usual_gpus_per_node is None and total > 1:
@@ -249,7 +249,7 @@ def _model(section: Section, name: str, base_dir: Path) -> Model:
         whole = read_config(path)
     if inner is section:
         return whole
-    return block_of(whole, block, size(inner, "num_layers", 1), inner.text("name", f"{whole.name}-{block}"))
+    return block_of(whole, block, read_size(inner, "num_layers", 1), inner.text("name", f"{whole.name}-{block}"))
 
 
 def _cluster(section: Section, base_dir: Path) -> Cluster:
@@ -278,15 +278,15 @@ def _allowed(section: Section, name: str) -> tuple[Any, ...]:
     if column.dtype == "bool":
         return tuple(sorted({item.flag(name) for item in _items(section, name, "true or false")}))
     if column.codes is None:
-        low, high = int(column.low), int(min(column.high, most("cluster.num_gpus")))
+        low, high = int(column.low), int(min(column.high, limit_of("cluster.num_gpus")))
         return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
     found = set()
     for item in _items(section, name, column.codes.expected):
         try:
-            found.add(column.inside(item.values[name]))
+            found.add(column.encode(item.values[name]))
         except ValueError as error:
             raise item.refuse(name, column.codes.expected) from error
-    return tuple(map(column.outside, sorted(found)))
+    return tuple(map(column.decode, sorted(found)))
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:
@@ -338,7 +338,7 @@ def job_mapping(job: Job) -> dict[str, Any]:
 
 
 def _filled(item: Any) -> dict[str, Any]:
-    """The fields of a dataclass that hold something, as plain YAML values."""
+    """The fields of a dataclass that are not None, as plain YAML values."""
     return {key: _plain(value) for key, value in vars(item).items() if value is not None}
 
 
@@ -351,7 +351,7 @@ def _plain(value: Any) -> Any:
 def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
     sizes: dict[str, Any] = {
-        "gpu": dict(cluster.gpu.written) or cluster.gpu.id, "nodes": cluster.nodes,
+        "gpu": dict(cluster.gpu.own_figures) or cluster.gpu.id, "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
     }  # fmt: skip
     if cluster.machine is not None:
@@ -368,7 +368,7 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     site = {key: filled[key] for key in SITE if key in filled}
     if cluster.gpu.memory_gib != build_cluster(sizes | needed).gpu.memory_gib:
         site["memory_gib"] = _plain(cluster.gpu.memory_gib)
-    needed = {key: written(cluster, key, value) for key, value in needed.items()}
+    needed = {key: link_with_unit(cluster, key, value) for key, value in needed.items()}
     mapping = {"name": cluster.name} | sizes | needed | site
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
 
@@ -400,10 +400,10 @@ _OF_ONE_GPU = {
 }
 
 
-def sizes_in(text: str) -> tuple[int, ...]:
+def gpu_counts_in(text: str) -> tuple[int, ...]:
     """The numbers of GPUs in ``8..1024`` (doubled from the first to at most the last) or ``8,16,48``; UsageError."""
     first, dots, last = text.partition("..")
-    highest = most("cluster.num_gpus")
+    highest = limit_of("cluster.num_gpus")
     try:
         numbers = [int(word) for word in ((first, last) if dots else text.split(","))]
     except ValueError:
@@ -434,7 +434,7 @@ def load_jobs(
         for section, keys in _OF_ONE_GPU.items() if "cluster.gpu" in changes else ():
             if isinstance(own := mapping.get(section), Mapping):
                 mapping[section] = {key: value for key, value in own.items() if key not in keys}
-        return sized_jobs(changed(mapping, changes), file.stem, file.parent, gpus, weak=weak)
+        return sized_jobs(with_keys(mapping, changes), file.stem, file.parent, gpus, weak=weak)
 
 
 def sized_jobs(

@@ -92,14 +92,14 @@ class Model:
 
     @property
     def window_cells(self) -> dict[str, Any]:
-        """Its windows as rows of tables state them; nothing where all layers see all tokens."""
+        """Cells of a table's row: window_size and window_attn_skip_freq, none where all layers see all tokens."""
         freq = self.window_attn_skip_freq
         where = {"window_attn_skip_freq": skip_freq_text(freq)} if freq else {}
         return {"window_size": self.window_size} | where if any(self.windowed_layers) else {}
 
     @property
     def attention_cells(self) -> dict[str, Any]:
-        """Windows, latent attention and ALiBi as rows of tables state them; nothing of what the model has not."""
+        """Cells of a table's row on windows, latent attention and ALiBi, those that the model has."""
         cells = self.window_cells | ({name: getattr(self, name) for name in LATENT} if self.kv_lora_rank else {})
         alibi = self.has_attention and self.position_embedding == "alibi"
         return cells | ({"position_embedding": "alibi"} if alibi else {})
@@ -114,8 +114,8 @@ class Model:
         """Attention, and MLP or experts: each begins with a norm, and ends with the sum over tensor ranks."""
         return int(self.has_attention) + int(self.has_mlp)
 
-    def cells(self, names: Iterable[str]) -> dict[str, Any]:
-        """Sizes as rows of tables state them: blank where a block has none."""
+    def size_cells(self, names: Iterable[str]) -> dict[str, Any]:
+        """Cells of a table's row: the fields ``names``, and of a block ``block`` too, with None for sizes of 0."""
         sizes = {name: getattr(self, name) for name in names}
         of_block = {name: value or None for name, value in sizes.items()} | {"block": self.block}
         return of_block if self.block else sizes
@@ -165,7 +165,7 @@ class Model:
 
     @property
     def norm_bias_parameters(self) -> int:
-        """Everything of one layer that is no matrix: its norms, biases and sinks; biases of experts are not in it."""
+        """Parameters of one layer that are in no matrix: norms, biases and sinks, without the biases of experts."""
         heads, groups = self.num_attention_heads, self.num_query_groups
         norms = self.parts_per_layer * self.norm_parameters
         # those inside attention: on the latents (multi-head latent attention), on queries and keys
@@ -239,8 +239,8 @@ _ATTENTION: dict[str, Any] = {
     "qk_norm": False, "qk_norm_full": False, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_nope_head_dim": 0,
     "qk_rope_head_dim": 0, "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
 }  # fmt: skip
-# columns of tables that do not describe a block
-NOT_IN = {
+# by block, the columns of tables on parts of a model that it is without
+NOT_IN_BLOCK = {
     "layer": ("vocab_size",), "attention": ("vocab_size", "ffn_hidden_size", "gated_mlp"),
     "feed_forward": ("vocab_size", "num_attention_heads", "num_query_groups"),
 }  # fmt: skip
@@ -248,10 +248,10 @@ _WITHOUT = {"layer": {}, "attention": _MLP, "feed_forward": _ATTENTION}
 
 
 def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> Model:
-    """So many layers of the model as a workload of their own, by one of `MODEL_BLOCKS`: what it leaves out has size 0.
+    """``num_layers`` layers of the model, or their attention or MLP alone, as a workload of its own.
 
-    Activations come in and go out; a gradient of what comes in is worked out, as in the middle of a model. Of a model
-    with experts and leading dense layers those with experts.
+    ``block`` is one of `MODEL_BLOCKS`; sizes of parts that it leaves out are 0. Activations come in and go out and the
+    gradient of those that come in is computed, as in the middle of a model. Layers are those with experts, if any.
     """
     # positions other than RoPE are added to the embedding, or to scores at no cost
     positions = "rope" if model.position_embedding == "rope" and block != "feed_forward" else "alibi"

@@ -38,22 +38,25 @@ OBJECTIVE_COLUMNS = {
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 OBJECTIVES = ("iteration_time_s", "energy_j")
 TIME_ALONE = ("iteration_time_s",)
-# those that vary with neither time nor energy alone, and those that follow from both with the figure of the cluster
-# that each needs
-FURTHER = tuple(name for name, one in OBJECTIVE_COLUMNS.items() if not one.follows and name not in OBJECTIVES)
-PAID = {name: one.rate for name, one in OBJECTIVE_COLUMNS.items() if one.follows}
-SHORT = {one.word: name for name, one in OBJECTIVE_COLUMNS.items()}
+# beside time and energy, the columns that vary by themselves
+FURTHER_OBJECTIVES = tuple(
+    name for name, one in OBJECTIVE_COLUMNS.items() if not one.follows and name not in OBJECTIVES
+)
+# the figure of the cluster that each column needs that follows from another
+RATE_OF_OBJECTIVE = {name: one.rate for name, one in OBJECTIVE_COLUMNS.items() if one.follows}
+# columns by their words on the command line
+COLUMN_OF_WORD = {one.word: name for name, one in OBJECTIVE_COLUMNS.items()}
 
 
-def words(objectives: Sequence[str]) -> str:
+def objective_words(objectives: Sequence[str]) -> str:
     """The objectives as people name them: "time, energy and peak memory"."""
-    known = {column: word.replace("_", " ") for word, column in SHORT.items()}
+    known = {column: word.replace("_", " ") for word, column in COLUMN_OF_WORD.items()}
     *most, last = (known.get(name, name) for name in objectives)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def distinguishing(objectives: Sequence[str]) -> tuple[str, ...]:
-    """The objectives without those that never fall where others of them rise, and so do not distinguish plans.
+    """The objectives without those that follow from others of them, and so order plans as these do.
 
     The site's energy rises with time and energy, its carbon and cost in proportion to it, the cost of GPUs with time.
     """

@@ -13,8 +13,8 @@ from typing import Any, TypeGuard, TypeVar
 
 import yaml
 
-from jointopt.core.atomic_write import unwritten, write_whole
-from jointopt.core.errors import JobError, UsageError, close, did_you_mean, nearest
+from jointopt.core.atomic_write import write_failure, write_whole
+from jointopt.core.errors import JobError, UsageError, close_words, did_you_mean, nearest_hint
 from jointopt.core.input_files import regular_bytes
 
 # Typed reading of a mapping that a person wrote: a refusal names key, expectation and value.
@@ -24,7 +24,7 @@ from jointopt.core.input_files import regular_bytes
 MOST = 10**9
 
 
-def shown(value: object) -> str:
+def quoted_value(value: object) -> str:
     """A value as a message shows it: one line, cut off, never failing (``repr`` of a huge int can)."""
     try:
         text = repr(value)
@@ -48,7 +48,7 @@ class Section:
         """The error for a key whose value is not what was expected."""
         if self.values.get(key) is None:
             return JobError(f"{self.at(key)} is missing; expected {expected}.")
-        return JobError(f"{self.at(key)} must be {expected}; got {shown(self.values[key])}.")
+        return JobError(f"{self.at(key)} must be {expected}; got {quoted_value(self.values[key])}.")
 
     def only(self, known: Iterable[str], meant: Callable[[str], Sequence[str]] | None = None) -> Section:
         """Itself, after refusing keys that are not known; ``meant`` are those that an unknown one may stand for."""
@@ -56,9 +56,9 @@ class Section:
         for key in self.values:
             if key not in names:
                 place = f" in {self.where}" if self.where else ""
-                near = (meant or (lambda word: close(word, names)))(key) if isinstance(key, str) else []
+                near = (meant or (lambda word: close_words(word, names)))(key) if isinstance(key, str) else []
                 hint = did_you_mean(near)
-                raise JobError(f"The key {shown(key)}{place} is unknown{hint}; expected {', '.join(names)}.")
+                raise JobError(f"The key {quoted_value(key)}{place} is unknown{hint}; expected {', '.join(names)}.")
         return self
 
     def has(self, key: str) -> bool:
@@ -97,7 +97,7 @@ class Section:
     def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
         """One word out of a few."""
         words, value = list(choices), self.values.get(key)
-        hint = nearest(value, words) if isinstance(value, str) and value not in words else ""
+        hint = nearest_hint(value, words) if isinstance(value, str) and value not in words else ""
         expected = f"one of {', '.join(words)}{hint}"
         return str(self._value(key, default, lambda word: isinstance(word, str) and word in words, expected))
 
@@ -156,7 +156,7 @@ class _JobLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in seen:
                 place = f"line {key.start_mark.line + 1}"
-                raise JobError(f"{place}: the key {shown(key.value)} is given twice or is not a word.")
+                raise JobError(f"{place}: the key {quoted_value(key.value)} is given twice or is not a word.")
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep=deep))
 
@@ -180,7 +180,7 @@ def read_text(path: Path, expected: str = "a job file or a config.json") -> str:
             raise JobError(f"{path} does not exist; check the path.")
         raw = regular_bytes(path, _MOST_BYTES, expected, JobError)
     except (OSError, ValueError) as error:
-        raise JobError(f"{shown(str(path))} cannot be read: {error}.") from error
+        raise JobError(f"{quoted_value(str(path))} cannot be read: {error}.") from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -237,7 +237,7 @@ def write_yaml(path: Path, header: str, mapping: Mapping[str, Any]) -> None:
     try:
         write_whole(path, header + dump_yaml(mapping))
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {unwritten(error)}.") from error
+        raise UsageError(f"{path} cannot be written: {write_failure(error)}.") from error
 
 
 def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]) -> T:
@@ -256,7 +256,7 @@ def parse_json(text: str) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for name, value in pairs:
             if name in found:
-                raise JobError(f"the key {shown(name)} is given twice.")
+                raise JobError(f"the key {quoted_value(name)} is given twice.")
             found[name] = value
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import MODEL_BLOCKS
-from jointopt.jobs.catalog.limits import whole
+from jointopt.jobs.catalog.limits import limited_whole
 from jointopt.jobs.model import LATENT_NEEDED, Model, block_of
 from jointopt.jobs.reading import Section
 from jointopt.jobs.windows import read_skip_freq, windows_of
@@ -32,14 +32,14 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     section = Section(mapping, where).only(INLINE_KEYS)
     block = section.choice("block", MODEL_BLOCKS) if section.values.get("block") else ""
     usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
-    shape: dict[str, Any] = {key: size(section, key, usual.get(key)) for key in _REQUIRED}
-    shape["ffn_hidden_size"] = size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
-    shape["num_query_groups"] = size(section, "num_query_groups", shape["num_attention_heads"])
+    shape: dict[str, Any] = {key: read_size(section, key, usual.get(key)) for key in _REQUIRED}
+    shape["ffn_hidden_size"] = read_size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
+    shape["num_query_groups"] = read_size(section, "num_query_groups", shape["num_attention_heads"])
     shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])
     gated = section.flag("gated_mlp", False)
     gpt_like = {"gated_mlp": False, "rmsnorm": gated, "norm_bias": not gated, "linear_bias": not gated}
     shape |= {name: section.flag(name, default) for name, default in (_FLAGS | gpt_like).items()}
-    shape |= {key: size(section, key, 0, low=0) for key in _WHOLES}
+    shape |= {key: read_size(section, key, 0, low=0) for key in _WHOLES}
     if shape["num_experts"] and not section.has("moe_ffn_hidden_size"):
         shape["moe_ffn_hidden_size"] = shape["ffn_hidden_size"]
     positions = "learned" if shape["max_position_embeddings"] else "rope"
@@ -54,13 +54,13 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
             shape |= windows_of(config, str(config.get("model_type")), shape["num_layers"])
         except JobError as error:
             raise JobError(f"{section.at('config')}: {error}") from error
-    model = checked(Model(name=section.text("name", name), config=config, **shape), where)
+    model = checked_model(Model(name=section.text("name", name), config=config, **shape), where)
     return block_of(model, block, model.num_layers, model.name) if block else model
 
 
-def size(section: Section, key: str, default: int | None = None, low: int = 1, of: str = "") -> int:
+def read_size(section: Section, key: str, default: int | None = None, low: int = 1, of: str = "") -> int:
     """One whole number of a shape within its limit, that of the field ``of`` of `Model` where the key is another."""
-    return whole(section, key, f"model.{of or key}", low, default)
+    return limited_whole(section, key, f"model.{of or key}", low, default)
 
 
 def head_dim(section: Section, hidden_size: int, heads: int) -> int:
@@ -71,10 +71,10 @@ def head_dim(section: Section, hidden_size: int, heads: int) -> int:
             f"{place}{heads} attention heads do not divide the hidden size {hidden_size}; expected a multiple, or a "
             f"stated head_dim."
         )
-    return size(section, "head_dim", hidden_size // heads or 1)
+    return read_size(section, "head_dim", hidden_size // heads or 1)
 
 
-def checked(m: Model, where: str) -> Model:
+def checked_model(m: Model, where: str) -> Model:
     """The model itself; JobError where its figures contradict each other.
 
     ``where``: the section of the message; blank for the top of a file, whose path the message begins with.

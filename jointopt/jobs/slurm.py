@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jointopt.core.errors import JobError, nearest
-from jointopt.jobs.reading import Section, shown
+from jointopt.core.errors import JobError, nearest_hint
+from jointopt.jobs.reading import Section, quoted_value
 
 NO_GPU_REQUEST = "none"
 CONTAINER_RUNTIMES = ("pyxis", "apptainer")
@@ -85,7 +85,7 @@ def read_slurm(job: Section) -> Slurm:
         if not _MOUNT.fullmatch(place):
             raise JobError(
                 f"{section.at('mounts')} must be paths such as /data or /data:/in-it, one in each line and without "
-                f"commas and variables, which nothing replaces there; got {shown(place)}."
+                f"commas and variables, which nothing replaces there; got {quoted_value(place)}."
             )
     return Slurm(**found)
 
@@ -98,10 +98,10 @@ def _check_directive(section: Section, key: str, line: str) -> None:
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
             f"{section.at(key)} must be an option of sbatch as one word without quotes, such as --mail-type=END; "
-            f"got {shown(line)}."
+            f"got {quoted_value(line)}."
         )
     if key == "sbatch" and option not in _ALLOWED:
         raise JobError(
-            f"{section.at(key)}: {option} is not an option that job files add{nearest(option, _ALLOWED)}; expected "
-            "one in full that places or limits a job, such as --mail-type=END, --mem=0 or --nodelist=gpu[1-4]."
+            f"{section.at(key)}: {option} is not an option that job files add{nearest_hint(option, _ALLOWED)}; "
+            "expected one in full that places or limits a job, such as --mail-type=END, --mem=0 or --nodelist=gpu[1-4]."
         )

@@ -17,7 +17,13 @@ from jointopt.core.schema import (
     RECIPE_CLASSES,
     TOKEN_DISPATCHERS,
 )
-from jointopt.jobs.catalog.frameworks import framework_names, framework_of_words, load_framework, named_class, of_class
+from jointopt.jobs.catalog.frameworks import (
+    framework_names,
+    framework_of_words,
+    load_framework,
+    named_class,
+    profile_of_class,
+)
 from jointopt.jobs.catalog.kernels import (
     architectures_of,
     attention_kernels,
@@ -26,7 +32,7 @@ from jointopt.jobs.catalog.kernels import (
     scaled_dtype,
     scaling_recipe,
 )
-from jointopt.jobs.catalog.limits import check_batch, number, whole
+from jointopt.jobs.catalog.limits import check_batch, limited_number, limited_whole
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.defaults import FUSED_NORM, default_attention, default_dtype
 from jointopt.jobs.framework import Framework
@@ -58,7 +64,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     meant = framework_of_words(text)
     framework = meant or load_framework(training.choice("framework", framework_names(), "generic"))
     stated = training.choice("recipe_class", RECIPE_CLASSES, "") or (named_class(text) if meant else "")
-    framework = of_class(framework, stated)
+    framework = profile_of_class(framework, stated)
     # a release that runs another kernel than the newest states that; where neither is named, the kernel is assumed
     software = str(given.get("framework", ""))
     newest, named = (default_attention(framework, gpu, dtype, words, newer=True) for words in ("", software))
@@ -68,7 +74,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
             f"{training.at('attention')}: {attention} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
             f"expected one of {', '.join(able)}."
         )
-    seq_length = whole(training, "seq_length", "training.seq_length")
+    seq_length = limited_whole(training, "seq_length", "training.seq_length")
     check_batch(training.whole("global_batch_size"), seq_length)
     read = Training(
         seq_length=seq_length,
@@ -129,11 +135,13 @@ def _further(training: Section, framework: Framework) -> dict[str, Any]:
     flags = ("overlap_moe_a2a", "moe_router_force_load_balancing")
     found: dict[str, Any] = {"cuda_graph": "" if graph == "none" else graph}
     found |= {key: training.flag(key, False) for key in flags}
-    found["moe_load_imbalance"] = number(training, "moe_load_imbalance", "training.moe_load_imbalance", default=1.0)
+    found["moe_load_imbalance"] = limited_number(
+        training, "moe_load_imbalance", "training.moe_load_imbalance", default=1.0
+    )
     if found["moe_load_imbalance"] < 1.0:
         raise training.refuse("moe_load_imbalance", "a number from 1 (balanced) on")
     if training.has("run_tokens"):  # which people write as 15e12
-        tokens = number(training, "run_tokens", "training.run_tokens")
+        tokens = limited_number(training, "run_tokens", "training.run_tokens")
         if not tokens.is_integer():
             raise training.refuse("run_tokens", "a whole number of tokens")
         found["run_tokens"] = int(tokens)
@@ -151,19 +159,18 @@ def _further(training: Section, framework: Framework) -> dict[str, Any]:
     targets = training.values.get("lora_target_modules") or list(LORA_TARGETS)
     if not isinstance(targets, list) or not all(target in LORA_TARGETS for target in targets):
         raise training.refuse("lora_target_modules", f"a list of some of {', '.join(LORA_TARGETS)}")
-    found["lora_dim"] = whole(training, "lora_dim", "training.lora_dim")
+    found["lora_dim"] = limited_whole(training, "lora_dim", "training.lora_dim")
     if training.has("lora_alpha"):
-        found["lora_alpha"] = number(training, "lora_alpha", "training.lora_alpha")
+        found["lora_alpha"] = limited_number(training, "lora_alpha", "training.lora_alpha")
     if set(targets) != set(LORA_TARGETS):
         found["lora_target_modules"] = tuple(target for target in LORA_TARGETS if target in targets)
     return found
 
 
 def _check_experts(model: Model, training: Training) -> None:
-    """JobError for a load of experts that no plan has, and for all-to-alls that no plan of the job could overlap.
+    """JobError for a moe_load_imbalance that no plan can have, and for an overlap_moe_a2a that none can run.
 
-    Each token goes to the most loaded expert once; forced balance draws experts at random. The overlap is that of no
-    experts, or what Megatron Core asserts.
+    A token goes to an expert at most once, and forced balance draws experts at random. Megatron Core asserts the rest.
     """
     imbalance = training.moe_load_imbalance
     if imbalance > 1.0 and training.moe_router_force_load_balancing:

@@ -13,10 +13,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.jobs.reading import is_number, is_whole, shown
+from jointopt.jobs.reading import is_number, is_whole, quoted_value
 
 GROUP = "jointopt.launchers"  # entry points: shipped ones are in pyproject.toml, other packages add theirs
 _KINDS: dict[Any, tuple[str, Callable[[object], bool]]] = {
@@ -54,34 +54,36 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A run that has ended: its place among the plans of the call, its row, and how long it held its GPUs in s."""
+class EndedRun:
+    """A run that has ended."""
 
-    place: int
-    row: Mapping[str, Any]
-    seconds: float
+    place: int  # of its plan among those of the call, from 0
+    row: Mapping[str, Any]  # of the measurement table
+    seconds: float  # for which it held its GPUs
 
 
-Report = Callable[[int, str], None]  # called with the place of a plan and the state of its run in words
+ReportState = Callable[[int, str], None]  # takes the place of a plan, and the state of its run in words
 
 
 @runtime_checkable
 class ManyAtOnce(Launcher, Protocol):
     """A launcher that does not own the machine of its runs, so that several are on their way at once."""
 
-    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
-        """Start runs of all ``plans``, and give each as it ends.
+    def run_all(
+        self, job: Job, plans: Iterable[Mapping[str, Any]], report: ReportState
+    ) -> Generator[EndedRun, None, None]:
+        """Start runs of all ``plans``, and yield each as it ends.
 
-        Nothing more is started after a LauncherError, which is raised when all others have ended. KeyboardInterrupt and
-        closing the generator end what is on its way; after the former runs that had ended by then are still given.
+        After a LauncherError nothing more is started; it is raised when all other runs have ended. KeyboardInterrupt
+        and closing the generator end the runs on their way; after an interrupt, runs that had ended are still yielded.
         """
 
 
 @runtime_checkable
 class EndsEarly(Launcher, Protocol):
-    """A launcher that ends a run after a few iterations where each took longer than ``behind_s`` (0: none is ended).
+    """A launcher that ends runs early: after a few iterations that each took longer than ``behind_s`` (0: none is).
 
-    Its row is a timeout with the shortest of them as iteration time, a lower bound.
+    The row of such a run is a timeout, whose iteration time is the shortest of these iterations, a lower bound.
     """
 
     behind_s: float
@@ -89,20 +91,20 @@ class EndsEarly(Launcher, Protocol):
 
 @runtime_checkable
 class EndsDominated(EndsEarly, Protocol):
-    """A launcher that meters runs as they go on, and ends one whose time and energy are clearly beyond bounds of both.
+    """A launcher that meters runs while they go on, and ends those that are clearly behind in both time and energy.
 
-    ``behind_both``: bounds, in s and J of an iteration (none: no run is ended for its energy). A run is ended where its
-    first iterations all took longer than one of them states, and the power so far, at the lower end of what it shows,
-    times the shortest of them is more energy. Its row is that of `EndsEarly` with this energy, a lower bound.
+    ``behind_both``: pairs of bounds, s and J per iteration (none: no run is ended for its energy). A run is ended if
+    for one pair its first iterations all took longer, and the shortest of them at the least power that the meter allows
+    for took more energy. Its row is that of `EndsEarly` with this energy, a lower bound.
     """
 
     behind_both: Sequence[tuple[float, float]]
 
 
 def run_all(
-    launcher: Launcher, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
-) -> Generator[Ended, None, None]:
-    """Runs of ``plans``, each given as it ends: at once where the launcher is one of `ManyAtOnce`, else in order.
+    launcher: Launcher, job: Job, plans: Iterable[Mapping[str, Any]], report: ReportState
+) -> Generator[EndedRun, None, None]:
+    """Run ``plans`` and yield each run as it ends: several at once if the launcher is `ManyAtOnce`, else in order.
 
     A plan is drawn from ``plans`` when its run begins. Raises what the launcher raises.
     """
@@ -111,16 +113,16 @@ def run_all(
         return
     for place, plan in enumerate(plans):
         started = time.monotonic()
-        yield Ended(place, launcher.run(job, plan), time.monotonic() - started)
+        yield EndedRun(place, launcher.run(job, plan), time.monotonic() - started)
 
 
-def narrowed(launcher: Launcher, job: Job) -> Job:
-    """The job with the part of its search that ``launcher`` runs, where it declares one.
+def narrow_search(launcher: Launcher, job: Job) -> Job:
+    """The job, its search narrowed to the plans that ``launcher`` can run; LauncherError where there are none.
 
-    One that leaves clocks to the driver runs plans at the top clock alone: those at others would be measured there and
-    compared with what was predicted elsewhere. Raises LauncherError where that is none of it.
+    The launcher's own ``narrow_search(job)`` is asked if it has one. A launcher that leaves clocks to the driver runs
+    plans at the top clock alone, since GPUs run there whatever clock a plan states.
     """
-    job = getattr(launcher, "narrowed", lambda job: job)(job)
+    job = getattr(launcher, "narrow_search", lambda job: job)(job)
     if not getattr(launcher, "default_clocks", False):
         return job
     top_mhz = job.cluster.gpu.clock_max_mhz or max(job.search.clock_mhz)
@@ -159,7 +161,7 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
     found = list(entry_points(group=GROUP, name=name))
     if not found:
         known = launcher_names()
-        raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
+        raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest_hint(name, known)}.")
     make: Callable[..., Launcher] = found[0].load()
     given = {key: value for key, value in options.items() if value is not None}
     parameters = inspect.signature(make).parameters
@@ -167,7 +169,7 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
         parameters = inspect.signature(make, eval_str=True).parameters
     for key in given.keys() - parameters.keys():
         elsewhere = ": logs lie in the folder that is given as --folder"
-        hint = elsewhere if key == "logs" and "folder" in parameters else nearest(key, parameters)
+        hint = elsewhere if key == "logs" and "folder" in parameters else nearest_hint(key, parameters)
         raise UsageError(f"The launcher {name!r} has no option {key!r}{hint}.")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in given:
@@ -183,7 +185,7 @@ def _option_value(launcher: str, key: str, annotation: Any, value: Any) -> Any:
     if not any(_fits(kind, value) for kind in kinds) or (in_seconds and is_number(value) and value <= 0):
         words = [_KINDS[kind][0] for kind in kinds if kind in _KINDS]
         expected = "a number of seconds above 0" if in_seconds else " or ".join(filter(None, words))
-        raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {shown(value)}.")
+        raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {quoted_value(value)}.")
     return Path(value) if Path in kinds and str not in kinds and isinstance(value, str) else value
 
 

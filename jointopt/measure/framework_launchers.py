@@ -115,7 +115,7 @@ class CommandStartedLauncher(LocalLauncher):
         bare = replace(job, slurm=replace(job.slurm, container=None))  # which is the command's own affair
         words = self.program.words(bare, plan, folder)
         if self._is_metered(job):
-            words = conditions.metered_words(words, job, folder, self.default_clocks, self.program.shows_ranks)
+            words = conditions.exec_words(words, job, folder, self.default_clocks, self.program.shows_ranks)
         port = 20_000 + sum(map(ord, folder.name)) % 12_000
         return _TEMPLATE.format(nodes=job.cluster.nodes, port=port, command=shell_words(words))
 

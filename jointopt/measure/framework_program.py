@@ -19,7 +19,7 @@ from jointopt.frameworks.megatron import ENVIRONMENT
 from jointopt.frameworks.targets import TARGETS, version_in
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import DEFAULT_ORDER
-from jointopt.measure.process import Program, local_torchrun, node_torchrun, without
+from jointopt.measure.process import Program, exclude_columns, local_torchrun, node_torchrun
 from jointopt.runs.rows import WINDOW, failed_row, is_blank
 
 
@@ -60,7 +60,7 @@ class FrameworkProgram(Program):
     """
 
     missing = "the log holds no measured iteration"
-    contained = True
+    in_container = True
 
     def __init__(
         self, name: str, checkout: Path | None = None, script: Path | None = None, arguments: str = "",
@@ -110,12 +110,12 @@ class FrameworkProgram(Program):
                 refusal = error
         raise refusal or LauncherError(f"{self.about.title} has no words for job {job.name!r}.")
 
-    def narrowed(self, job: Job) -> Job:
+    def narrow_search(self, job: Job) -> Job:
         """The job without what the framework does not have."""
-        return without(job, self.about.title, self.about.lacks)
+        return exclude_columns(job, self.about.title, self.about.lacks)
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
-        """The words that start it."""
+        """The words that start the framework under ``plan``, with files of the export in ``folder``."""
         made = self.export(job, plan)
         places = {name: str(folder / name) for name in made.files}
         variables = dict(made.environment)

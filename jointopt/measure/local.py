@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest
+from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest_hint
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
@@ -31,7 +31,7 @@ from jointopt.measure.hardware.meter import Meter
 from jointopt.measure.process import Program, files_of_a_run, run_program, whole_log
 from jointopt.measure.trainer.spec import JUDGED_ON
 from jointopt.runs.readings import LEAST_WINDOW_S
-from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, label, new_log, outcome, result_row, with_log
+from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, log_prefix, new_log, outcome, result_row, with_log
 from jointopt.runs.table import check_measurements
 
 SPANS = 3  # of the time that a run was metered for, whose powers are compared
@@ -58,7 +58,7 @@ class LocalLauncher:
     log_name = ""  # of the log in a folder that stays in ``logs``; blank: the log alone stays
     behind_s: float = program_attribute("behind_s")  # as of `EndsEarly`
     behind_both: Sequence[tuple[float, float]] = program_attribute("behind_both")  # as of `EndsDominated`
-    narrowed: Any = program_attribute("narrowed")
+    narrow_search: Any = program_attribute("narrow_search")
 
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.name, self.program, self.limit_s, self.logs = program.name, program, limit_s, logs
@@ -98,7 +98,7 @@ class LocalLauncher:
         """A folder for the files of one run of ``plan``, and its log."""
         if self.log_name and self.logs is not None:
             Path(self.logs).mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
+            folder = Path(tempfile.mkdtemp(prefix=log_prefix(plan), dir=self.logs)).resolve()
             yield folder, folder / self.log_name
         else:
             with scratch_folder() as scratch:
@@ -108,7 +108,7 @@ class LocalLauncher:
         program, log = self.program, early.log
         ended = run_program(
             program.words(job, plan, folder, alone=True), log, limit_s=self.limit_s, env=program.environment,
-            cwd=program.cwd, over=early.is_due if self.behind_s or self.behind_both else None,
+            cwd=program.cwd, should_end=early.is_due if self.behind_s or self.behind_both else None,
         )  # fmt: skip
         if early.row is not None:
             row = early.row
@@ -127,7 +127,7 @@ class LocalLauncher:
 
 
 def failure_without_result(program: Program, folder: Path, failure: Failure, whole: bool) -> Failure:
-    """The failure of a run that has left no result; of one that ended well (``whole``), that it left none."""
+    """The failure of a run without a result: its own, or, where it ended well (``whole``), that there is no result."""
     if not whole or failure.status != "failed":
         return failure
     if is_full(folder):
@@ -146,10 +146,9 @@ def row_ended_early(seconds: Sequence[float], behind_s: float) -> dict[str, Any]
 
 
 def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
-    """Lower end of the mean power of all GPUs between two times in W; NaN where it was not measured.
+    """Lower bound in W of the mean power of all GPUs between two times (s since 1970); NaN where it was not measured.
 
-    Student's bound, held in 95 % of cases, of the means of three spans as long as each other, each of which shows how
-    much the power of one differs from that of the next.
+    It is Student's 95 % bound of the means of `SPANS` equal spans.
     """
     readings = [meter.reading(*span) for span in pairwise(np.linspace(start_s, end_s, SPANS + 1).tolist())]
     watts = np.array([one.total_energy_j / one.seconds for one in readings if one.seconds])
@@ -159,9 +158,10 @@ def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
 
 
 class EarlyEnd:
-    """A look at the log of one run now and then: `is_due` is true once the run is behind, whose `row` is then known.
+    """Tells from the log of one run, while it goes on, whether it is behind and is to be ended (`EndsEarly`).
 
-    ``meter``: that of its GPUs, by which it may be behind in time and energy (`EndsDominated`).
+    ``meter``: that of its GPUs, by which it may be behind in both time and energy (`EndsDominated`). ``row``: the
+    result columns of the run, once it is to be ended.
     """
 
     def __init__(self, program: Program, job: Job, log: Path, meter: Meter | None = None) -> None:
@@ -170,10 +170,10 @@ class EarlyEnd:
         self.row: dict[str, Any] | None = None
 
     def is_due(self) -> bool:
-        """Whether its first measured iterations all took longer than ``behind_s``, or it is beyond ``behind_both``.
+        """Whether the run is behind ``behind_s``, or ``behind_both``, by its first `JUDGED_ON` measured iterations.
 
-        The least of them is its time, a lower bound. Its power is known by `SPANS` spans that each hold an iteration
-        and are long enough for counters of energy.
+        Power is judged after `SPANS` spans of metering, each of which holds an iteration and is long enough for
+        counters of energy.
         """
         program, meter = self._program, self._meter if self._program.behind_both else None
         if not program.behind_s and meter is None:
@@ -251,20 +251,20 @@ class Template:
         self.fields = frozenset(filter(None, named))
         for name in sorted(self.fields - set(fields)):
             raise UsageError(
-                f"--command has no value for {{{name}}}{nearest(name, fields)}; expected fields of {', '.join(fields)}"
-                "; a brace that is meant is written twice."
+                f"--command has no value for {{{name}}}{nearest_hint(name, fields)}; expected fields of "
+                f"{', '.join(fields)}; a brace that is meant is written twice."
             )
         if needed not in self.fields:
             raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
 
     def fill(self, values: Mapping[str, Any]) -> list[str]:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
-        words = {name: word(name, values.get(name)) for name in self.fields}
+        words = {name: field_text(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
 
 
-def word(name: str, value: Any) -> str:
-    """A value as one word: true and false in small letters, whole numbers without a point, clocks by semicolons."""
+def field_text(name: str, value: Any) -> str:
+    """The text of a field in a command: true or false, whole numbers without a point, clocks split by semicolons."""
     if isinstance(value, list | tuple | np.ndarray):
         return ";".join(plain_number(float(clock)) for clock in value)
     if is_blank(value):
@@ -277,7 +277,7 @@ def word(name: str, value: Any) -> str:
 
 
 def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Values of the fields of a command: the job, the plan's columns over it, and where files go."""
+    """Values of the fields of a command: those of the job, replaced by the plan's columns, and paths in ``folder``."""
     model, training, cluster = job.model, job.training, job.cluster
     stated: dict[str, Any] = {}
     for source in (model, training, cluster):
@@ -305,7 +305,7 @@ class CommandProgram(Program):
         return self.template.fill(command_values(job, plan, folder))
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        """The row in the file that the program wrote; one that cannot be true is a failed run that says why."""
+        """The row in the program's result file; for one that cannot be true, that of a failed run."""
         path = folder / _FILE
         if not path.is_file():
             return None
@@ -320,7 +320,7 @@ class CommandProgram(Program):
         cells, reason = _cells(given, job.cluster.num_gpus)
         if reason:
             return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
-        unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
+        unknown = [f"{key}{nearest_hint(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
         notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
         status = str(cells.pop("status", STATUSES[0])).strip().lower()
         if status == STATUSES[0]:
@@ -347,7 +347,7 @@ def _cells(given: Any, num_gpus: int) -> tuple[dict[str, Any], str]:
         if "iteration_time_s" in given:
             got = json.dumps(given["iteration_time_s"])
             return {}, f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
-        near = any(nearest(key, ["iteration_time_s"]) for key in given)
+        near = any(nearest_hint(key, ["iteration_time_s"]) for key in given)
         got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
         return {}, f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
     _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))

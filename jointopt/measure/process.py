@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jointopt.core.errors import JointOptError, LauncherError
-from jointopt.core.schema import COLUMNS, NEUTRAL, inside
+from jointopt.core.schema import COLUMNS, NEUTRAL, encode_cells
 from jointopt.frameworks.failures import is_full
 from jointopt.jobs.job import Job
-from jointopt.measure.hardware.guard.guarded import Guarded, catch_signals, settled
+from jointopt.measure.hardware.guard.guarded import GuardedProgram, catch_signals, end_leftover_runs
 from jointopt.runs.rows import is_blank
 
 _log = logging.getLogger(__name__)
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
 _LINGER_S = 2.0  # that children have to end after the program, from SIGTERM to SIGKILL
 _POLL_S = 0.05
-_LOOK_S = 2.0  # between two looks at a log
+_LOOK_S = 2.0  # between two calls of ``should_end``
 _TAIL_BYTES = 65_536
 _LONGEST_LOG = 64 * 2**20
 # by PCI bus, as NVML counts GPUs; CUDA's own order is by speed
@@ -35,32 +35,31 @@ _GPUS_AS_METERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The end of a program: its exit code (negative = signal), whether the time limit ended it, the end of its log."""
+class ProgramExit:
+    """How a program ended."""
 
-    code: int
-    timed_out: bool
-    tail: str
+    code: int  # negative: the signal that ended it
+    timed_out: bool  # whether the time limit ended it
+    tail: str  # the end of its log
 
 
 def run_program(
     command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None,
-    over: Callable[[], bool] | None = None,
-) -> Ended:  # fmt: skip
+    should_end: Callable[[], bool] | None = None,
+) -> ProgramExit:  # fmt: skip
     """Run ``command`` with output to ``log``; none of its processes is left, even if this one is killed.
 
-    It is ended too once ``over``, which is polled, returns true.
-
-    Raises LauncherError where the program cannot be started.
+    It is ended after ``limit_s``, or once ``should_end``, called every few seconds, returns true. Raises LauncherError
+    where the program cannot be started.
     """
     with files_of_a_run():
         out = log.open("ab")
     with out:
         program = _start_program(command, env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-    until, look_s, timed_out = time.monotonic() + limit_s, math.inf if over is None else _LOOK_S, False
+    until, look_s, timed_out = time.monotonic() + limit_s, math.inf if should_end is None else _LOOK_S, False
     try:
         while not timed_out and program.wait(min(look_s, until - time.monotonic())) is None:
-            if over is not None and over():
+            if should_end is not None and should_end():
                 break
             timed_out = time.monotonic() >= until
     finally:
@@ -69,7 +68,7 @@ def run_program(
         finally:
             program.kill()  # where an interrupt did not let it end in its own time
     cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot hold it any more
-    return Ended(program.code or 0, timed_out, tail_of(log) + cut)
+    return ProgramExit(program.code or 0, timed_out, tail_of(log) + cut)
 
 
 def run_in_foreground(
@@ -105,16 +104,16 @@ def run_in_foreground(
     return code if code >= 0 else 128 - code
 
 
-def _start_program(command: Sequence[str], env: Mapping[str, str] | None, **options: Any) -> Guarded:
-    """The program under a guardian, once what killed tools have left is ended; it counts GPUs as the meter does."""
-    for sentence in settled():
+def _start_program(command: Sequence[str], env: Mapping[str, str] | None, **options: Any) -> GuardedProgram:
+    """Start the program under a guardian, with GPUs in the meter's order, after ending runs of killed tools."""
+    for sentence in end_leftover_runs():
         _log.info(sentence)
-    return Guarded(command, env={**_GPUS_AS_METERED, **os.environ, **(env or {})}, **options)
+    return GuardedProgram(command, env={**_GPUS_AS_METERED, **os.environ, **(env or {})}, **options)
 
 
 @contextmanager
 def files_of_a_run() -> Iterator[None]:
-    """LauncherError where files of a run cannot be made: the next run could not be started either."""
+    """Turn an OSError of the body, which makes files of a run, into a LauncherError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -127,7 +126,7 @@ def files_of_a_run() -> Iterator[None]:
 
 
 def tail_of(log: Path) -> str:
-    """The end of a log, at most 64 KiB, blank where its program has taken it away; what is no text is shown as such."""
+    """The last 64 KiB of a log, with escapes for bytes that are no text; blank where the file is gone."""
     with suppress(OSError), log.open("rb") as stream:
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL_BYTES))
         return stream.read().decode("utf-8", "backslashreplace")
@@ -135,7 +134,7 @@ def tail_of(log: Path) -> str:
 
 
 def whole_log(log: Path) -> str:
-    """A log, or its end where it is longer than anyone reads (64 MiB); else as `tail_of`."""
+    """A log as text; of one longer than 64 MiB its end alone, as `tail_of`."""
     with suppress(OSError):
         if log.stat().st_size <= _LONGEST_LOG:
             return log.read_text(encoding="utf-8", errors="backslashreplace")
@@ -154,9 +153,9 @@ class Program(Protocol):
     name: str
     environment: Mapping[str, str] = {}
     cwd: Path | None = None  # None = that of this process
-    missing: str = "the program ended well and left no result"  # the failure of such a run, in words
-    contained: bool = False  # whether it runs in the container of the job file's section slurm
-    behind_s: float = 0.0  # see `EndsEarly`; a program that does not read it is judged by its log
+    missing: str = "the program ended well and left no result"  # what the row of a run without a result says
+    in_container: bool = False  # whether it runs in the container of the job file's section slurm
+    behind_s: float = 0.0  # see `EndsEarly`: the program ends itself, or its log shows that it is behind
     behind_both: Sequence[tuple[float, float]] = ()  # see `EndsDominated`
     shows_ranks: bool = True  # whether its ranks are known to show which stages they run (`jointopt exec`)
 
@@ -164,7 +163,7 @@ class Program(Protocol):
         """Raises LauncherError for a job that the program cannot run, whatever the plan."""
         return
 
-    def narrowed(self, job: Job) -> Job:
+    def narrow_search(self, job: Job) -> Job:
         """The job with the part of its search that the program runs. Raises LauncherError where it runs none."""
         return job
 
@@ -175,7 +174,7 @@ class Program(Protocol):
         """
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
-        """Writes into ``folder`` what the command reads there; it is to measure for at least ``least_s``."""
+        """Write into ``folder`` the files that the command reads; it is to measure for at least ``least_s``."""
         return
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
@@ -189,36 +188,36 @@ class Program(Protocol):
         return (), {}
 
 
-def without(job: Job, program: str, names: Iterable[str]) -> Job:
-    """The job without plans that use these layout columns. LauncherError where its search lists nothing else."""
+def exclude_columns(job: Job, program: str, names: Iterable[str]) -> Job:
+    """The job without plans that use the layout columns ``names``; LauncherError where its search lists only those."""
     kept: dict[str, Any] = {}
     for name in names:
         column, listed, unused = COLUMNS[name], getattr(job.search, name), NEUTRAL.get(name, 1)
-        if listed is not None and unused not in inside(name, listed):
+        if listed is not None and unused not in encode_cells(name, listed):
             raise LauncherError(_lacks(program, name, listed[0]))
-        kept[name] = (column.outside(unused),)
+        kept[name] = (column.decode(unused),)
     return replace(job, search=replace(job.search, **kept))
 
 
-def refuse(program: str, plan: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raises LauncherError for a plan that uses one of these layout columns."""
+def refuse_columns(program: str, plan: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise LauncherError for a plan that uses one of the layout columns ``names``."""
     for name in names:
-        if not is_blank(cell := plan.get(name)) and inside(name, [cell])[0] != NEUTRAL[name]:
+        if not is_blank(cell := plan.get(name)) and encode_cells(name, [cell])[0] != NEUTRAL[name]:
             raise LauncherError(_lacks(program, name, cell))
 
 
 def _lacks(program: str, name: str, value: Any) -> str:
-    usual = COLUMNS[name].outside(NEUTRAL.get(name, 1))
+    usual = COLUMNS[name].decode(NEUTRAL.get(name, 1))
     expected = "blank" if usual == "" else usual
     return f"{program} does not run plans with {name} {value}; expected {expected}, or another launcher."
 
 
-def node_torchrun(job: Job, contained: bool = False) -> list[str]:
-    """torchrun on one of several nodes, with a fixed meeting point, so that ranks follow the nodes' order.
+def node_torchrun(job: Job, in_container: bool = False) -> list[str]:
+    """The words of torchrun on one of several nodes, with a fixed meeting point, so that ranks follow the nodes' order.
 
-    ``contained``: by the Python of a container, whatever that of the nodes.
+    ``in_container``: by the Python of a container, whatever that of the nodes.
     """
-    python = "python" if contained else job.slurm.python or sys.executable
+    python = "python" if in_container else job.slurm.python or sys.executable
     return [
         python, *_TORCHRUN, "--nnodes=${NNODES}", "--node-rank=${NODE_RANK}",
         "--master-addr=${MASTER_ADDR}", "--master-port=${MASTER_PORT}",
@@ -227,7 +226,7 @@ def node_torchrun(job: Job, contained: bool = False) -> list[str]:
 
 
 def local_torchrun(processes: int, folder: Path) -> list[str]:
-    """torchrun on this machine; ports are its own choice, so that several can run side by side.
+    """The words of torchrun on this machine alone; it chooses its port, so that several can run side by side.
 
     What it leaves goes to ``folder``; by default that is a folder in /tmp that is not removed.
     """

@@ -1,4 +1,4 @@
-"""Replay: runs that were recorded in a table are "run" by returning their row."""
+"""The launcher replay, which runs nothing: it returns the row of a plan in a table of recorded runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.job import Job
-from jointopt.runs.cells import STRICT_READERS, read_columns, spelled, with_precision
+from jointopt.runs.cells import STRICT_READERS, cell_as_written, read_columns, with_precision
 from jointopt.runs.dtype_names import named_precision
 from jointopt.runs.rows import RESULTS
 from jointopt.runs.table import clean_runs, read_table
@@ -65,7 +65,8 @@ class ReplayLauncher:
             why = f"none has all of {', '.join(some)}"
         else:
             known = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
-            why = f"it needs {name} {wanted[name]} and the table holds {', '.join(str(spelled(v)) for v in known)}"
+            why = f"it needs {name} {wanted[name]} and the table holds "
+            why += ", ".join(str(cell_as_written(cell)) for cell in known)
         raise LauncherError(
             f"No row of the table belongs to job {job.name!r}: {why}; give the table of this job, or change the job."
         )
@@ -85,7 +86,7 @@ class ReplayLauncher:
         return {str(k): v for k, v in order.iloc[0].items()}
 
     def _rows_of(self, job: Job) -> Bools:
-        """Rows of the job, and those comparable with one of them."""
+        """Whether each row belongs to the job."""
         if self._last is not None and self._last[0] is job:
             return self._last[1]
         mask = self._agreeing_rows(_workload(job))
@@ -103,7 +104,7 @@ class ReplayLauncher:
         return mask
 
     def _agreeing_rows(self, wanted: Mapping[Any, Any]) -> Bools:
-        """Rows whose cells are those that are wanted, or blank: unknown contradicts nothing."""
+        """Whether each row's cells are those that are ``wanted``, or blank: unknown contradicts nothing."""
         mask = np.ones(len(self._clean), bool)
         for name, value in wanted.items():
             if name not in self._clean or (not isinstance(value, tuple) and pd.isna(value)):
@@ -127,8 +128,8 @@ def _workload(job: Job) -> dict[str, Any]:
     """Columns of a row that the job decides; software is not among them: the job takes it from the table."""
     model, training, cluster = job.model, job.training, job.cluster
     return {
-        **model.cells(_SIZES), "gated_mlp": float(model.gated_mlp),
+        **model.size_cells(_SIZES), "gated_mlp": float(model.gated_mlp),
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
         "dtype": np.nan if training.dtype_assumed else training.precision,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
-    } | training.cells | model.window_cells  # fmt: skip
+    } | training.adapter_and_recipe_cells | model.window_cells  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.errors import ExportError, LauncherError, UsageError, nearest
+from jointopt.core.errors import ExportError, LauncherError, UsageError, nearest_hint
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.schema import COLUMNS, Columns
 from jointopt.frameworks.failures import failure_of, is_full
@@ -27,11 +27,11 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure import slurm_commands as control
-from jointopt.measure.base import Ended, Report
+from jointopt.measure.base import EndedRun, ReportState
 from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.hardware import conditions
 from jointopt.measure.hardware.host import SLURM_COMMANDS
-from jointopt.measure.local import CommandProgram, EarlyEnd, program_attribute, word
+from jointopt.measure.local import CommandProgram, EarlyEnd, field_text, program_attribute
 from jointopt.measure.process import Program, tail_of, whole_log
 from jointopt.measure.slurm_commands import NoAnswerError, RefusedError, SlurmJob
 from jointopt.measure.torchrun import TorchrunProgram
@@ -57,7 +57,7 @@ class SlurmLauncher:
 
     name = "slurm"
     behind_s: float = program_attribute("behind_s")  # as of `EndsEarly`
-    narrowed: Any = program_attribute("narrowed")
+    narrow_search: Any = program_attribute("narrow_search")
 
     def __init__(
         self, folder: Path = DEFAULT_FOLDER, limit_s: float = 1800.0, program: str | Program | None = None,
@@ -71,7 +71,9 @@ class SlurmLauncher:
         if not isinstance(name, str):
             self.program = name
         elif name not in PROGRAMS:
-            raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+            raise UsageError(
+                f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest_hint(name, PROGRAMS)}."
+            )
         elif name in FRAMEWORKS:
             self.program = FrameworkProgram(name, checkout, script, arguments, version, iterations, warmup_iterations)
         elif name == "torchrun":
@@ -81,7 +83,7 @@ class SlurmLauncher:
         else:
             self.program = CommandProgram(command)
         self.default_clocks, self.meter = default_clocks, meter
-        self._delivered: Iterator[Ended] | None = None
+        self._delivered: Iterator[EndedRun] | None = None
         if not str(self.folder).isprintable():
             raise UsageError(f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold.")
 
@@ -114,10 +116,13 @@ class SlurmLauncher:
         return ended.row
 
     def _accept(self) -> None:
+        """Count the last row of `run` as handed over."""
         for _ in self._delivered or ():
             pass
 
-    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
+    def run_all(
+        self, job: Job, plans: Iterable[Mapping[str, Any]], report: ReportState
+    ) -> Generator[EndedRun, None, None]:
         """As `ManyAtOnce`: one job each, in the queue together; what Slurm does not take now follows as others end."""
         self.candidates(job)
         fleet = Fleet(self, job, enumerate(plans), report)
@@ -134,21 +139,22 @@ class SlurmLauncher:
         """The script that sbatch receives for ``plan``; nothing is written or submitted."""
         place = folder or self.folder / self.job_name(job, plan) / "1"
         words = self.program.words(job, plan, place)
-        if self.program.contained:
+        if self.program.in_container:
             seen = [Path.cwd(), self.folder, *([self.program.cwd] if self.program.cwd else [])]
             words = [*container_words(job.slurm, seen), *words]
         if self._is_metered(job):
-            words = conditions.metered_words(words, job, place, self.default_clocks, self.program.shows_ranks)
+            words = conditions.exec_words(words, job, place, self.default_clocks, self.program.shows_ranks)
         name = _submission_name(place)
-        about = " ".join(f"{key}={word(key, value)}" for key, value in plan_cells(plan).items())
+        about = " ".join(f"{key}={field_text(key, value)}" for key, value in plan_cells(plan).items())
         return script_text(name, job.cluster, job.slurm, words, place, self.limit_s, about)
 
     def submit(
         self, job: Job, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]
     ) -> tuple[int | None, str]:
-        """The Slurm job of the folder, of an earlier process or a new one, and how it was found.
+        """(number, words on how it came) of the folder's Slurm job, of an earlier process or submitted now.
 
-        None for a job that has left its result and has no number any more. ``report``: where Slurm does not answer.
+        The number is None for a job of an earlier process that has left its result. ``report`` is called while Slurm
+        does not answer.
         """
         name, known = _submission_name(folder), None
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -184,10 +190,10 @@ class SlurmLauncher:
         of_job = {key: mapping[key] for key in ("model", "training", "cluster")}
         options = {name: value for name, value in vars(self.program).items() if isinstance(value, int | str)}
         digests = [""] * len(words)
-        for i, word_ in enumerate(words):
-            if word_.endswith(_CONTENT):
+        for i, word in enumerate(words):
+            if word.endswith(_CONTENT):
                 with suppress(OSError, ValueError):  # words may be too long for a path, or hold what no path does
-                    digests[i] = hashlib.sha256(Path(word_).read_bytes()).hexdigest()
+                    digests[i] = hashlib.sha256(Path(word).read_bytes()).hexdigest()
         where = [getattr(job.slurm, name) for name in _WHERE]
         parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), words, options, digests, where,
                  [self.default_clocks, self._is_metered(job)]]  # fmt: skip
@@ -197,11 +203,11 @@ class SlurmLauncher:
     def _is_metered(self, job: Job) -> bool:
         return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
 
-    def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
+    def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: JobEnd) -> dict[str, Any]:
         """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
         log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole_log, tail_of))
         failure = why_failed(end, end_of_log, folder, self.limit_s)
-        # the program itself came to its end
+        # whether the program came to its own end
         whole = end.code == 0 and (end.written is not None or (end.job is not None and end.job.state == "COMPLETED"))
         row = with_log(outcome(self.program.results(job, folder, log), whole, failure), folder / LOG, True)
         if self._is_metered(job):
@@ -229,22 +235,22 @@ DONE = "done"  # a file in the folder of a submission whose row has been handed 
 
 
 class Fleet:
-    """The jobs of one call that are on their way, by the place of their plan."""
+    """The Slurm jobs of one call: all plans that Slurm takes are submitted, the others as earlier jobs end."""
 
     def __init__(
         self, launcher: SlurmLauncher, job: Job, plans: Iterator[tuple[int, Mapping[str, Any]]],
-        report: Report,
+        report: ReportState,
     ) -> None:  # fmt: skip
         self._launcher, self._job, self._plans, self._report = launcher, job, plans, report
-        self._flights: dict[int, Submission] = {}
+        self._flights: dict[int, Submission] = {}  # on their way, by the place of their plan
         # to be submitted when another one has ended
         self._refused: tuple[int, Mapping[str, Any]] | None = None
         self._error: LauncherError | None = None
 
-    def ended(self) -> Iterator[Ended]:
-        """Every run as it ends; the first error when nothing is on its way any more.
+    def ended(self) -> Iterator[EndedRun]:
+        """Submit the plans and yield every run as it ends; raise the first error when no job is on its way any more.
 
-        Waits between two looks are short at first, half as long again each time.
+        Slurm is asked at short intervals at first, each half as long again as the last.
         """
         yield from self._submit()
         first_s = wait_s = min(0.5, self._launcher.poll_s)
@@ -259,8 +265,8 @@ class Fleet:
         if self._error is not None:
             raise self._error
 
-    def rescue(self) -> Iterator[Ended]:
-        """The runs that have ended before an interrupt; all others are cancelled."""
+    def rescue(self) -> Iterator[EndedRun]:
+        """Cancel all jobs after an interrupt, but yield the runs that had ended."""
         over = [place for place, flight in self._flights.items() if exit_status_in(flight.folder) is not None]
         self.cancel()
         for place in over:
@@ -268,7 +274,7 @@ class Fleet:
                 yield from self._hand_over(place, found)
 
     def cancel(self) -> None:
-        """End all jobs but those that have a result, which stays to be found, as does a job that goes on."""
+        """Cancel all jobs without a result; the next call finds results, and jobs that Slurm does not cancel."""
         going = {place: f for place, f in self._flights.items() if exit_status_in(f.folder) is None}
         # one that was interrupted while Slurm took it, or not, is known by its name alone
         known = [f.number if f.sent else control.job_of_name(_submission_name(f.folder)) for f in going.values()]
@@ -281,9 +287,9 @@ class Fleet:
             else:
                 _close(flight.folder)
 
-    def _submit(self) -> list[Ended]:
-        """Submit everything that is left and that Slurm takes; rows of plans that the framework has no words for."""
-        without_words: list[Ended] = []
+    def _submit(self) -> list[EndedRun]:
+        """Submit all plans that are left, as far as Slurm takes them; the runs of those that cannot be exported."""
+        without_words: list[EndedRun] = []
         while self._error is None:
             following = self._refused or next(self._plans, None)
             self._refused = None
@@ -303,7 +309,7 @@ class Fleet:
             except ExportError as error:
                 self._drop(place)
                 row = dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
-                without_words.append(Ended(place, row, 0.0))
+                without_words.append(EndedRun(place, row, 0.0))
             except LauncherError as error:
                 self._fail(place, error)
         return without_words
@@ -326,8 +332,8 @@ class Fleet:
         report(words)
         flight.sent = True
 
-    def _look_at(self, place: int) -> tuple[dict[str, Any], End] | None:
-        """Row and end of a job that is over, or that is cancelled because its log says that it is clearly behind."""
+    def _look_at(self, place: int) -> tuple[dict[str, Any], JobEnd] | None:
+        """(row, end) of a job that is over, or that is cancelled here because its log shows it behind; else None."""
         flight, launcher = self._flights[place], self._launcher
         try:
             end = flight.look() if flight.sent else None
@@ -336,7 +342,7 @@ class Fleet:
             early = EarlyEnd(launcher.program, self._job, flight.folder / LOG)
             if not early.is_due() or early.row is None or flight.number is None or control.cancel([flight.number]):
                 return None
-            end = End(control.state(flight.number, flight.report), None)
+            end = JobEnd(control.state(flight.number, flight.report), None)
             row = dict(flight.plan) | with_log(early.row, early.log, True)
             return row | {"notes": joined_notes(row["notes"], end.remark)}, end
         except NoAnswerError:
@@ -345,28 +351,29 @@ class Fleet:
             self._fail(place, error)
             return None
 
-    def _hand_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
-        """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""
+    def _hand_over(self, place: int, found: tuple[dict[str, Any], JobEnd]) -> Iterator[EndedRun]:
+        """Yield a run; until the caller asks for the next one, its folder stays open and the same plan finds it."""
         flight, (row, end) = self._flights.pop(place), found
         # seconds for which the job held its GPUs: the queue costs none
         seconds = end.job.ran_s if end.job is not None else 0.0 if end.written is None else float(end.written[1])
-        yield Ended(place, row, seconds)
+        yield EndedRun(place, row, seconds)
         _close(flight.folder)
 
     def _fail(self, place: int, error: LauncherError) -> None:
-        """Nothing more is submitted; what is on its way goes on."""
+        """Keep the first error, to be raised when all jobs are over; nothing more is submitted."""
         self._drop(place)
         if self._flights:
             self._report(place, str(error))
         self._error = self._error or error
 
     def _drop(self, place: int) -> None:
+        """Forget a submission and close its folder."""
         if flight := self._flights.pop(place, None):
             _close(flight.folder)
 
 
 def _close(folder: Path) -> None:
-    """The row has been handed over: the next run of the plan is a new one."""
+    """Mark the folder of a submission, so that the next run of its plan gets a new one."""
     with suppress(OSError):
         (folder / DONE).touch()
 
@@ -379,10 +386,10 @@ _GRACE_S = 20.0  # files of another node may come late over a shared folder
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of a job: Slurm's record (None = it no longer knows the job), and what the job wrote down."""
+class JobEnd:
+    """How a job ended, by Slurm and by what its script wrote down."""
 
-    job: SlurmJob | None
+    job: SlurmJob | None  # Slurm's record; None: it no longer knows the job
     written: tuple[int, int] | None  # its exit status, and the seconds that it ran
 
     @property
@@ -404,9 +411,10 @@ class End:
 
 
 class Submission:
-    """A plan whose job is on its way, with files in ``folder``; ``report`` is called once for each state of the job.
+    """The job of a plan, with files in ``folder``; ``report`` is called once for each state of the job.
 
-    ``number`` is None until Slurm has taken it (``sent``), and for a job that left a result and has no number any more.
+    ``sent``: whether Slurm has taken it. ``number``: Slurm's; None before that, and for a job of an earlier process
+    that has left its result.
     """
 
     def __init__(self, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]) -> None:
@@ -417,12 +425,12 @@ class Submission:
         self._doubted = False
         self._late_until: float | None = None
 
-    def look(self) -> End | None:
+    def look(self) -> JobEnd | None:
         """The end of the job, None while it waits or runs. Raises LauncherError where it can never start."""
         written = exit_status_in(self.folder)
         job = None if self.number is None else control.state(self.number, self.report)
         if written is not None and written[0] == 0:
-            return End(job, written)
+            return JobEnd(job, written)
         if job is None or job.state in control.ENDED:
             if job is not None and job.state in _MAY_COME_BACK and not self._doubted:  # Slurm may put it back
                 self._doubted = True
@@ -433,7 +441,7 @@ class Submission:
                 self._late_until = self._late_until or time.monotonic() + _GRACE_S
                 if time.monotonic() < self._late_until:
                     return None
-            return End(job, written)
+            return JobEnd(job, written)
         self._doubted, self._late_until = False, None
         if job.stuck or job.restarts > _MOST_RESTARTS:
             control.cancel([job.number])
@@ -442,7 +450,7 @@ class Submission:
                     f"Slurm job {job.number} can never start ({job.reason}) and was cancelled; change the section "
                     "slurm of the job file, or its cluster."
                 )
-            return End(job, None)  # a job that broke its nodes is a run that failed
+            return JobEnd(job, None)  # a job that broke its nodes is a run that failed
         words = job.progress  # each state once: a queue may swap its reasons to and fro for hours
         if words and words not in self._reported:
             self._reported.add(words)
@@ -473,9 +481,14 @@ _STATES = {
     "REVOKED": Failure(FailureKind.CLUSTER, "the job was revoked by its cluster"),
     "TIMEOUT": Failure(FailureKind.TIMEOUT, "Slurm's time limit ended it; slurm.time_limit_min sets it"),
 }
+# what slurmstepd writes into the log of a job that it ends
+_ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
+_STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
+# what srun writes of the task that failed first
+_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)
 
 
-def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
+def why_failed(end: JobEnd, log: str, folder: Path, limit_s: float) -> Failure:
     """The failure of a job without a result, from Slurm's state, else the exit status and the end of the log."""
     state = "" if end.job is None else end.job.state
     if end.job is None and end.written is None and (ended_by := _ENDED_BY.search(log)):
@@ -500,11 +513,3 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     first = _FIRST_TASK.search(log)
     unknown = failure == Failure(FailureKind.EXIT_CODE, f"exit code {end.code}")
     return Failure(FailureKind.EXIT_CODE, first[1]) if first and unknown else failure
-
-
-# what slurmstepd writes into the log of a job that it ends
-_ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
-_STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
-
-
-_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)

@@ -33,7 +33,7 @@ _PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
 _ANSWER_S = 60.0
 
 
-Report = Callable[[str], None]
+ReportText = Callable[[str], None]  # takes a sentence for the user
 
 
 class NoAnswerError(LauncherError):
@@ -62,7 +62,7 @@ class SlurmJob:
 
     @property
     def progress(self) -> str:
-        """Its state in words; blank while Slurm has not looked at it."""
+        """Its state in words; blank while Slurm has not looked at it, and while it completes."""
         again = f", requeued {self.restarts} times" if self.restarts else ""
         if self.state == "PENDING":
             return "" if self.reason == "None" else f"waits ({self.reason}) since {self.submitted}{again}"
@@ -87,13 +87,13 @@ def submit(script: Path) -> int:
     return int(number[1])
 
 
-def job_of_name(name: str, report: Report = lambda text: None) -> int | None:
+def job_of_name(name: str, report: ReportText = lambda text: None) -> int | None:
     """The last of this user's jobs with that name that is not over, if there is one."""
     done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], report)
     return max((int(word) for word in done.stdout.split() if word.isdigit()), default=None)
 
 
-def state(number: int, report: Report = lambda text: None) -> SlurmJob | None:
+def state(number: int, report: ReportText = lambda text: None) -> SlurmJob | None:
     """Slurm's record of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
     done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], report, _UNKNOWN)
     return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
@@ -128,7 +128,7 @@ def parse_job(line: str) -> SlurmJob:
     )  # fmt: skip
 
 
-def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subprocess.CompletedProcess[str]:
+def _answer(words: Sequence[str], report: ReportText, refusal: str = "") -> subprocess.CompletedProcess[str]:
     """The answer to a query, repeated, after a ``report``, while there is none; NoAnswerError after ten minutes.
 
     A failed command whose message holds ``refusal`` is an answer.
@@ -170,6 +170,7 @@ def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:
+    """What a failed command said, in one line of at most 400 characters."""
     stated = (line for line in done.stderr.splitlines() if line.strip())
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in stated]
     return "; ".join(lines).rstrip(".")[:400] or f"exit code {done.returncode}"

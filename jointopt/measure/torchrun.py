@@ -19,7 +19,7 @@ from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.measure.local import LocalLauncher, row_ended_early
-from jointopt.measure.process import Program, local_torchrun, node_torchrun, refuse, without
+from jointopt.measure.process import Program, exclude_columns, local_torchrun, node_torchrun, refuse_columns
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.runs.rows import failed_row, is_blank, result_row
 
@@ -54,9 +54,9 @@ class TorchrunProgram(Program):
         if job.training.frozen:
             raise LauncherError(f"{_NAME} trains all weights, no adapters (training.lora_dim); use another launcher.")
 
-    def narrowed(self, job: Job) -> Job:
+    def narrow_search(self, job: Job) -> Job:
         """The job without what the trainer does not build: even 1F1B pipelines and whole layers are what it has."""
-        return without(job, _NAME, _NOT_BUILT)
+        return exclude_columns(job, _NAME, _NOT_BUILT)
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
         """The words that start the trainer."""
@@ -122,7 +122,7 @@ class TorchrunProgram(Program):
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
         """The task of the trainer: model, plan, iterations. LauncherError for a plan that it does not build."""
-        refuse(_NAME, plan, _NOT_BUILT)
+        refuse_columns(_NAME, plan, _NOT_BUILT)
         if job.model.is_moe and not is_blank(plan.get("etp")) and int(plan["etp"]) != int(plan["tp"]):
             raise LauncherError(
                 f"{_NAME} cuts experts as it does layers: etp must be tp {plan['tp']}, got {plan['etp']}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import Floats
 from jointopt.jobs.kernels import CollectiveConstants, Links, NetworkProtocol, Protocol
 
@@ -60,7 +60,7 @@ def _checked(kind: str, message: npt.ArrayLike, size: npt.ArrayLike, local: npt.
     """Bytes, members and those of them in one domain, as arrays of one shape, (...) each."""
     if kind not in KINDS:
         raise UsageError(
-            f"The collective {kind!r} is unknown{nearest(kind, KINDS)}; expected one of {', '.join(KINDS)}."
+            f"The collective {kind!r} is unknown{nearest_hint(kind, KINDS)}; expected one of {', '.join(KINDS)}."
         )
     message, size, local = (np.asarray(a, dtype=np.float64) for a in (message, size, local))
     return tuple(np.broadcast_arrays(message, size, np.minimum(local, size)))

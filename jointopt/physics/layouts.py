@@ -27,7 +27,7 @@ from jointopt.jobs.defaults import completed
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
-from jointopt.jobs.plans.stages import own_split
+from jointopt.jobs.plans.stages import framework_split
 
 FIRST, LAST = 0, 1  # where `Split.differing_ranks` has the first rank of a pipeline, and the last one of several
 
@@ -246,7 +246,7 @@ def _filled(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
     """Layers of every chunk in the order of the pipeline: as the ``code`` of a split states, else the framework's."""
     stated = STAGE_LAYERS.numbers(code)
-    return stated if len(stated) == pp * vpp else own_split(job, pp, vpp)
+    return stated if len(stated) == pp * vpp else framework_split(job, pp, vpp)
 
 
 def chunk_layers(job: Job, layouts: Columns) -> Split:

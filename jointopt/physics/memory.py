@@ -14,7 +14,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.kernels import workspaces_mib
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
-from jointopt.jobs.framework import share as share_hidden
+from jointopt.jobs.framework import overlap_share as share_hidden
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.physics.layers import adapters

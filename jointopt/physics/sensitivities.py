@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
-from jointopt.jobs.job import ATTENTIONS, DTYPES, Job
+from jointopt.core.schema import ATTENTIONS, DTYPES, LOG_COLUMNS, SWITCHES, Columns, Floats, Ints
+from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common, with_host_of
 from jointopt.physics.explain.parts import time_parts
@@ -30,13 +30,13 @@ STEP = 0.1  # of a logarithm, for finite differences
 def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
     """Logarithms and categories of plan, model and cluster, (n,) each, none with a unit.
 
-    ``log2_<name>`` of the plan's `DOUBLINGS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest;
+    ``log2_<name>`` of the plan's `LOG_COLUMNS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest;
     what one rank holds, and the nodes that its tensor and data groups reach over.
     """
     model, training, cluster = job.model, job.training, job.cluster
     n, per_node = len(layouts["pp"]), np.log2(cluster.gpus_per_node)
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
-    out = {f"log2_{name}": np.log2(layouts[name]) for name in DOUBLINGS}
+    out = {f"log2_{name}": np.log2(layouts[name]) for name in LOG_COLUMNS}
     out["log2_micro_batches"] = np.log2(batches)
     inner = out["log2_tp"] + out["log2_cp"]
     out |= {

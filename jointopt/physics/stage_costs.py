@@ -17,7 +17,7 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.jobs.cluster import PowerConstants
-from jointopt.jobs.framework import V_SHAPED, share
+from jointopt.jobs.framework import V_SHAPED, overlap_share
 from jointopt.jobs.job import Job
 from jointopt.physics.layouts import FIRST, LAST, Split
 
@@ -221,7 +221,7 @@ class StageCosts:
         """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
         if not self.chooses_overlap:  # queried thousands of times in a search
             return job.training.framework.dp_overlap
-        return np.asarray(share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
+        return np.asarray(overlap_share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
 
     @functools.cached_property
     def chooses_overlap(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
-from jointopt.jobs.framework import share
+from jointopt.jobs.framework import overlap_share
 from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import KernelConstants, Links
 from jointopt.jobs.model import Model
@@ -165,7 +165,7 @@ def tp_traffic(
     # pairs of collectives that are redone: all, or the one of a module (a checkpointed MLP gathers its input again)
     module = np.where(lay.recompute.has("moe" if routed else "mlp"), 1.0, 0.0)
     again = np.minimum(parts * lay.recompute.full_share + module, pairs)
-    overlap = share(job.training.framework, "tp", lay.layouts["overlap"])
+    overlap = overlap_share(job.training.framework, "tp", lay.layouts["overlap"])
     streams = _exposed(pair, pairs, pairs + again, overlap, layer)
     every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
     if every_head or not job.model.has_attention:

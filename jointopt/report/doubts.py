@@ -14,7 +14,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
+from jointopt.jobs.catalog.best_mfu import best_mfu, model_kind
 from jointopt.jobs.job import Job
 from jointopt.report.tables import TextColumn, lay_out, paragraphs, result
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
@@ -106,7 +106,7 @@ def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
     high_s = plan.get("iteration_time_s_high")
     count = f": count on {result('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
     return (
-        f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[kind_of(job)]} on {job.cluster.gpu.id} in "
+        f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[model_kind(job)]} on {job.cluster.gpu.id} in "
         f"{job.training.precision}, {best.mfu:.1%} ({best.run}; {best.source}){count}."
     )
 

@@ -83,6 +83,7 @@ class Imported(Result):
     without_effect: int = 0  # options that change neither time nor energy
     remarks: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)  # of each field of the job and the plan
     comparison: Comparison | None = None
 
     def document(self) -> dict[str, Any]:
@@ -90,7 +91,9 @@ class Imported(Result):
         return pick(self, "job=job.name") | {
             "job_file": job_mapping(self.job), "plan": self.plan, "plan_text": self.plan_text,
             "rows": [known_figures(row) for row in self.runs],
-        } | pick(self, "formats unread without_effect remarks assumed") | {"comparison": self.comparison}  # fmt: skip
+        } | pick(self, "formats unread without_effect remarks assumed origins") | {
+            "comparison": self.comparison,
+        }  # fmt: skip
 
     def job_text(self) -> str:
         """The job as its file."""
@@ -121,3 +124,8 @@ class Imported(Result):
             effect * bool(self.without_effect),
             *(f"{remark}." for remark in (*self.remarks, *self.assumed)),
         ]
+        by_place: dict[str, list[str]] = {}
+        for name, place in self.origins.items():
+            by_place.setdefault(place, []).append(name)
+        lines = [f"{place}: {', '.join(names)}" for place, names in by_place.items()]
+        yield ["Where each field comes from:", *lines] if lines else []

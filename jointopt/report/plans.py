@@ -20,10 +20,11 @@ from jointopt.core.schema import (
     POWER_PROFILE,
     STAGE_LAYERS,
     Columns,
-    outside,
+    decode_cells,
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
+from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
@@ -42,7 +43,7 @@ _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
     "stage_power_limit_w": "stage_power_limit_w", "stage_clock_mhz": "clock", POWER_PROFILE: "profile",
 }  # fmt: skip
-_NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+_NEUTRAL = {name: COLUMNS[name].decode(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
 _LIMITS = (POWER_LIMIT, "stage_power_limit_w")
@@ -135,14 +136,14 @@ def plan_table(
 
 
 def predicted_table(
-    plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = (), *, peak_power: bool = False
+    plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = (), goals: Collection[str] = ()
 ) -> list[str]:
     """A table of plans with their predictions, time and energy against the first plan, as far as known.
 
     Where the plans' entries have how they differ from that very plan, with the intervals of the differences and the
     probabilities that they are really better, faster first.
-    ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans with reasons
-    for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
+    ``repeated`` as in `plan_table`; ``goals``: with the columns of heat among them. ``?`` is added to the marks of
+    plans with reasons for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
     """
     doubted = map(bool, own_reasons(reasons_of(plans)))
     tight = (probability_of_fitting(plan) < SURE for plan in plans)
@@ -153,7 +154,7 @@ def predicted_table(
         TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
         tables.figure_column("energy_j", plans),
         tables.figure_column("avg_power_w", plans),
-        *([tables.figure_column("peak_power_w", plans)] if peak_power else []),
+        *(tables.figure_column(name, plans) for name in HEAT if name in goals),
         tables.figure_column("peak_memory_gib", plans),
         tables.figure_column("tokens_per_s_per_gpu", plans, spare=True),
         tables.figure_column("mfu", plans, spare=True),
@@ -288,7 +289,7 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
     import pandas as pd
 
     columns: dict[str, Any] = dict(plans)
-    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
+    columns |= {name: decode_cells(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return pd.DataFrame({name: list(v) if np.ndim(v) > 1 else v for name, v in columns.items()})
 

@@ -17,7 +17,7 @@ from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWE
 from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping
-from jointopt.jobs.objectives import OBJECTIVES, distinguishing, words
+from jointopt.jobs.objectives import OBJECTIVES, distinguishing, objective_words
 from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
@@ -146,7 +146,7 @@ class Proposal(Result):
     def _shown_frame(self) -> pd.DataFrame:
         """The front with the columns that people are shown."""
         frame = self.to_frame()
-        usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+        usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].decode(value) for name, value in NEUTRAL.items()}
         layout = [n for n in LAYOUT_COLUMNS if n in DEGREES or (n in frame and (frame[n] != usual.get(n)).any())]
         wanted = (*layout, "stage_clock_mhz", POWER_LIMIT, *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j")
         return frame[[name for name in wanted if name in frame]]
@@ -241,7 +241,7 @@ def _title(proposal: Proposal) -> list[str]:
         f"{job.name}: {job.model.name}, {training.global_batch_size:,} {sequences} of {training.seq_length:,} tokens "
         f"in {training.precision_words}, {training.software}, on {cluster.nodes} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. "
-        f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}.",
+        f"Plans that no other beats in {objective_words(job.objectives)}: {len(proposal.front['pp']):,}.",
         *([] if proposal.feasible else [NOT_EXPECTED]),
         *([f"Assumed {job.assumed_clocks}."] if job.assumed_clocks else []),
     ]
@@ -263,7 +263,7 @@ def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str 
     first = plan_entries(reference)
     plans = [*first, *(plan for plan in plan_entries(front, rows) if not _is_among(plan, first))]
     marks = ["="] * len(first) + [""] * (len(plans) - len(first))
-    table = predicted_table(plans, marks, peak_power="peak_power_w" in job.goals)
+    table = predicted_table(plans, marks, goals=job.goals)
     yield table
     yield from _legend(proposal, plans, table)
     if total > len(rows):
@@ -353,7 +353,7 @@ def _methods(proposal: Proposal) -> str:
         for method, gain in searched.items()
     ]
     whole = sum(gain["added"] for gain in searched.values()) == len(front["pp"])
-    of = "" if whole else f" of {words(proposal.job.goals)}, of which these are the best,"
+    of = "" if whole else f" of {objective_words(proposal.job.goals)}, of which these are the best,"
     trials = "" if "nsga2" in searched else "; no trials needed"
     text = f"Plans of the front{of} by method: {', '.join(added)}{trials}."
     if proposal.job.search.stage_layers is None and "stage_layers" in front:
@@ -384,9 +384,9 @@ def following_words(objectives: Sequence[str]) -> str:
     idle = [name for name in objectives if name not in distinguishing(objectives)]
     if not idle:
         return ""
-    others = words([name for name in objectives if name in OBJECTIVES] or distinguishing(objectives)[:1])
+    others = objective_words([name for name in objectives if name in OBJECTIVES] or distinguishing(objectives)[:1])
     rises = "rises" if len(idle) == 1 else "rise"
-    return f"{words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."
+    return f"{objective_words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,7 @@ class Shared:
         """The share of this worker, the ends of the front, and the command that opens the study."""
         front, size = self.front, len(self.front["energy_j"])
         failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
-        by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
+        by = "" if self.goals == OBJECTIVES else f" of {objective_words(self.goals)}"
         study = f"the study has {self.finished:,}, {size:,} of them on the front{by}"
         lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
         best = {0, size // 2, size - 1}

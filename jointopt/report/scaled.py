@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.schema import DOUBLINGS
+from jointopt.core.schema import LOG_COLUMNS
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
@@ -208,7 +208,7 @@ _LIMITS = {
     "site_kw": "{:g} kW of the site",
 }
 _LEAST = {"energy": "least\nenergy %", "time": "at\ntime %"}  # of the plan of least energy: its head
-_SHOWN = frozenset({*DOUBLINGS, "stage_clock_mhz"} - {"dp", "tp", "pp", "micro_batch_size"})
+_SHOWN = frozenset({*LOG_COLUMNS, "stage_clock_mhz"} - {"dp", "tp", "pp", "micro_batch_size"})
 
 
 def size_table(sizes: Sequence[Size]) -> list[str]:
@@ -221,7 +221,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         for run in (run_costs(size.job, size.plans[0]) for size in sizes)
     ]
     tight = [probability_of_fitting(plan) < SURE for plan in first]
-    names = [name for name in DOUBLINGS if name != "micro_batch_size"]
+    names = [name for name in LOG_COLUMNS if name != "micro_batch_size"]
     layouts = [" ".join(f"{name}{plan[name]}" for name in names if plan[name] > 1) or "1" for plan in first]
     columns = [
         *([TextColumn("", ["~" * one for one in tight], left=True)] if any(tight) else []),

@@ -20,6 +20,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import Columns
 from jointopt.core.units import KWH
+from jointopt.jobs.objectives import OBJECTIVE_COLUMNS
 from jointopt.jobs.plans.text import PLAN_KEYS, plan_records
 from jointopt.surrogate.memory import FEASIBLE
 
@@ -39,11 +40,15 @@ RUN_TIME_UNITS: Units = ((60.0, "min"), (3600.0, "h"), (86400.0, "days"))
 RUN_ENERGY_UNITS: Units = ((KWH, "kWh"), (1e3 * KWH, "MWh"), (1e6 * KWH, "GWh"))
 CARBON_UNITS: Units = ((1e-6, "mg"), (1e-3, "g"), (1.0, "kg"), (1e3, "t"))
 COUNT_UNITS: Units = ((1.0, ""), (1e3, "thousand"), (1e6, "million"))
-RESULT_UNITS = {  # of the result columns, with the short name of each
+RESULT_UNITS: dict[str, tuple[str, Units]] = {  # of the result columns, with the short name of each
     "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
     "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
 }  # fmt: skip
-OBJECTIVE_UNITS = RESULT_UNITS | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
+OBJECTIVE_UNITS = (
+    {name: (one.word.replace("_", " "), ((1.0, one.unit),)) for name, one in OBJECTIVE_COLUMNS.items()}
+    | RESULT_UNITS
+    | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
+)
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ from jointopt.jobs.shape import POSITION_EMBEDDINGS
 from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
 
-_DENSE = 2**20  # whole numbers that differ by less are their own codes
-# How the cells of a column are read: the value of one that is not blank, None where it makes no sense, and what
-# messages say was expected.
+_DENSE = 2**20  # whole numbers within a span below this are numbered by their difference from the lowest
+# How the cells of a column are read: (a function from a cell that is not blank to its value, None where it makes no
+# sense; what messages say was expected).
 Reader = tuple[Callable[[Any], Any], str]
 
 
@@ -61,10 +61,10 @@ class Cells(dict[str, npt.NDArray[Any]]):
         return self[name]
 
 
-def of_distinct(
+def map_distinct(
     cells: npt.NDArray[Any] | pd.Series | pd.Index, meaning: Callable[[Any], Any], blank: Any
 ) -> npt.NDArray[Any]:
-    """The ``meaning`` of each cell, (n, ...), ``blank`` where it is blank; each distinct cell is asked once."""
+    """``meaning`` of each of n cells, (n, ...), or ``blank``; it is called once for each distinct cell."""
     codes, distinct = pd.factorize(cells)
     found = [*map(meaning, distinct), blank]
     return np.array(found, object if any(isinstance(one, str) for one in found) else None)[codes]
@@ -73,9 +73,10 @@ def of_distinct(
 def read_columns(
     table: pd.DataFrame, names: Iterable[str], readers: Mapping[str, Reader], categories: bool = False
 ) -> tuple[pd.DataFrame, list[tuple[str, pd.Series, str]]]:
-    """A copy with the cells of ``names`` read, senseless ones blank, and (column, which rows, expected) of those.
+    """A copy with the cells of the columns ``names`` read, and the faults: (column, mask of rows (n,), expected).
 
-    With ``categories`` words may come as pandas' categories, which are quick to compare but take no other words.
+    Cells that make no sense are blank in the copy. With ``categories`` words may come as pandas' categories, which are
+    quick to compare but take no other words.
     """
     given = table.reset_index(drop=True)
     clean, faults = {}, []
@@ -175,7 +176,7 @@ def _cell_codes(column: npt.ArrayLike | pd.Series) -> tuple[Ints, int]:
     return found, int(found.max(initial=0)) + 1
 
 
-def shown(table: pd.DataFrame, row: int, name: str) -> str:
+def quoted_cell(table: pd.DataFrame, row: int, name: str) -> str:
     """One cell as a message quotes it, at most 60 characters."""
     cell = table[name].iloc[row]
     return f"{cell.item() if isinstance(cell, np.generic) else cell!r:.60}"
@@ -241,7 +242,7 @@ def _targets(text: str) -> list[str] | None:
 def _rewritten(column: Column, cell: object) -> str | None:
     """A cell of a plan's column of text as that column writes it."""
     try:
-        return str(column.outside(column.inside(cell)))
+        return str(column.decode(column.encode(cell)))
     except (ValueError, TypeError):
         return None
 
@@ -337,13 +338,8 @@ def _json_value(cell: Any, dtype: str) -> Any:
     return int(number) if number.is_integer() else number
 
 
-def is_known(cell: object) -> bool:
-    """Whether a cell is not blank."""
-    return isinstance(cell, tuple | list | np.ndarray) or not pd.isna(cell)  # type: ignore[call-overload]
-
-
-def spelled(cell: object) -> object:
-    """A cleaned cell as a table spells it."""
+def cell_as_written(cell: object) -> object:
+    """A cleaned cell as a table has it: clocks as ``1410;1395``, whole numbers without a point."""
     found: object = _json_value(cell, "clocks" if isinstance(cell, tuple) else "")
     return found
 
@@ -366,10 +362,9 @@ _MEANT = (  # column that may be blank, column that may state it, and what a wor
 
 
 def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table with blank cells of ``dtype`` and ``fp8_recipe`` from what its other columns state of the precision.
+    """The table with blank cells of ``dtype`` and ``fp8_recipe`` filled from its other columns on the precision.
 
     A precision names both (``fp8_mx``), and a recipe has a dtype of its own.
-    Without any of that the table itself.
     """
     columns = {name: runs[name] for name in ("dtype", "fp8_recipe", "precision") if name in runs}
     for name, source, meaning in _MEANT:

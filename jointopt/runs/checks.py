@@ -15,32 +15,32 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
-from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Bools, Floats
-from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
+from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, Bools, Floats
 from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.job import TF32
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
-from jointopt.runs.cells import Cells, is_known, of_distinct, spelled
+from jointopt.runs.cells import Cells, cell_as_written, map_distinct
 from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.peak_share import (
     LEAST_REACHED,
     MEMORY_COLUMNS,
     MOST_REACHED,
     TIME_COLUMNS,
-    again_flop,
     attention_flop,
-    flop,
+    full_rates,
+    least_flop,
     least_memory_gib,
     least_time_s,
-    rates,
-    reached,
     reason_of_memory,
     reason_of_power,
     reason_of_time,
+    recompute_flop,
+    share_reached,
 )
+from jointopt.runs.rows import is_blank
 from jointopt.runs.shapes import SHAPE, whole_name
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
@@ -56,13 +56,13 @@ def _of_gpu(runs: Cells, figure: Callable[[Gpu], float | None]) -> Floats:
     """A figure of the GPU of each row, (n,), NaN where it is not known."""
     gpus = known_gpus(pd.Series(runs["gpu"]).dropna().unique())
     figures = {name: figure(gpu) for name, gpu in gpus.items()}
-    return of_distinct(runs["gpu"], figures.get, None).astype(np.float64)
+    return map_distinct(runs["gpu"], figures.get, None).astype(np.float64)
 
 
 def _span(runs: Cells, name: str) -> Floats:
     """(lowest, highest), (2, n), of a span that `Gpu` has by that name; without bounds where the GPU is unknown."""
     none = (0.0, math.inf)
-    return of_distinct(runs["gpu"], lambda gpu: getattr(known_gpu(gpu), name, none), none).T
+    return map_distinct(runs["gpu"], lambda gpu: getattr(known_gpu(gpu), name, none), none).T
 
 
 def _off_span(runs: Cells, cells: npt.NDArray[Any], name: str, slack: float = 0.0) -> Bools:
@@ -72,7 +72,7 @@ def _off_span(runs: Cells, cells: npt.NDArray[Any], name: str, slack: float = 0.
     low, high = _span(runs, name)
     least = most = cells
     if cells.dtype == object:
-        least, most = of_distinct(cells, lambda clocks: (min(clocks), max(clocks)), (math.nan, math.nan)).T
+        least, most = map_distinct(cells, lambda clocks: (min(clocks), max(clocks)), (math.nan, math.nan)).T
     return np.asarray((least < low - slack) | (most > high + slack))
 
 
@@ -103,7 +103,7 @@ def _precisions_contradict(runs: Cells, columns: tuple[str, str]) -> Bools:
     wrong = np.zeros(len(runs.runs), bool)
     if np.logical_and(*(pd.notna(runs[name]) for name in columns)).any():
         for named in (dtype, lambda text: named_recipe(str(text))):
-            one, other = (of_distinct(runs[name], named, None) for name in columns)
+            one, other = (map_distinct(runs[name], named, None) for name in columns)
             wrong |= pd.notna(one) & pd.notna(other) & (one != other)
     return wrong
 
@@ -121,7 +121,7 @@ def _partly_latent(runs: Cells) -> Bools:
 
 
 def _clocks_miscounted(runs: Cells) -> Bools:
-    count = of_distinct(runs["stage_clock_mhz"], len, 0)
+    count = map_distinct(runs["stage_clock_mhz"], len, 0)
     return np.asarray((count > 1) & (np.abs(count - runs["pp"]) > 0))
 
 
@@ -135,8 +135,8 @@ def _bound(run: Cells, watts_or_gib: Floats, name: str) -> str:
 
 def _full_rate(run: Cells) -> dict[str, Any]:
     """What a run takes at the full rate of its GPUs, and why it seems to have reached more of that than any run."""
-    (once,), (again,) = flop(run) + attention_flop(run), again_flop(run)
-    (rate,), time_s = rates(run)[1], float(run["iteration_time_s"][0])
+    (once,), (again,) = least_flop(run) + attention_flop(run), recompute_flop(run)
+    (rate,), time_s = full_rates(run)[1], float(run["iteration_time_s"][0])
     share = (once + again) / time_s / rate
     part = again and once / time_s <= MOST_REACHED * rate
     return {
@@ -155,15 +155,15 @@ _QUOTED: dict[str, Callable[[Cells], Any]] = {
     "power_bound": lambda run: _bound(run, run["avg_power_w"], "mean_power_span_w"),
     "energy_bound": lambda run: _bound(run, _power_by_energy_w(run), "mean_power_span_w"),
     "power_w": lambda run: _power_w(run)[0],
-    "power_reason": lambda run: reason_of_power(run, _power_w(run)[0], is_known(run["avg_power_w"][0])),
+    "power_reason": lambda run: reason_of_power(run, _power_w(run)[0], not is_blank(run["avg_power_w"][0])),
     "energy_reason": lambda run: reason_of_power(run, _power_by_energy_w(run)[0], stated=False),
     "peak_reason": lambda run: reason_of_power(run, run["peak_power_w"][0], stated=True),
     "limit_w": lambda run: _limits_w(run)[0],
     "peak_limit_w": lambda run: _PEAK_OF_LIMIT * _limits_w(run)[0],
     "least_memory_gib": lambda run: least_memory_gib(run)[0],
     "least_time_s": lambda run: least_time_s(run)[0],
-    "most_time_s": lambda run: reached(run)[0] * run["iteration_time_s"][0] / LEAST_REACHED,
-    "time_reason": lambda run: reason_of_time(run, flop(run)[0] / run["iteration_time_s"][0]),
+    "most_time_s": lambda run: share_reached(run)[0] * run["iteration_time_s"][0] / LEAST_REACHED,
+    "time_reason": lambda run: reason_of_time(run, least_flop(run)[0] / run["iteration_time_s"][0]),
     "full_rate": _full_rate,
 }
 
@@ -173,19 +173,16 @@ _QUOTED: dict[str, Callable[[Cells], Any]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One rule that runs must keep. ``broken`` is false wherever a cell that it needs is blank.
+    """One rule that runs must keep, and the words for those that break it."""
 
-    ``kind``: "cells" of any run, also of one without results; "row": of measured runs; "price": that physics needs;
-    "gpu": what the GPU can be set to; "result": what it cannot have done; "nodes": of jobs on several; "doubt": what
-    it hardly did.
-    """
-
+    # cells: all runs, with results or without; row: measured runs; price: what physics cannot price; gpu: settings that
+    # the GPU does not have; result: results that it cannot have; nodes: jobs on several nodes; doubt: unlikely results
     kind: str
-    columns: tuple[str, ...]  # the first one is blamed
-    broken: Callable[[Cells], Bools]
-    expected: str  # with names of `_QUOTED` in braces
-    may_fail: bool = False  # no contradiction where the run failed: that may be just why
-    use: str = "used"  # of the first column where the check is but a doubt
+    columns: tuple[str, ...]  # that it reads; the first one is blamed
+    broken: Callable[[Cells], Bools]  # which rows break it, (n,); false where a cell that it needs is blank
+    expected: str  # what messages say was expected, with names of `_QUOTED` in braces
+    may_fail: bool = False  # a run that failed may break it: that may be just why it failed
+    use: str = "used"  # what is done with the first column of a row that breaks a doubt
 
 
 _AGREEING_ENERGY = Check(
@@ -271,12 +268,13 @@ CHECKS = (
     Check("doubt", ("peak_power_w", "gpu", "power_limit_w"),
           lambda runs: runs["peak_power_w"] > _PEAK_OF_LIMIT * _limits_w(runs),
           f"at most {{peak_limit_w:.0f}} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({{peak_reason}})"),
-    Check("doubt", TIME_COLUMNS, lambda runs: reached(runs) > MOST_REACHED,
+    Check("doubt", TIME_COLUMNS, lambda runs: share_reached(runs) > MOST_REACHED,
           "iteration_time_s to be at least {full_rate[least_s]:.3g}, what {full_rate[passes]} pass take at "
           f"{MOST_REACHED:g} of the full rate of these GPUs: it is {{full_rate[share]:.2f}} of that rate "
           "({full_rate[reason]})"),
     Check("doubt", TIME_COLUMNS,
-          lambda runs: (reached(runs) < LEAST_REACHED) & (reached(runs) > 0),  # 0: a core, whose rate has no bound
+          # 0: a core of a CPU, whose rate has no bound
+          lambda runs: (share_reached(runs) < LEAST_REACHED) & (share_reached(runs) > 0),
           f"iteration_time_s to be at most {{most_time_s:.3g}}, {1 / LEAST_REACHED:,.0f} times what forward and "
           "backward pass take at the full rate of these GPUs (is it in seconds, and of one iteration?)"),
     replace(_AGREEING_ENERGY, kind="doubt", use="power and energy are learned from avg_power_w instead"),
@@ -304,7 +302,7 @@ def broken_checks(runs: pd.DataFrame, checks: Iterable[Check]) -> Iterator[tuple
 def complaint(check: Check, runs: pd.DataFrame, row: int) -> str:
     """What was expected of a row, and the cells that contradict it."""
     run = Cells(runs.iloc[[row]])
-    stated = [(name, spelled(run[name][0])) for name in check.columns if is_known(run[name][0])]
+    stated = [(name, cell_as_written(run[name][0])) for name in check.columns if not is_blank(run[name][0])]
     got = " ".join(f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in stated)
     fields = (name for _, name, _, _ in string.Formatter().parse(check.expected) if name)
     names = {name.partition("[")[0].partition(".")[0] for name in fields}
@@ -366,8 +364,8 @@ def impossible(runs: pd.DataFrame) -> dict[int, str]:
 
 
 # slowest over fastest: repeated runs of published tables differ by a few per cent, allocator retries aside
-_APART = 1.5
-_OTHERWISE = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
+_UNLIKE_TIMES = 1.5
+_MAY_DIFFER = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
 
 
 def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
@@ -376,13 +374,13 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
     ``clean``: their cells as `readable_runs` reads them.
     """
     timed = runs["iteration_time_s"].where((runs["status"] == "ok") & (runs["iteration_time_s"] > 0))
-    stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_OTHERWISE]
+    stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_MAY_DIFFER]
     cells = clean[[name for name in stated if name in clean and name != "group"]].astype(object)
     if cells.columns.empty:
         return []
     group = cells.fillna("").groupby(list(cells), sort=False).ngroup()
     slowest, fastest = (timed.groupby(group.to_numpy()).transform(of) for of in ("max", "min"))
-    apart = ((slowest > _APART * fastest) & timed.notna()).to_numpy(bool)
+    apart = ((slowest > _UNLIKE_TIMES * fastest) & timed.notna()).to_numpy(bool)
     if not apart.any():
         return []
     plans, first = group[apart].nunique(), int(np.flatnonzero(apart)[0])
@@ -391,84 +389,6 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
     low, high = same[times.argmin()], same[times.argmax()]
     many = f"{plans:,} plans were" if plans > 1 else "1 plan was"
     return [
-        f"{many} run more than once with times that are more than {_APART:g} times apart (row {low + 1}: "
+        f"{many} run more than once with times that are more than {_UNLIKE_TIMES:g} times apart (row {low + 1}: "
         f"{times.min():.4g} s, row {high + 1}: {times.max():.4g} s): did something differ that no column states?"
     ]
-
-
-# Recipe classes of rows that state none, from rows of the same source and framework.
-
-
-_SOURCE = ["source", "framework"]
-
-
-def states_class(*tables: pd.DataFrame | None) -> bool:
-    """Whether a row of a table states a recipe class, or names one in the framework's text."""
-    for table in tables:
-        if table is not None:
-            texts = table["framework"].dropna().unique() if "framework" in table else ()
-            if any(named_class(str(text)) for text in texts):
-                return True
-            if "recipe_class" in table and table["recipe_class"].notna().any():
-                return True
-    return False
-
-
-def with_classes_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Blank recipe classes filled with that of the same source and framework, where its rows state one efficiency.
-
-    Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
-    by different classes, and what the runs show of theirs counted a second time.
-    """
-    if not states_class(runs, others):
-        return runs
-    one = {key: names[0] for key, names in _stated_classes(runs, others).items() if same_efficiency(names)}
-    keys = _classes(runs).itertuples(index=False)
-    found = np.array([name or one.get((source, framework), "") for source, framework, name in keys], dtype=object)
-    return runs.assign(recipe_class=pd.Series(found, runs.index).where(found != ""))
-
-
-def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
-    """A sentence on each recipe class that `with_classes_of_others` gives rows which state none."""
-    if not states_class(runs, others):
-        return []
-    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_others(runs, others)))
-    counts = taken[(stated == "") & (taken != "")].value_counts()
-    return [
-        f"{count:,} row{'s' * (count > 1)} without a recipe class predicted as a {name} recipe, as other rows of the "
-        "same source and framework state (column recipe_class)."
-        for name, count in counts.items()
-    ]
-
-
-def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
-    """A sentence on each source of both tables whose rows state classes of different efficiency."""
-    if not states_class(measured, queried):
-        return []
-    both = [set(_classes(table)[_SOURCE].itertuples(index=False, name=None)) for table in (measured, queried)]
-    stated = {key: names for key, names in _stated_classes(measured, queried).items() if key in both[0] & both[1]}
-    return [
-        conflict(", ".join(filter(None, key)), names) for key, names in stated.items() if not same_efficiency(names)
-    ]
-
-
-def _stated_classes(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:
-    """The classes that rows of each source and framework state."""
-    rows = pd.concat([_classes(table) for table in tables if table is not None]).drop_duplicates()
-    found: dict[tuple[str, str], list[str]] = {}
-    for source, framework, name in rows[rows["recipe_class"] != ""].sort_values("recipe_class").itertuples(index=False):
-        found.setdefault((source, framework), []).append(name)
-    return found
-
-
-def _classes(table: pd.DataFrame) -> pd.DataFrame:
-    """Source, framework profile (or text) and class of every row; a blank source is a source, a blank class none."""
-    cells = table.reindex(columns=[*_SOURCE, "recipe_class"]).astype(object).fillna("").astype(str)
-    profiles = {text: recognise_framework(text) for text in cells["framework"].unique()}
-    names = {text: one.name if known else text.strip().lower() for text, (one, known) in profiles.items()}
-    classes = cells["recipe_class"].str.strip().str.lower()
-    named = cells["framework"].map({text: named_class(text) for text in profiles})
-    return pd.DataFrame({
-        "source": cells["source"], "framework": cells["framework"].map(names),
-        "recipe_class": classes.where(classes.isin(RECIPE_CLASSES), named),
-    })  # fmt: skip

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.quote import sh_word
 from jointopt.core.secrets import masked
-from jointopt.runs.outages import passes, wait_out
+from jointopt.runs.outages import ends_by_itself, wait_out
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -94,7 +94,7 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
             arguments["poolclass"] = sqlalchemy.pool.StaticPool
     engine = sqlalchemy.create_engine(parsed, **arguments)
     if of_file:
-        sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
+        sqlalchemy.event.listen(engine, "do_connect", lambda *_: make_private_file(url))
     sqlalchemy.event.listen(engine, "first_connect", refuse_newer)
     if of_file and lock_first:
         sqlalchemy.event.listen(engine, "connect", begin_by_hand)
@@ -165,6 +165,10 @@ def on_database(what: str, wrappers: tuple[type[Exception], ...] = ()) -> Callab
     return decorated
 
 
+STORE = "measurement store"  # as messages call it
+on_store = on_database(STORE)
+
+
 @contextmanager
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
@@ -188,7 +192,7 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
                 room = shutil.disk_usage(file.absolute().parent).free
                 known = _FULL if room < _LEAST_ROOM else known
         sentence = f"The {what} {place!r} {known.format(url=sh_word(place), reason=masked(reason).replace('. ', '; '))}"
-        if passes(error):
+        if ends_by_itself(error):
             silent = f"The {what} {place!r} does not answer: {masked(reason)}."
             raise OutageError(sentence if known else silent) from error
         if not known:
@@ -223,7 +227,7 @@ def file_of(url: str) -> Path | None:
     return Path(path) if url.startswith("sqlite") and path and not path.startswith((":", "file:")) else None
 
 
-def private_file(url: str) -> None:
+def make_private_file(url: str) -> None:
     """Make the SQLite file of a URL where it is missing, for its owner's eyes alone; of other databases nothing."""
     if (file := file_of(url)) is not None:
         with suppress(OSError):  # which whoever opens it reports

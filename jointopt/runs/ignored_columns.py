@@ -1,4 +1,4 @@
-"""Sentences on columns and rows of tables that nothing is read or learned from."""
+"""Sentences on what tables hold in vain: rows that teach nothing, and columns and words that nothing reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK, Gpu
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.jobs.job import TF32
-from jointopt.runs.cells import floats, named_attention, shown, with_precision
+from jointopt.runs.cells import floats, named_attention, quoted_cell, with_precision
 from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
 from jointopt.runs.workloads import runnable_dtype
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RESULTS = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w")
 A_RESULT = f"a result ({', '.join(_RESULTS)}) nor the status oom or failed"  # what measured runs have one of
-_LINK = "inter_node_gbytes_per_s"
+_NETWORK = "inter_node_gbytes_per_s"
 _MOST_NAMED = 5  # columns, each in a sentence of its own
 
 
@@ -66,7 +66,7 @@ def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bool
     return lines + _silent_lines(runs if refused is None else runs[~refused]) + unfinished_lines(runs)
 
 
-def silent(runs: pd.DataFrame) -> Bools:
+def without_result(runs: pd.DataFrame) -> Bools:
     """Rows (n,) of a measurement table that have no result that anything learns from."""
     found = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1)
     if "status" in runs:
@@ -75,8 +75,8 @@ def silent(runs: pd.DataFrame) -> Bools:
 
 
 def _silent_lines(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows are `silent`."""
-    count = int(silent(runs).sum())
+    """One sentence where rows are `without_result`."""
+    count = int(without_result(runs).sum())
     return [f"{_rows(count, 'has', 'have')} neither {A_RESULT}."] * bool(count)
 
 
@@ -118,7 +118,7 @@ def unread_lines(table: pd.DataFrame) -> list[str]:
 
 _DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"
 # Columns of free text: what a cell of each means, and the words to take where it means nothing.
-_MEANINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
+_READINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
     "precision": (lambda text: named_recipe(text) or named_precision(text), _DTYPES), "dtype": (named_dtype, _DTYPES),
     "attention": (lambda text: named_attention(text)[0], f"{', '.join(ATTENTIONS[:-1])} or {ATTENTIONS[-1]}"),
 }  # fmt: skip
@@ -126,13 +126,14 @@ _MEANINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
 
 def _unknown_words(table: pd.DataFrame) -> Iterator[str]:
     """Yield sentences on words that mean nothing, frameworks nearly known, and layers of LoRA without a rank."""
-    for name, (reading, expected) in _MEANINGS.items():
+    for name, (reading, expected) in _READINGS.items():
         if name in table:
             unknown = [cell for cell in table[name].dropna().unique() if not reading(str(cell))]
             if (rows := np.flatnonzero(table[name].isin(unknown))).size:
                 yield (
                     f"{_rows(len(rows), 'has', 'have')} an unknown {name} (row {rows[0] + 1}: "
-                    f"{shown(table, rows[0], name)}), which is not read: the usual one is assumed. Expected {expected}."
+                    f"{quoted_cell(table, rows[0], name)}), which is not read: the usual one is assumed. "
+                    f"Expected {expected}."
                 )
     for text, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
         close = difflib.get_close_matches(str(text).strip().lower(), framework_names(), n=1, cutoff=_ALIKE)
@@ -175,24 +176,24 @@ def _precision_lines(runs: pd.DataFrame) -> Iterator[str]:
 
 # Of nodes: which rows on a GPU (n,) are doubted, by the numbers of their cells, and what is said of them.
 _NODE_DOUBTS: tuple[tuple[Callable[[Gpu, Columns], Bools], str], ...] = (
-    (lambda gpu, cells: cells[_LINK] > FAR_LINK * (gpu.usual_inter_node_gbytes_per_s or np.nan),
+    (lambda gpu, cells: cells[_NETWORK] > FAR_LINK * (gpu.usual_inter_node_gbytes_per_s or np.nan),
      f"a network over {FAR_LINK} times as fast as the {{gpu.usual_inter_node_gbytes_per_s:g}} GB/s of the reference "
-     f"system of {{name}} (row {{row}}: {_LINK}={{link:g}}): is it in Gb/s per GPU? Then it is {{eighth:g}}."),
+     f"system of {{name}} (row {{row}}: {_NETWORK}={{link:g}}): is it in Gb/s per GPU? Then it is {{eighth:g}}."),
     (lambda gpu, cells: cells["power_limit_w"] > (gpu.tdp_w or np.nan),
      "a power limit above the {gpu.tdp_w:g} W that {name} is rated for (row {row}: power_limit_w={limit:g}): taken as "
      "stated, though few boards allow it."),
-    (lambda gpu, cells: np.isnan(cells[_LINK]) & (cells["num_gpus"] > np.where(
+    (lambda gpu, cells: np.isnan(cells[_NETWORK]) & (cells["num_gpus"] > np.where(
         np.isnan(cells["gpus_per_node"]), gpu.usual_gpus_per_node or 8, cells["gpus_per_node"])
      ) & (not gpu.is_cpu and not gpu.usual_inter_node_gbytes_per_s),
      "no network between nodes, and no source states a usual one of {name} (row {row}): "
-     f"{PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_LINK}."),
+     f"{PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_NETWORK}."),
 )  # fmt: skip
 
 
 def _node_lines(runs: pd.DataFrame) -> Iterator[str]:
     """Yield a sentence for each of `_NODE_DOUBTS` and each GPU with such rows."""
     gpus = known_gpus(runs["gpu"].dropna().unique()) if "gpu" in runs else {}
-    columns = (_LINK, "power_limit_w", "gpus_per_node", "num_gpus")
+    columns = (_NETWORK, "power_limit_w", "gpus_per_node", "num_gpus")
     cells = {n: floats(runs[n]).to_numpy() if n in runs else np.full(len(runs), np.nan) for n in columns}
     for doubted, words in _NODE_DOUBTS:
         for name, gpu in gpus.items():
@@ -207,7 +208,7 @@ def _node_lines(runs: pd.DataFrame) -> Iterator[str]:
 
 TIME = "iteration_time_s"
 # Names in configs of Megatron-LM, Hugging Face, DeepSpeed and torchtitan, and what tables often call these.
-_ELSEWHERE = {
+_COLUMN_BY_OTHER_NAME = {
     name: column for column, names in {
         "dp": "data_parallel data_parallel_size dp_size", "cp": "context_parallel context_parallel_size cp_size",
         "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
@@ -243,7 +244,7 @@ _ELSEWHERE = {
 _WITHIN_NODE = {"intra", "intranode", "nvlink", "nvswitch"}  # words of links of which tables have no column
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 # What to do to a column in the unit that ends its name, by that of the column meant.
-_UNITS = {
+_CONVERSIONS = {
     "s": {"ms": "divide it by 1,000", "us": "divide it by 1,000,000", "min": "multiply it by 60",
           "h": "multiply it by 3,600"},
     "j": {"kj": "multiply it by 1,000", "mj": "multiply it by 1,000,000", "wh": "multiply it by 3,600",
@@ -253,31 +254,33 @@ _UNITS = {
             "bytes": "divide it by 1,073,741,824"},
     "mhz": {"ghz": "multiply it by 1,000"},
 }  # fmt: skip
-_SPELLED = {"msec": "ms", "millis": "ms", "milliseconds": "ms", "usec": "us", "microseconds": "us", "minutes": "min",
-            "hours": "h", "sec": "s", "secs": "s", "seconds": "s"}  # fmt: skip
+_UNIT_SPELLINGS = {
+    "msec": "ms", "millis": "ms", "milliseconds": "ms", "usec": "us", "microseconds": "us", "minutes": "min",
+    "hours": "h", "sec": "s", "secs": "s", "seconds": "s",
+}  # fmt: skip
 
 
 def _words(name: str) -> tuple[list[str], str]:
     """The words of a name in lower case, and its unit, blank for none: ``Step Time (msec)`` is step, time, ms; ms."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    words[-1:] = [_SPELLED.get(word, word) for word in words[-1:]]
-    known = {*_UNITS, *(unit for units in _UNITS.values() for unit in units)}
+    words[-1:] = [_UNIT_SPELLINGS.get(word, word) for word in words[-1:]]
+    known = {*_CONVERSIONS, *(unit for units in _CONVERSIONS.values() for unit in units)}
     return words, words[-1] if len(words) > 1 and words[-1] in known else ""
 
 
-def _meant(name: str, lacking: Iterable[str]) -> str:
+def _column_meant(name: str, lacking: Iterable[str]) -> str:
     """The column of those ``lacking`` that a name nearly is, or that other programs call so; empty for none."""
     (words, unit), lacking = _words(name), set(lacking)
     for spelled in ("_".join(words), "_".join(words[:-1]) if unit else ""):
-        if spelled in _ELSEWHERE:
-            return _ELSEWHERE[spelled] if _ELSEWHERE[spelled] in lacking else ""
+        if spelled in _COLUMN_BY_OTHER_NAME:
+            return _COLUMN_BY_OTHER_NAME[spelled] if _COLUMN_BY_OTHER_NAME[spelled] in lacking else ""
     close = difflib.get_close_matches("_".join(words), sorted(lacking), n=1, cutoff=_ALIKE)
     return close[0] if close and _WITHIN_NODE.isdisjoint(words) else ""
 
 
 def _conversion(name: str, column: str, before: str) -> str:
     """The change that makes cells of a column called ``name`` those of ``column``; blank where no other unit shows."""
-    change = _UNITS.get(column.rsplit("_", 1)[-1], {}).get(_words(name)[1], "")
+    change = _CONVERSIONS.get(column.rsplit("_", 1)[-1], {}).get(_words(name)[1], "")
     return f"{before}, and {change}" * bool(change)
 
 
@@ -289,7 +292,7 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     """
     lacking = {*COLUMNS, "clock_mhz"} - {str(name) for name, cells in table.items() if cells.notna().any()}
     others = [name for name in map(str, table.columns) if name not in {*COLUMNS, *OTHER_NAMES, "clock_mhz"}]
-    named = {name: column for name in others if (column := _meant(name, lacking))}
+    named = {name: column for name in others if (column := _column_meant(name, lacking))}
     links = [
         f"column {name} is kept, but nothing reads it: tables have no column for the links within a node; the job file "
         "(cluster.intra_node_gbytes_per_s) and the machine file have."
@@ -312,7 +315,7 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
 def renamed_time(table: pd.DataFrame) -> str:
     """How to turn a column that holds times by another name into the one that is read, as the end of a sentence."""
     names = (str(name) for name in table.columns if str(name) not in COLUMNS)
-    name = next((name for name in names if _meant(name, {TIME})), "")
+    name = next((name for name in names if _column_meant(name, {TIME})), "")
     return f"; rename the column {name} to {TIME}{_conversion(name, TIME, '')}" if name else ""
 
 

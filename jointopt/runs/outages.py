@@ -1,4 +1,4 @@
-"""Outages of a database that pass (a lock, a restart, cut connections, none left): waited for, with a word and an end.
+"""Waiting for a database whose outage ends by itself: a lock, a restart, cut connections, or none left.
 
 The measurement store, reservations and Optuna's studies all wait by `wait_out`; how long is the `patience` of whoever
 calls them: a minute where a command has nothing else to do, as long as it takes for a worker amid its plans.
@@ -22,7 +22,7 @@ from jointopt.core.secrets import masked
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-WORD_S = 2.0  # that an outage lasts before it is mentioned
+WORD_S = 2.0  # an outage is logged once it has lasted so long
 _PAUSE_S = 0.5  # the longest between two attempts
 _log = logging.getLogger(__name__)
 _patience: ContextVar[float | None] = ContextVar("patience", default=None)
@@ -40,7 +40,7 @@ _PASSING = (
 _SQLSTATES = ("08", "57P", "53300", "40001", "40P01", "55P03")  # beginnings of PostgreSQL's codes of such states
 
 
-def passes(error: BaseException) -> bool:
+def ends_by_itself(error: BaseException) -> bool:
     """Whether an error of a database, or its cause, is of a state that ends by itself."""
     seen: BaseException | None = error
     while seen is not None:
@@ -60,7 +60,7 @@ def passes(error: BaseException) -> bool:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Let `wait_out` give up so long after an outage began, in the body; infinite: never."""
+    """Within the body, `wait_out` gives up so many ``seconds`` after an outage began; infinite: never."""
     token = _patience.set(seconds)
     try:
         yield
@@ -69,10 +69,10 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
-    """The result of ``act`` on the database of ``url``, begun again until no outage is in its way.
+    """The result of ``act`` on the database of ``url``, called again until no outage ends it.
 
-    ``act`` may be cut anywhere and must come to the same when it is begun again. ``kept``: what is safe meanwhile, in
-    words. Raises OutageError where that lasts longer than the `patience`.
+    ``act`` may be cut anywhere and must come to the same when it is called again. ``kept``: words on what is safe
+    meanwhile, for the log. Raises OutageError where the outage lasts longer than the `patience`.
     """
     began, since, mentioned, pause_s = time.monotonic(), time.strftime("%H:%M:%S"), False, 0.02
     limit_s = PATIENCE_S if (set_s := _patience.get()) is None else set_s

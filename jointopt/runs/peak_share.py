@@ -14,8 +14,9 @@ from jointopt.jobs.catalog.gpus import gpu_ids, known_gpu, load_gpu
 from jointopt.jobs.catalog.kernels import fp32_time_factor
 from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.cluster import Gpu
-from jointopt.runs.cells import Cells, is_known, of_distinct, with_precision
+from jointopt.runs.cells import Cells, map_distinct, with_precision
 from jointopt.runs.dtype_names import named_dtype
+from jointopt.runs.rows import is_blank
 
 MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 # Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.
@@ -32,10 +33,10 @@ TIME_COLUMNS = (
 
 
 @functools.cache
-def _of_model(name: object) -> tuple[float, float, float]:
-    """Of a catalogue model: matrix parameters of layers that a token passes at the least, and of the head; width.
+def _figures_of_model(name: object) -> tuple[float, float, float]:
+    """(matrix parameters of layers that a token passes, those of the head, width of attention) of a catalogue model.
 
-    The width of attention is the mean of scores and values, summed over layers that see all tokens. NaN of others.
+    The width is the mean of scores' and values', summed over the layers without windows. NaN for other models.
     """
     model = known_model(str(name))
     if model is None:
@@ -48,10 +49,9 @@ def _of_model(name: object) -> tuple[float, float, float]:
 
 
 def _least_parameters(runs: Cells) -> tuple[Floats, Floats]:
-    """Matrix parameters that each token passes, of layers and of the head, by the cells that are there, (n,) each.
+    """(of layers, of the head): matrix parameters that a token passes at the least, (n,) each; a blank cell adds none.
 
-    A blank one adds nothing. Of experts one is counted: the cells do not state how wide each is next to a layer without
-    experts.
+    Of experts one is counted, since the cells do not state how wide each is beside a dense layer.
     """
     width, ffn, block = runs["hidden_size"], np.nan_to_num(runs["ffn_hidden_size"]), runs["block"]
     narrower = np.nan_to_num(runs["num_query_groups"] / runs["num_attention_heads"])
@@ -59,16 +59,16 @@ def _least_parameters(runs: Cells) -> tuple[Floats, Floats]:
     layers = runs["num_layers"] * width * (2.0 * width * (1.0 + narrower) * (block != "feed_forward") + mlp)
     whole = np.asarray(pd.isna(block))
     head = width * np.nan_to_num(runs["vocab_size"]) * whole
-    of_model = of_distinct(runs["model"], _of_model, _of_model(None)).T
+    of_model = map_distinct(runs["model"], _figures_of_model, _figures_of_model(None)).T
     of_layers, of_head = (np.where(whole, figure, np.nan) for figure in of_model[:2])
     stated = ~np.isnan(layers)
     return np.where(stated, layers, of_layers), np.where(stated, head, of_head)
 
 
-def flop(runs: Cells) -> Floats:
-    """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token, 4 for a frozen one.
+def least_flop(runs: Cells) -> Floats:
+    """Least flops of a GPU in one iteration, (n,): 6 per parameter and token, 4 per frozen one; NaN for blank cells.
 
-    Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
+    Attention itself and recomputation come on top, so that no run does with fewer.
     """
     tokens = runs["global_batch_size"] * runs["seq_length"]
     each = np.where(np.isnan(runs["lora_dim"]), 6.0, 4.0)
@@ -76,9 +76,9 @@ def flop(runs: Cells) -> Floats:
 
 
 def least_memory_gib(runs: Cells) -> Floats:
-    """GiB of a GPU's memory at the least, (n,): a byte of each of its layers' matrix parameters.
+    """Least GiB of a GPU's memory, (n,): a byte per matrix parameter of its layers; 0 for frozen weights.
 
-    They are shared by tp·pp ranks where a row states both and no ZeRO-3, else by all. Frozen weights are no bound.
+    Parameters are split over tp·pp ranks where a row states both and no ZeRO-3, else over all.
     """
     split = runs["tp"] * runs["pp"]
     ranks = np.where(~np.isnan(split) & (runs["zero_stage"] < 3), split, runs["num_gpus"])
@@ -86,27 +86,27 @@ def least_memory_gib(runs: Cells) -> Floats:
 
 
 def attention_flop(runs: Cells) -> Floats:
-    """Flops of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank.
+    """Flops of a GPU for causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 if blank.
 
-    Of a model that the table names alone, the catalogue's layers but those with windows.
+    A model that the table only names has the catalogue's layers without windows.
     """
     stated = runs["num_layers"] * runs["hidden_size"]
-    named = of_distinct(runs["model"], _of_model, _of_model(None))[:, 2]
+    named = map_distinct(runs["model"], _figures_of_model, _figures_of_model(None))[:, 2]
     width = np.nan_to_num(np.where(np.isnan(stated), named, stated))
     tokens = np.nan_to_num(runs["global_batch_size"]) * np.nan_to_num(runs["seq_length"]) ** 2
     whole = 6.0 * width * tokens / runs["num_gpus"]
     return np.asarray(whole * (runs["block"] != "feed_forward"))
 
 
-def again_flop(runs: Cells) -> Floats:
-    """Flops of the forward pass of all layers, (n,), where a row states that all are recomputed; else 0."""
+def recompute_flop(runs: Cells) -> Floats:
+    """Flops of a GPU for the second forward pass, (n,), where a row states that all layers are recomputed; else 0."""
     whole = (runs["recompute"] == "full") & np.isnan(runs["recompute_num_layers"])
     tokens = runs["global_batch_size"] * runs["seq_length"] / runs["num_gpus"]
     forward = 2.0 * _least_parameters(runs)[0] * tokens + attention_flop(runs) / 3.0
     return np.where(whole, forward, 0.0)
 
 
-def peaks(gpu: Gpu) -> dict[str, float]:
+def peak_flop_per_s(gpu: Gpu) -> dict[str, float]:
     """Full rate of a GPU in flop/s by precision: fp32 is that of FP32 cores, TF32 that of tensor cores."""
     found = {name: TERA * rate for name, rate in gpu.peak_tflops.items()}
     slower = fp32_time_factor(gpu) if not gpu.is_cpu else None
@@ -116,21 +116,21 @@ def peaks(gpu: Gpu) -> dict[str, float]:
 
 
 def _peak_of(text: str) -> str:
-    """The key of `peaks` for the precision that a cell states; blank where it states none."""
+    """The key of `peak_flop_per_s` for the precision that a cell states; blank where it states none."""
     return "TF32" if "tf32" in text.lower() else named_dtype(text) or ""
 
 
 @functools.cache
 def _rates(gpu: str, dtype: str) -> tuple[float, float, float]:
-    """Rates of a GPU in flop/s: in that precision (the highest of any where none is stated), as stated, the fastest.
+    """(most, stated, fastest) flop/s of a GPU: ``dtype`` at its best, as its words say, and in any precision.
 
-    The second of fp32 on FP32 cores where no TF32 is stated. Cores of a CPU differ more among themselves than any slack
-    allows for; they have no bound here.
+    The first two differ in fp32 without TF32, which runs on FP32 cores. Infinite for a CPU, whose cores differ among
+    themselves by more than any slack, and for an unknown GPU.
     """
     known = known_gpu(gpu)
     if known is None:
         return math.inf, math.inf, math.nan
-    found = peaks(known)
+    found = peak_flop_per_s(known)
     fastest = max(found.values(), default=math.nan)
     if known.is_cpu or not known.peak_tflops:
         return math.inf, math.inf, fastest
@@ -138,27 +138,27 @@ def _rates(gpu: str, dtype: str) -> tuple[float, float, float]:
     return most, found.get(_peak_of(dtype), most), fastest
 
 
-def rates(runs: Cells) -> Floats:
+def full_rates(runs: Cells) -> Floats:
     """`_rates` of the GPU of each row in its precision, (3, n) flop/s."""
     named = with_precision(pd.DataFrame({name: runs[name] for name in ("dtype", "fp8_recipe", "precision")}))
     gpus, dtypes = (pd.Series(cells, dtype=object).fillna("").astype(str) for cells in (runs["gpu"], named["dtype"]))
-    return of_distinct(pd.MultiIndex.from_arrays([gpus, dtypes]), lambda pair: _rates(*pair), _rates("", "")).T
+    return map_distinct(pd.MultiIndex.from_arrays([gpus, dtypes]), lambda pair: _rates(*pair), _rates("", "")).T
 
 
 def least_time_s(runs: Cells) -> Floats:
-    """Seconds that an iteration takes at the least, (n,): `flop` at the GPU's full rate."""
-    return np.asarray(flop(runs) / (rates(runs)[0] * MOST_OF_PEAK))
+    """Seconds that an iteration takes at the least, (n,): `least_flop` at the GPU's full rate."""
+    return np.asarray(least_flop(runs) / (full_rates(runs)[0] * MOST_OF_PEAK))
 
 
-def reached(runs: Cells) -> Floats:
-    """Share of the full rate, (n,): time of forward and backward pass and recomputation at it over the time stated."""
-    least_s = (flop(runs) + attention_flop(runs) + again_flop(runs)) / rates(runs)[1]
+def share_reached(runs: Cells) -> Floats:
+    """Share of the full rate that a run reaches, (n,): its least time, with attention and recompute, over its time."""
+    least_s = (least_flop(runs) + attention_flop(runs) + recompute_flop(runs)) / full_rates(runs)[1]
     return np.asarray(least_s / runs["iteration_time_s"])
 
 
 def in_faster_precision(runs: Cells) -> Bools:
     """Rows (n,) too fast for the precision that they state, and not for the fastest of their GPU."""
-    share, (_, stated, fastest) = reached(runs), rates(runs)
+    share, (_, stated, fastest) = share_reached(runs), full_rates(runs)
     return np.asarray((share > MOST_REACHED) & (stated < fastest) & (share * stated / fastest <= 1.0))
 
 
@@ -193,7 +193,7 @@ def reason_of_power(run: Cells, watts: float, stated: bool) -> str:
         return "is it in kWh?" if low <= KWH * watts <= high else "is it in kJ, or of one GPU alone?"
     if 1e3 * watts <= high:
         return "is it in kW, or its energy in kJ?"
-    per_node = next((float(run[n][0]) for n in ("gpus_per_node", "num_gpus") if is_known(run[n][0])), 1.0)
+    per_node = next((float(run[n][0]) for n in ("gpus_per_node", "num_gpus") if not is_blank(run[n][0])), 1.0)
     if low <= 1e3 * watts / min(per_node, 8.0) <= high:
         return "is it in kW, of a whole node?"
     return "is it divided by the number of GPUs once more?"
@@ -203,7 +203,7 @@ def reason_of_time(run: Cells, flop_per_s: float) -> str:
     """Which precision would allow that rate of a GPU, or what else makes a run seem fast."""
     named = with_precision(run.runs)
     gpu, stated = known_gpu(run["gpu"][0]), named["dtype"].iloc[0] if "dtype" in named else None
-    found = peaks(gpu) if gpu is not None and is_known(stated) else {}
+    found = peak_flop_per_s(gpu) if gpu is not None and not is_blank(stated) else {}
     own = found.get(_peak_of(str(stated)))
     if own is not None:
         above = sorted((rate, name) for name, rate in found.items() if rate > own)

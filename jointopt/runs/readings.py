@@ -19,8 +19,8 @@ from jointopt.core.schema import Floats
 LEAST_WINDOW_S = 2.0  # counters move every 10 to 100 ms, some sensors average over a second
 _SLACK_S = 1.0  # how much a power sensor may lag behind the counter
 _TOLERANCE = 0.25  # sensors see a part of the time and are off by 5 %: this finds what is broken, no more
-_STILL_S = 1.0
-_BLOCK_S = 1.0
+_STILL_S = 1.0  # that a counter may stand still, and that samples may be missing at either edge of a window
+_BLOCK_S = 1.0  # over which the power by the counter is compared with the sensor's peak
 QUANTITIES = ("energy_j", "power_w", "temperature_c", "utilisation", "clock_mhz")
 
 
@@ -79,7 +79,7 @@ def not_measured(reason: str, seconds: float = 0.0) -> Reading:
     return Reading(seconds, none, none, none, none, none, none, reason)
 
 
-def together(readings: Sequence[Reading]) -> Reading:
+def join_readings(readings: Sequence[Reading]) -> Reading:
     """One reading of several nodes: energies add up; one node without energy leaves the sum unknown."""
     if not readings:
         return not_measured("no node has written a reading")
@@ -122,7 +122,7 @@ class Series:
         if len(cut.time_s) < 2:
             return not_measured(self.reason or "the meter took no sample in that time", end - start)
         early, late = self.time_s[0] - start, end - self.time_s[-1]
-        reason = cut.trouble(still_s)
+        reason = cut.counter_fault(still_s)
         if max(early, late) > _STILL_S:
             reason = self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
         energy = np.full(len(self.gpus), np.nan) if reason else cut.energy_j[-1] - cut.energy_j[0]
@@ -132,13 +132,13 @@ class Series:
                     for values in (cut.utilisation, cut.clock_mhz)]  # fmt: skip
         return Reading(end - start, energy, energy / (end - start), peak_w, hottest, mean[0], mean[1], reason)
 
-    def trouble(self, still_s: float = _STILL_S) -> str:
-        """Why a counter cannot be trusted, blank where all can: it stands, falls, jumps, or contradicts the power."""
+    def counter_fault(self, still_s: float = _STILL_S) -> str:
+        """What is wrong with the first energy counter that stands, falls, jumps or contradicts power, else blank."""
         seconds = self.time_s[-1] - self.time_s[0]
         if seconds < LEAST_WINDOW_S:
             return f"{seconds:.1f} s are too short for energy counters; measure {LEAST_WINDOW_S:.0f} s or more"
         for gpu, name in enumerate(self.gpus):
-            wrong = _wrong(self.time_s, self.energy_j[:, gpu], self.power_w[:, gpu], still_s)
+            wrong = _fault_of_counter(self.time_s, self.energy_j[:, gpu], self.power_w[:, gpu], still_s)
             if wrong:
                 return f"the energy counter of {name} {wrong}"
         return ""
@@ -157,7 +157,7 @@ class Series:
         return Series(self.gpus, at, **columns, reason=self.reason)
 
     def write(self, path: Path) -> None:
-        """As JSON, for the launcher that adds nodes up."""
+        """Writes the series as JSON, for the launcher that adds up the nodes."""
         write_whole(path, json.dumps(asdict(self), default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
 
     @classmethod
@@ -177,8 +177,8 @@ def no_series(reason: str) -> Series:
     return Series((), np.empty(0), none, none, none, none, none, reason)
 
 
-def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) -> str:
-    """The fault of one counter (n,) beside the power sensor (n,) of the same GPU; blank = none."""
+def _fault_of_counter(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) -> str:
+    """What is wrong with one counter (n,) by itself or beside the same GPU's power sensor (n,); blank for nothing."""
     if not np.isfinite(energy_j).all():
         return "does not exist"
     rise_j = np.diff(energy_j)

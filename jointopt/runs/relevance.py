@@ -1,4 +1,4 @@
-"""Of what kind stored rows are, and which kinds matter most to a job: what a store chooses rows by."""
+"""Which stored rows a job or a table needs: a store keeps a `Kind` of each row, and reads rows of the kinds wanted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 _WORDS = ("gpu", "framework", "model")
 _LONGEST = 200  # characters of a word
-_CONTEXT = DEGREES[-1]  # of context parallelism, which many tables do not have
 _KEYED = (*DEGREES, "micro_batch_size")
 
 
 class Kind(NamedTuple):
-    """Fields that rows of one workload have in common, as they spell them; blank and 0: not stated."""
+    """The GPU, nodes, software, model and sizes of a row, as it spells them; blank and 0: not stated."""
 
     gpu: str
     gpus_per_node: int
@@ -36,8 +35,8 @@ class Kind(NamedTuple):
     global_batch_size: int = 0
 
     @property
-    def plain(self) -> Kind:
-        """The kind with its words spelled in one way."""
+    def canonical(self) -> Kind:
+        """The kind with ids of the catalogue in place of spellings, equal for rows of one workload."""
         gpu, framework = _id(self.gpu) or self.gpu, _profile(self.framework)
         return self._replace(gpu=gpu, framework=framework, model=self.model.lower())
 
@@ -47,40 +46,36 @@ Related = Callable[[Kind], bool]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which stored rows matter: those of ``related`` kinds, all where they are at most ``whole`` (None: any number).
-
-    Where there are more, at most ``most`` (None: ``whole``) and of at most so many kinds: these go by ``distance``,
-    then by the newest row; of the nearest kind rows of ``plans`` (`plan_key`) come first.
-    """
+    """Which stored rows to read: those of ``related`` kinds, or where these are too many the nearest and newest."""
 
     related: Related
-    whole: int | None = None
-    most: int | None = None
-    kinds: int = 100
-    distance: Callable[[Kind], int] = lambda _: 0
-    plans: tuple[str, ...] = ()
+    all_up_to: int | None = None  # so many related rows are all read; None: any number
+    most_rows: int | None = None  # that are read where there are more; None: as ``all_up_to``
+    most_kinds: int = 100  # of which these are, by `Kind.canonical`, the nearest first
+    distance: Callable[[Kind], int] = lambda _: 0  # of a kind from what is asked for; 0 is nearest
+    plans: tuple[str, ...] = ()  # `plan_key` of plans whose rows come first among those of the nearest kind
 
 
 def kind_of(content: Mapping[str, Any]) -> Kind:
-    """The kind of a row."""
+    """The kind of a row with these cells."""
     words = {name: str(content.get(name) or "")[:_LONGEST] for name in _WORDS}
     numbers = {name: _whole(content.get(name)) for name in Kind._fields if name not in words}
     return Kind(**words, **numbers)  # type: ignore[arg-type]
 
 
 def plan_key(content: Mapping[str, Any]) -> str:
-    """The degrees and micro-batch of a row's plan as ``4/2/1/1/8``, equal for rows of one plan; 0: not stated.
+    """The degrees and micro-batch of a row's plan in the order of `_KEYED`, ``4/2/1/1/8``; 0: not stated.
 
-    ``dp`` follows from the GPUs where it is blank; a context-parallel degree that is not stated is 1.
+    A blank dp is what the GPUs leave it, a blank cp is 1.
     """
-    numbers = {name: _whole(content.get(name)) for name in _KEYED} | {_CONTEXT: _whole(content.get(_CONTEXT)) or 1}
+    numbers = {name: _whole(content.get(name)) for name in _KEYED} | {"cp": _whole(content.get("cp")) or 1}
     others = math.prod(numbers[name] for name in DEGREES if name != "dp")
     numbers["dp"] = numbers["dp"] or _whole(content.get("num_gpus")) // max(others, 1)
     return "/".join(str(number)[:18] for number in numbers.values())
 
 
 def plan_keys(layouts: Columns) -> tuple[str, ...]:
-    """`plan_key` of plans (n,), each once, and of rows that do not state their micro-batch."""
+    """`plan_key` of n plans, with and without the micro-batch, which rows may leave blank; each key once."""
     rows = [dict(zip(_KEYED, row, strict=True)) for row in zip(*(layouts[k].tolist() for k in _KEYED), strict=True)]
     return tuple(dict.fromkeys(plan_key(row | blank) for row in rows for blank in ({}, {"micro_batch_size": 0})))
 
@@ -88,7 +83,7 @@ def plan_keys(layouts: Columns) -> tuple[str, ...]:
 def related_to(
     gpu_ids: Collection[str], gpus_per_node: int | None = None, framework: Framework | None = None
 ) -> Related:
-    """Whether rows of a kind are of these GPUs, and, where given, of such nodes and of that framework's profile."""
+    """A test of kinds: on one of these GPUs, and where given, in such nodes and by that framework's profile."""
     profile = framework.name if framework is not None and framework.fitted else ""
 
     def related(kind: Kind) -> bool:
@@ -99,14 +94,14 @@ def related_to(
     return related
 
 
-def wanted_by(job: Job, whole: int, most: int, kinds: int, plans: tuple[str, ...] = ()) -> Wanted:
+def wanted_by(job: Job, all_up_to: int, most_rows: int, most_kinds: int, plans: tuple[str, ...] = ()) -> Wanted:
     """Rows on the job's kind of cluster and framework: nearest are those of its model, sequences, batch and GPUs."""
     cluster = job.cluster
     related = related_to({cluster.gpu.id}, cluster.gpus_per_node, job.training.framework)
-    return Wanted(related, whole, most, kinds, distance_from([job]), plans)
+    return Wanted(related, all_up_to, most_rows, most_kinds, distance_from([job]), plans)
 
 
-def kin_of(job: Job, most: int, kinds: int) -> Wanted:
+def wanted_elsewhere(job: Job, most_rows: int, most_kinds: int) -> Wanted:
     """Rows by a job's framework on other GPUs or nodes, or of other software on its GPU; nearest as in `wanted_by`."""
     cluster, framework = job.cluster, job.training.framework
     own, here = related_to({cluster.gpu.id}, cluster.gpus_per_node, framework), related_to({cluster.gpu.id})
@@ -115,10 +110,10 @@ def kin_of(job: Job, most: int, kinds: int) -> Wanted:
     def related(kind: Kind) -> bool:
         return (here(kind) or _profile(kind.framework) == profile) and not own(kind)
 
-    return Wanted(related, most, most, kinds, distance_from([job]))
+    return Wanted(related, most_rows, most_rows, most_kinds, distance_from([job]))
 
 
-def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:
+def wanted_by_table(table: pd.DataFrame, most_rows: int) -> Wanted:
     """Rows on the GPUs or by the frameworks of a table: nearest are those of its GPUs, frameworks, then models."""
     words = {name: set(map(str, table[name].dropna().unique())) if name in table else set() for name in _WORDS}
     gpus, profiles = ({_id(name) for name in words["gpu"]}, {_profile(name) for name in words["framework"] or {""}})
@@ -128,11 +123,11 @@ def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:
         same = (_id(kind.gpu) in gpus, _profile(kind.framework) in profiles, kind.model.lower() in models)
         return sum(weight for weight, one in zip((4, 2, 1), same, strict=True) if not one)
 
-    return Wanted(lambda kind: distance(kind) < 6, most, distance=distance)
+    return Wanted(lambda kind: distance(kind) < 6, most_rows, distance=distance)
 
 
 def distance_from(jobs: Iterable[Job]) -> Callable[[Kind], int]:
-    """A function: the distance of a kind's rows from the nearest of ``jobs``; another model counts most."""
+    """A function: the distance of a kind from the nearest of ``jobs``, 4 for another model, 1 for each other size."""
     known = [
         (job.model.name.lower(), (job.cluster.num_gpus, job.training.seq_length, job.training.global_batch_size))
         for job in jobs

@@ -19,11 +19,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.core.system import may_live, this_process
-from jointopt.runs.database import make_table, now_s, on_database, open_database
+from jointopt.core.system import may_be_alive, this_process
+from jointopt.runs.database import make_table, now_s, on_store, open_database
 
 LEASE_S = 60.0  # that a runner may be silent
-on_store = on_database("measurement store")
 _RUNNING, _DONE, _FREE = "running", "done", "free"
 _TABLE = sa.Table(
     "jointopt_reservations",
@@ -42,38 +41,38 @@ _TABLE = sa.Table(
 
 @dataclass(frozen=True)
 class Reservation:
-    """One plan of a study: its state, and whether its runner is this process, lives, or is dead."""
+    """One plan of a study: who runs it or has run it, as of one look into the database."""
 
     plan: str
-    state: str
-    runner: str
-    runs: int
-    lost: int
-    silent_s: float
-    mine: bool
+    state: str  # running | done | free
+    runner: str  # `this_process` and a token
+    runs: int  # that have ended
+    lost: int  # runners in a row that died
+    silent_s: float  # since its runner was last heard of
+    is_mine: bool  # whether its runner is the one that asks
 
     @property
     def abandoned(self) -> bool:
         """Whether the plan was being run by a process that is dead, or of another machine and silent for a lease."""
-        dead = not may_live(self.runner.rpartition(":")[0]) if self.here else self.silent_s > LEASE_S
-        return self.state == _RUNNING and not self.mine and dead
+        dead = not may_be_alive(self.runner.rpartition(":")[0]) if self.on_this_machine else self.silent_s > LEASE_S
+        return self.state == _RUNNING and not self.is_mine and dead
 
     @property
-    def here(self) -> bool:
-        """Whether its runner is of this machine, where it is known at once if it lives."""
+    def on_this_machine(self) -> bool:
+        """Whether its runner is a process of this machine, which can be asked whether it is alive."""
         return self.runner.startswith(f"{socket.gethostname()}:")
 
     @property
-    def elsewhere(self) -> bool:
+    def runs_elsewhere(self) -> bool:
         """Whether another process that may live is running the plan."""
-        return self.state == _RUNNING and not self.mine and not self.abandoned
+        return self.state == _RUNNING and not self.is_mine and not self.abandoned
 
 
 @dataclass
 class Reservations:
-    """The plans of one ``study`` (any name of at most 64 characters) in the database of ``url``, for one runner.
+    """The reservations of one ``study`` (a name of at most 64 characters) in the database of ``url``, for one runner.
 
-    UsageError where the database cannot be used.
+    Methods raise UsageError where the database cannot be used.
     """
 
     url: str
@@ -90,10 +89,10 @@ class Reservations:
         self._runner = f"{this_process()}:{secrets.token_hex(4)}"
         self._engine = open_database(self.url, lock_first=True)
         make_table(self._engine, _TABLE)
-        self.look()
+        self.read()
 
     @on_store
-    def look(self) -> dict[str, Reservation]:
+    def read(self) -> dict[str, Reservation]:
         """All reservations of the study by plan; runs that have ended by now count as known to this runner."""
         with self._engine.connect() as connection:
             at_s = now_s(connection)
@@ -126,7 +125,7 @@ class Reservations:
 
     @on_store
     def end(self, plan: str, ran: bool = True) -> None:
-        """The plan was run, and its result is kept; or it was not, and is free for others."""
+        """Ends this runner's reservation: the plan ``ran``, and its result is kept, or it is free for others."""
         values: Mapping[str, Any] = {"state": _DONE, "runs": _TABLE.c.runs + 1, "lost": 0} if ran else {"state": _FREE}
         own = (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan) & (_TABLE.c.runner == self._runner)
         with self._engine.begin() as connection:
@@ -136,24 +135,26 @@ class Reservations:
         if ran:
             self._known[plan] = self._known.get(plan, 0) + 1
 
-    def freed(self) -> bool:
-        """Wait while a plan is being run by a process of another machine that may be dead; whether one is free now.
+    def wait_for_freed(self) -> bool:
+        """Waits until each runner of another machine is heard of or dead, at most a lease; whether a plan is free now.
 
-        A runner that lives is heard of within a quarter of a lease.
+        A runner that is alive is heard of within a quarter of a lease.
         """
-        waiting = {plan: one.silent_s for plan, one in self.look().items() if one.elsewhere and not one.here}
+        waiting = {
+            plan: one.silent_s for plan, one in self.read().items() if one.runs_elsewhere and not one.on_this_machine
+        }
         until = time.monotonic() + LEASE_S + 1
         while waiting and time.monotonic() < until:
             time.sleep(min(1.0, LEASE_S / 10))
-            found = self.look()
+            found = self.read()
             if any(found[plan].abandoned and found[plan].lost == 0 for plan in waiting):
                 return True
             waiting = {plan: silent_s for plan, silent_s in waiting.items()
-                       if found[plan].elsewhere and found[plan].silent_s > silent_s}  # fmt: skip
+                       if found[plan].runs_elsewhere and found[plan].silent_s > silent_s}  # fmt: skip
         return False
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Ends the thread that renews reservations."""
         self._stop.set()
 
     def _take(self, plan: str, again: bool) -> bool:
@@ -170,7 +171,7 @@ class Reservations:
             one = self._of_row(row, at_s)
             known = row.state == _DONE and row.runs == self._known.get(plan, 0)
             lost = one.abandoned and (row.lost == 0 or again)
-            if not (row.state == _FREE or known or lost or one.mine):
+            if not (row.state == _FREE or known or lost or one.is_mine):
                 return False
             connection.execute(sa.update(_TABLE).where(own).values(**running, lost=row.lost + int(one.abandoned)))
         return True

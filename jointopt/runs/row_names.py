@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_PLACES = "places"  # of a table's attributes: (name, rows) of each table that it was put together from, in order
-_KEPT = "kept"  # and the positions of its rows among those, where some were taken out
+# attributes of a joined table: (name, number of rows) of each of its tables in order, and of each row that is left its
+# position among all of their rows
+_PLACES, _KEPT = "places", "kept"
 
 
-def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
-    """The rows of several named tables, numbered from 0, with what `row_names` needs."""
+def join_named_tables(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """The rows of several tables as one, numbered from 0; it remembers their names for `row_names`."""
     import pandas as pd
 
     whole = pd.concat([table for _, table in tables], ignore_index=True)
@@ -27,9 +28,9 @@ def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def row_names(table: pd.DataFrame, kept: Bools | None = None) -> Callable[[int], str]:
-    """A function: the name of a row by its number among those that are ``kept`` (n,), by default of all.
+    """A function from the number of a row to its name, ``row 3 of runs.csv``, or ``row 3`` in a table without name.
 
-    That is ``row 3 of runs.csv``, or ``row 3`` where the table has no name.
+    Numbers count the rows that are ``kept``, a mask (n,), by default all.
     """
     at = np.asarray(table.attrs.get(_KEPT, range(len(table))), np.int64)
     at = at if kept is None else at[kept]
@@ -45,8 +46,8 @@ def row_names(table: pd.DataFrame, kept: Bools | None = None) -> Callable[[int],
     return name
 
 
-def without(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:
-    """The other rows of a table that `together` returned, numbered from 0, by their names as before."""
+def without_rows(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:
+    """A table of `join_named_tables` without the rows of the mask (n,), numbered from 0; rows keep their names."""
     rest = table[~gone].reset_index(drop=True)
     rest.attrs[_KEPT] = tuple(np.flatnonzero(~gone).tolist())
     return rest

@@ -1,4 +1,4 @@
-"""Rows of the measurement table: results of a run, its failure, and where its log is."""
+"""Cells of one row of the measurement table: a plan, the results of its run or its failure, and where its log is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.facts import Failure, joined_notes
-from jointopt.core.schema import COLUMNS, DOUBLINGS, STATUSES
+from jointopt.core.schema import COLUMNS, LOG_COLUMNS, STATUSES
 from jointopt.jobs.plans.text import parse_stage_clocks
 
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
-# of a row while it is being made: start and end of the measured iterations, in s since 1970, and their number
+# cells of a row until it is stored: (start, end) of the measured iterations in s since 1970, and their number
 WINDOW = ("measured_s", "iterations")
 
 
@@ -50,9 +50,9 @@ def failed_row(failure: Failure) -> dict[str, Any]:
 
 
 def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
-    """The result columns of a run: what it ``reported`` if it ended well (``whole``) or reports how it failed.
+    """The result columns of a run: those it ``reported``, if it ended well (``whole``) or they say how it failed.
 
-    A log that reports short memory counts more than a result that does not: that may be half written.
+    Else, and where the log shows that memory ran out, those of ``failure``: what was reported may be half written.
     """
     if reported is not None and (whole or (reported["status"] != "ok" and failure.status != "oom")):
         return dict(reported)
@@ -60,7 +60,7 @@ def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -
 
 
 def is_bounded(row: Mapping[str, Any]) -> bool:
-    """Whether a run was ended early, behind others: its time is what it would have taken at least."""
+    """Whether a run was ended early, as others were faster, so that its time is a lower bound."""
     time_s = row.get("iteration_time_s")
     return row.get("status") == "timeout" and not is_blank(time_s) and float(str(time_s)) > 0
 
@@ -75,15 +75,15 @@ def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
     return dict(row) | {"notes": joined_notes(row["notes"], where)}
 
 
-def label(plan: Mapping[str, Any]) -> str:
-    """A plan's layout as the beginning of a file's name: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
-    degrees = "".join(f"{COLUMNS[name].head}{plan[name]}-" for name in DOUBLINGS)
+def log_prefix(plan: Mapping[str, Any]) -> str:
+    """The beginning of the names of a plan's logs: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
+    degrees = "".join(f"{COLUMNS[name].head}{plan[name]}-" for name in LOG_COLUMNS)
     return f"{degrees}zero{plan['zero_stage']}-{plan['recompute']}-"
 
 
 def new_log(folder: Path, plan: Mapping[str, Any]) -> Path:
     """An empty file in ``folder`` for the log of one run of ``plan``; logs of earlier runs stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle, path = tempfile.mkstemp(prefix=label(plan), suffix=".log", dir=folder)
+    handle, path = tempfile.mkstemp(prefix=log_prefix(plan), suffix=".log", dir=folder)
     os.close(handle)
     return Path(path)

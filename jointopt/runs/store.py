@@ -7,21 +7,16 @@ changed or deleted. A second table, append-only too, has those that were retract
 from __future__ import annotations
 
 import datetime
-import fcntl
-import glob
 import hashlib
 import itertools
 import json
 import logging
-import os
-import secrets
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import sqlalchemy as sa
@@ -29,24 +24,24 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.core.secrets import masked
-from jointopt.core.system import state_home
 from jointopt.runs.cells import as_table, json_rows
 from jointopt.runs.database import (
+    STORE,
     TABLES,
     VERSION,
     database_errors,
     file_of,
     in_turn,
-    on_database,
+    on_store,
     open_database,
     write_ahead,
 )
 from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, kind_ids, migrate, version
 from jointopt.runs.relevance import Kind, Wanted, kind_of, plan_key
+from jointopt.runs.spill import waiting_spills
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
-on_store = on_database("measurement store")
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 6  # to add rows that others add at the same moment
 _ROWS_READ = 5_000  # that are held as JSON at a time
@@ -76,7 +71,7 @@ class Store:
 
     def __init__(self, url: str = "sqlite:///jointopt.db") -> None:
         self.url = url
-        with database_errors(url, "measurement store"):
+        with database_errors(url, STORE):
             self._engine = self._writer = open_database(url)
             if file_of(url) is not None:  # a write begins with the lock, so that it waits for others and never fails
                 self._writer = open_database(url, lock_first=True)
@@ -93,7 +88,7 @@ class Store:
         if not by_hash:
             return Added(0, 0)
         self._prepare()
-        new = _once_each(lambda: self._insert(by_hash, origin))
+        new = _retried(lambda: self._insert(by_hash, origin))
         with self._engine.connect() as connection:
             retracted = _known_hashes(connection, RETRACTED, list(by_hash))
         return Added(new, records - new, len(retracted))
@@ -108,7 +103,7 @@ class Store:
         if not by_hash or not self._has(MEASURED):
             return Retracted(0, 0, records)
         self._prepare()
-        new, absent = _once_each(lambda: self._mark(by_hash, origin))
+        new, absent = _retried(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
     @on_store
@@ -133,10 +128,10 @@ class Store:
         with self._engine.connect() as connection:
             return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
-    def take_in(self) -> int:
-        """Add what processes have left in files (`Spill`); how many rows the store did not have."""
+    def add_spilled(self) -> int:
+        """Adds rows that ended processes left in files (`Spill`); returns the number of those that are new."""
         taken = 0
-        for _, rows in waiting(self.url):
+        for _, rows in waiting_spills(self.url):
             for origin in dict.fromkeys(origin for origin, _ in rows):
                 frame = pd.DataFrame([row for of, row in rows if of == origin])
                 taken += self.add(frame, origin).new
@@ -157,7 +152,7 @@ class Store:
                 yield from connection.execute(query).partitions()
             elif old:  # whose rows do not state their kind
                 every = (row for part in connection.execute(query).partitions() for row in part)
-                yield list(deque((row for row in every if wanted.related(kind_of(row.content))), wanted.whole))
+                yield list(deque((row for row in every if wanted.related(kind_of(row.content))), wanted.all_up_to))
             else:
                 ids, all_of_them = nearest_rows(connection, wanted, self._kept())
                 if not all_of_them:
@@ -174,7 +169,7 @@ class Store:
         """Make what is missing in the database, and bring it up to this version."""
         if version(self._engine) < VERSION:
             with in_turn(self._writer, TABLES):
-                _once_each(lambda: migrate(self._writer))
+                _retried(lambda: migrate(self._writer))
             write_ahead(self._engine, self.url)
 
     def _has(self, table: sa.Table) -> bool:
@@ -208,8 +203,8 @@ class Store:
         return len(new), len(by_hash) - len(stored)
 
 
-def _once_each(write: Callable[[], T]) -> T:
-    """Return what ``write`` returns, tried again where another writer has added one of the same rows meanwhile."""
+def _retried(write: Callable[[], T]) -> T:
+    """The result of ``write``, tried again where another writer has added one of the same rows meanwhile."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(IntegrityError):
             return write()
@@ -258,187 +253,55 @@ def content_hash(record: Mapping[str, Any]) -> str:
 # Which rows of a store matter most, by its indexes alone: a bounded number of them, however many there are.
 
 
-_MOST_KINDS = 20_000  # that are looked at, the newest
-_OF_PLANS = 4  # a share of the rows, as a divisor
+_MOST_KINDS = 20_000  # the newest, that are compared with what is wanted
+_PLAN_SHARE = 4  # rows of one wanted plan are at most the most rows over this
 
 
 def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> tuple[list[int], bool]:
-    """(ids, ascending, of the rows that are wanted, whether these are all related ones); ``kept``: of which at all."""
+    """(ids of the rows that are wanted, ascending, whether these are all related ones); ``kept``: not retracted."""
     fields = (KINDS.c[name] for name in Kind._fields)
     newest = connection.execute(sa.select(KINDS.c.id, *fields).order_by(KINDS.c.id.desc()).limit(_MOST_KINDS))
     related = ((row[0], kind) for row in newest if wanted.related(kind := Kind(*row[1:])))
-    kinds, few = _enough(connection, wanted, sorted(related, key=lambda one: wanted.distance(one[1])))
-    most = None if few else wanted.most or wanted.whole
+    kinds, few = _kinds_to_read(connection, wanted, sorted(related, key=lambda one: wanted.distance(one[1])))
+    most = None if few else wanted.most_rows or wanted.all_up_to
     ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
     found: dict[Kind, list[int]] = {}
     first: list[int] = []
     for number, kind in kinds:
         # one by one, each along the index: together SQLite would read all of them to find the newest
         rows = ids.where(MEASURED.c.kind_id == number)
-        for plan in wanted.plans if kind.plain == next(iter(found), kind.plain) else ():
+        for plan in wanted.plans if kind.canonical == next(iter(found), kind.canonical) else ():
             of_plan = rows.where(MEASURED.c.plan_key == plan)
-            first += connection.scalars(of_plan.limit((wanted.most or wanted.whole or 0) // _OF_PLANS))
-        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(most)))
+            first += connection.scalars(of_plan.limit((wanted.most_rows or wanted.all_up_to or 0) // _PLAN_SHARE))
+        found.setdefault(kind.canonical, []).extend(connection.scalars(rows.limit(most)))
     groups = [sorted(group, reverse=True)[:most] for group in found.values() if group]
-    return shared(first, groups, most or sum(map(len, groups)), wanted.kinds), few
+    return allotted_rows(first, groups, most or sum(map(len, groups)), wanted.most_kinds), few
 
 
-def _enough(
+def _kinds_to_read(
     connection: sa.Connection, wanted: Wanted, kinds: list[tuple[int, Kind]]
 ) -> tuple[list[tuple[int, Kind]], bool]:
-    """(those of the related ``kinds`` to read, whether all of their rows are): counted in the index alone."""
+    """(the first of the related ``kinds`` that have rows enough, whether all rows are to be read), by the index."""
     total = 0
-    if wanted.whole is None:
+    if wanted.all_up_to is None:
         return kinds, True
     for place, (number, _) in enumerate(kinds, 1):
-        of_kind = sa.select(MEASURED.c.id).where(MEASURED.c.kind_id == number).limit(wanted.whole + 1).subquery()
+        of_kind = sa.select(MEASURED.c.id).where(MEASURED.c.kind_id == number).limit(wanted.all_up_to + 1).subquery()
         total += connection.scalar(sa.select(sa.func.count()).select_from(of_kind)) or 0
-        if total > wanted.whole and len({kind.plain for _, kind in kinds[:place]}) > wanted.kinds:
+        if total > wanted.all_up_to and len({kind.canonical for _, kind in kinds[:place]}) > wanted.most_kinds:
             return kinds[:place], False
-    return kinds, total <= wanted.whole
+    return kinds, total <= wanted.all_up_to
 
 
-def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
-    """At most ``most`` ids, ascending, of ``groups`` (the nearest first, each newest first), with ``first`` before all.
+def allotted_rows(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, most_groups: int) -> list[int]:
+    """At most ``most`` ids, ascending: the ids ``first``, and of ``groups`` (the nearest first, each newest first).
 
-    Where not all have room, half is of the nearest group and the rest in equal parts of ``kinds`` - 1 others; what
-    these leave goes to the nearest that have more.
+    Where not all have room, half are of the nearest group and the rest in equal parts of the next ``most_groups`` - 1;
+    what these leave goes to the nearest that have more.
     """
     if sum(map(len, groups)) <= most:
         return sorted(itertools.chain.from_iterable(groups))
-    groups = groups[:kinds]
+    groups = groups[:most_groups]
     part = most // 2 // max(len(groups) - 1, 1)
     order = [*first, *groups[0][: most // 2], *itertools.chain.from_iterable(group[:part] for group in groups[1:])]
     return sorted(list(dict.fromkeys([*order, *itertools.chain.from_iterable(groups)]))[:most])
-
-
-# Rows that a database may not have yet: in a file beside it before anything else is done with them.
-
-
-SPILL = "spill"
-
-
-class Spill:
-    """The rows of this process that the database of ``url`` may lack; ``origin`` is where they come from.
-
-    ``kind``: a word for rows that the store is not to take in.
-    """
-
-    def __init__(self, url: str, origin: str, kind: str = SPILL) -> None:
-        self._url, self._origin, self._kind = url, origin, kind
-        self._token = secrets.token_hex(4)
-        self._open: dict[Path, int] = {}  # files with rows, and their handles
-
-    def keep(self, row: Mapping[str, Any]) -> Path | None:
-        """Write a row (JSON values) to the disk, in the first file that takes it, which is returned; None: none does.
-
-        File and folder are synchronised with the disk before this returns.
-        """
-        line = (json.dumps({"origin": self._origin, "row": dict(row)}) + "\n").encode()
-        for file in _places(self._url, f".{self._token}", self._kind):
-            with suppress(OSError):
-                handle = self._handle(file)
-                size = os.fstat(handle).st_size
-                try:
-                    if os.write(handle, line) != len(line):
-                        raise OSError
-                    os.fsync(handle)
-                except OSError:  # a full disk may take a part of the line
-                    with suppress(OSError):
-                        os.ftruncate(handle, size)
-                    raise
-                return file
-        return None
-
-    def clear(self) -> None:
-        """Forget all rows, which the database has now; what cannot be removed is taken in again, and stored once."""
-        self.close(forget=True)
-
-    def close(self, forget: bool = False) -> None:
-        """Leave the rows to the next start, or ``forget`` them."""
-        for file, handle in self._open.items():
-            with suppress(OSError):
-                if forget or not os.fstat(handle).st_size:
-                    file.unlink(missing_ok=True)
-            os.close(handle)
-        self._open = {}
-
-    @property
-    def files(self) -> list[Path]:
-        """Files that hold rows now."""
-        return [file for file, handle in self._open.items() if os.fstat(handle).st_size]
-
-    def _handle(self, file: Path) -> int:
-        """The file, open and locked; made anew where somebody has removed it."""
-        handle = self._open.get(file)
-        if handle is not None and os.fstat(handle).st_nlink:
-            return handle
-        if handle is not None:
-            os.close(self._open.pop(file))
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for _ in range(10):
-            handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)  # one that takes files in may look at an empty one, and remove it
-                if os.fstat(handle).st_nlink:
-                    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-                    try:
-                        os.fsync(folder)  # so that the disk knows of a new file
-                    finally:
-                        os.close(folder)
-                    self._open[file] = handle
-                    return handle
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)
-        raise OSError(f"{file} is removed again and again")
-
-
-def spill_files(url: str, kind: str = SPILL) -> list[Path]:
-    """The files in which rows of a database wait: beside it, with this user's state, or with temporary files."""
-    found: dict[Path, None] = {}
-    for place in _places(url, "", kind):
-        stem = glob.escape(str(place.with_suffix("")))
-        for pattern in (f"{stem}{place.suffix}", f"{stem}.*{place.suffix}"):
-            found |= dict.fromkeys(Path(name) for name in sorted(glob.glob(pattern)))
-    return list(found)
-
-
-def rows_in(file: Path | TextIO) -> list[tuple[str, dict[str, Any]]]:
-    """(origin, row) of each line of a file but torn ones."""
-    text = file.read_text(encoding="utf-8", errors="replace") if isinstance(file, Path) else file.read()
-    found = []
-    for line in text.splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            held = json.loads(line)
-            found.append((str(held["origin"]), dict(held["row"])))
-    return found
-
-
-def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
-    """Each file of this user that no living process writes, with (origin, row) of its lines but torn ones; locked.
-
-    The file is removed when the next one is requested, as its rows are in the store by then.
-    """
-    for file in spill_files(url, kind):
-        with suppress(OSError):
-            handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
-            with os.fdopen(handle, encoding="utf-8", errors="replace") as stream:
-                if os.fstat(handle).st_uid != os.geteuid():
-                    continue
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield file, rows_in(stream)
-                file.unlink(missing_ok=True)
-
-
-def _places(url: str, token: str, kind: str) -> list[Path]:
-    """Files with a ``token`` in their names, the best first."""
-    key, file = hashlib.sha256(os.fsencode(url)).hexdigest()[:16], file_of(url)
-    files = [] if file is None else [file.absolute().with_name(f"{file.name}.{kind}{token}.jsonl")]
-    named = f"{key}{'' if kind == SPILL else f'-{kind}'}{token}.jsonl"
-    with suppress(OSError):
-        files.append(state_home() / "jointopt" / "spill" / named)
-    with suppress(OSError):  # no folder takes temporary files
-        files.append(Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}"))
-    return files

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from jointopt.core.atomic_write import replacing, unwritten
+from jointopt.core.atomic_write import replacing, write_failure
 from jointopt.core.errors import UsageError
 from jointopt.core.quote import sh_command
 from jointopt.core.secrets import masked
-from jointopt.runs.database import VERSION, database_errors, file_of, open_database
+from jointopt.runs.database import STORE, VERSION, database_errors, file_of, open_database
 from jointopt.runs.migrations import MEASURED, RETRACTED, migrate, version
-from jointopt.runs.store import content_hash, spill_files
+from jointopt.runs.spill import spill_files
+from jointopt.runs.store import content_hash
 
 _BATCH = 10_000
-_WHAT = "measurement store"
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Checked:
 
 def check(url: str) -> Checked:
     """Look at every row of a store, and at the database around them; nothing is changed."""
-    engine, file = _there(url), file_of(url)
+    engine, file = _existing_engine(url), file_of(url)
     faults: list[str] = []
     if file is not None and file.stat().st_mode & 0o002:
         faults.append(f"every user may change {file}: {sh_command(['chmod', '600', str(file)])}")
     rows = changed = last = 0
-    with database_errors(url, _WHAT), engine.connect() as connection:
+    with database_errors(url, STORE), engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
             faults += [f"the file is damaged: {line}" for line in found if line != "ok"][:10]
@@ -64,9 +64,9 @@ def backup(url: str, out: Path) -> int:
 
     Of a database that is no SQLite file the measurements alone. Raises UsageError where that cannot be done.
     """
-    engine, source = _there(url), file_of(url)
+    engine, source = _existing_engine(url), file_of(url)
     try:
-        with database_errors(url, _WHAT), replacing(out) as part:
+        with database_errors(url, STORE), replacing(out) as part:
             part.chmod(0o600)
             if source is not None:
                 with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(part)) as new:
@@ -74,7 +74,7 @@ def backup(url: str, out: Path) -> int:
             else:
                 _copy(engine, open_database(f"sqlite:///{part}"))
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {unwritten(error)}.") from error
+        raise UsageError(f"{out} cannot be written: {write_failure(error)}.") from error
     return out.stat().st_size
 
 
@@ -87,32 +87,32 @@ def repair(url: str) -> tuple[Path | None, int, int]:
     file = file_of(url)
     if file is None:
         raise UsageError("Only an SQLite file can be repaired; PostgreSQL has tools of its own (pg_dump, pg_amcheck).")
-    with suppress(sa.exc.SQLAlchemyError), _there(url).connect():
+    with suppress(sa.exc.SQLAlchemyError), _existing_engine(url).connect():
         pass  # where the store is of a newer version, a UsageError
     with suppress(UsageError):
         if not check(url).faults:
-            with database_errors(url, _WHAT):
+            with database_errors(url, STORE):
                 migrate(open_database(url, lock_first=True))
             return None, 0, 0
     kept = file.with_name(f"{file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-    with replacing(file) as part, database_errors(url, _WHAT):
+    with replacing(file) as part, database_errors(url, STORE):
         part.chmod(0o600)
         with closing(sqlite3.connect(part)) as new:
             saved, lost = _salvaged(file, new)
         os.link(file, kept)
         for tail in ("-wal", "-shm", "-journal"):
             file.with_name(file.name + tail).unlink(missing_ok=True)
-    with database_errors(url, _WHAT):
+    with database_errors(url, STORE):
         migrate(open_database(url, lock_first=True))
     return kept, saved, lost
 
 
-def _there(url: str) -> sa.Engine:
+def _existing_engine(url: str) -> sa.Engine:
     """The engine of a database that exists. Raises UsageError for one that does not."""
     file = file_of(url)
     if file is not None and not file.is_file():
         raise UsageError(f"There is no database {masked(url)!r}; ingest, tune and propose make one.")
-    with database_errors(url, _WHAT):
+    with database_errors(url, STORE):
         return open_database(url)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import replacing, unwritten
+from jointopt.core.atomic_write import replacing, write_failure
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.quote import csv_cell, csv_original
@@ -31,8 +31,8 @@ from jointopt.runs.cells import (
     as_table,
     floats,
     json_rows,
+    quoted_cell,
     read_columns,
-    shown,
 )
 from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES, Check, broken_checks, complaint
 from jointopt.runs.peak_share import in_faster_precision
@@ -129,7 +129,7 @@ def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) 
             with packed as binary:
                 binary.writelines(text.encode() for text in csv_texts(table, rounded))
     except OSError as error:
-        raise TableError(f"{path} cannot be written: {unwritten(error)}.") from error
+        raise TableError(f"{path} cannot be written: {write_failure(error)}.") from error
 
 
 def _read_text(path: Path) -> str:
@@ -229,10 +229,10 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
 def readable_runs(
     table: pd.DataFrame, categories: bool = False, called: str = "the table"
 ) -> tuple[pd.DataFrame, dict[int, str]]:
-    """As `clean_runs`, and why rows (by position) with a word that none of their column's is cannot be read.
+    """The table as `clean_runs`, and by position the reason why a row with an unknown word cannot be read.
 
-    Such cells are blank; ``categories`` as in `read_columns`, ``called``: the table, in messages. A number or clock
-    that makes no sense is a TableError all the same: it may be of another unit or column in every row.
+    Cells with unknown words become blank. A number or clock out of range is a TableError all the same: it may be of
+    another unit or column in every row. ``categories`` as in `read_columns`; ``called``: the table's name in messages.
     """
     _check_columns(table)
     table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
@@ -241,7 +241,7 @@ def readable_runs(
     unread: dict[int, str] = {}
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong)
-        reasons = {row: f"{name} must be {expected}; got {shown(table, row, name)}." for row in rows.tolist()}
+        reasons = {row: f"{name} must be {expected}; got {quoted_cell(table, row, name)}." for row in rows.tolist()}
         if column_of(name).dtype not in ("str", "bool"):
             raise TableError(f"Row {rows[0] + 1} of {called}: {reasons[rows[0]]}")
         unread = reasons | unread
@@ -276,7 +276,7 @@ def check_measurements(
 
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong).tolist()
-        describe(name, rows, (f"expected {expected}, got {shown(table, row, name)}" for row in rows))
+        describe(name, rows, (f"expected {expected}, got {quoted_cell(table, row, name)}" for row in rows))
     for check, broken in broken_checks(clean, RULES if rules is None else rules):
         rows = np.flatnonzero(broken & ~_unfinished(clean).to_numpy() if check.may_fail else broken).tolist()
         describe(check.columns[0], rows, (complaint(check, clean, row) for row in rows))
@@ -286,10 +286,10 @@ def check_measurements(
 
 
 def sound_results(frame: pd.DataFrame, rules: Iterable[Check] = ()) -> tuple[pd.DataFrame, list[str]]:
-    """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
+    """A copy of a measurement table without results that cannot be true, and a sentence on each kind of them.
 
-    A status that is no known word becomes ``unknown``; blank become a number beyond the range of its column, a result
-    that one of ``rules`` blames, and, without a sentence, a zero of an unfinished run. Text among the numbers stays.
+    An unknown status becomes ``unknown``. Numbers out of range, results that one of ``rules`` blames, and, without a
+    sentence, zeros of unfinished runs become blank. Text among the numbers stays.
     """
     table = _without_results_of_unfinished(frame)
     names = [name for name in ("status", *MEASURED) if name in table]
@@ -298,7 +298,7 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Check] = ()) -> tuple[pd.
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong if name == "status" else wrong.to_numpy() & floats(table[name]).notna().to_numpy())
         if len(rows):
-            messages.append(_not_used(name, rows, f"expected {expected}, got {shown(table, rows[0], name)}"))
+            messages.append(_not_used(name, rows, f"expected {expected}, got {quoted_cell(table, rows[0], name)}"))
             other = "unknown" if name == "status" else np.nan
             table = table.assign(**{name: table[name].mask(np.isin(np.arange(len(table)), rows), other)})
     if "status" in table:
@@ -321,16 +321,13 @@ def _not_used(name: str, rows: Ints, complaint: str) -> str:
 
 
 def checked_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """`sound_results` by `RESULT_RULES`, with `doubtful_lines` of what is sound among the sentences."""
+    """`sound_results` by `RESULT_RULES`; the sentences of `doubtful_lines` on the sound results follow its own."""
     sound, sentences = sound_results(frame, RESULT_RULES)
     return sound, [*sentences, *doubtful_lines(sound)]
 
 
 def doubtful_lines(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each rule of `DOUBTS` that rows with sound results break, and the likeliest reason.
-
-    And one for each source whose GPUs seem to be hotter than they work for long.
-    """
+    """A sentence for each rule of `DOUBTS` that rows break, and for each source whose GPUs seem to be too hot."""
     judged = [check for check in DOUBTS if set(check.columns) & set(MEASURED) & set(frame)]
     clean, _ = read_columns(frame, {name for check in judged for name in check.columns}, STRICT_READERS)
     lines = []
@@ -373,7 +370,7 @@ def _check_columns(table: pd.DataFrame) -> None:
 
 
 def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:
-    """Loggers write a time of 0 for a run that crashed; it is no evidence, and must not pass for a measurement."""
+    """The table with blanks for results of 0 of unfinished runs: loggers write 0 for a run that crashed."""
     measured, unfinished = [name for name in MEASURED if name in table], _unfinished(table)
     zero = {name: unfinished & (pd.to_numeric(table[name], errors="coerce") == 0) for name in measured}
     return table.assign(**{name: table[name].mask(zero[name]) for name in measured})
@@ -389,7 +386,7 @@ _SPECIAL = re.compile('[,"\r\n]')
 
 
 def csv_texts(table: pd.DataFrame, rounded: Collection[str] = ()) -> Iterator[str]:
-    """The lines of a CSV file with a header, some at a time; cells of nothing are blank.
+    """Yields the lines of a CSV file with a header, `_ROWS` at a time; missing cells are blank.
 
     Floats are written as Python does, those of ``rounded`` columns to seven significant digits: 1e-7 off at most.
     Text that a spreadsheet would take for a formula is guarded as by `csv_cell`, which `read_table` takes back.

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _SPLIT = ("dp", "tp", "pp")  # of the model and the batch; a blank cp is 1 in tables of runs without it
 
 
-def runs_with_plans(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
+def runs_with_plans(table: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
     """`workloads` of measured runs: without rows that leave their degrees open, whose reasons say so.
 
     Raises TableError as there, and where no row is left.
     """
-    found, reasons = workloads(table, kin)
+    found, reasons = workloads(table, others)
     kept: list[Workload] = []
     for work in found:
         names = {text: [name for name in _SPLIT if name in text.split()] for text in set(work.assumed.tolist())}

@@ -17,27 +17,34 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
 from jointopt.jobs import defaults
 from jointopt.jobs.catalog.clusters import build_cluster
-from jointopt.jobs.catalog.frameworks import job_of_class, named_class, names_release, of_class, recognise_framework
+from jointopt.jobs.catalog.frameworks import (
+    job_of_class,
+    named_class,
+    names_release,
+    profile_of_class,
+    recognise_framework,
+)
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
 from jointopt.jobs.catalog.models import load_model
-from jointopt.jobs.cluster import Cluster, Gpu, Machine, is_of
+from jointopt.jobs.cluster import Cluster, Gpu, Machine, machine_fits
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
-from jointopt.jobs.model import LATENT, NOT_IN, Model, block_of
+from jointopt.jobs.model import LATENT, NOT_IN_BLOCK, Model, block_of
 from jointopt.runs.cells import (
     Cells,
     first_rows,
+    map_distinct,
     named_attention,
     named_cuda_graph,
     named_dispatcher,
-    of_distinct,
     row_codes,
     with_precision,
 )
-from jointopt.runs.checks import check_required, impossible, with_classes_of_others
+from jointopt.runs.checks import check_required, impossible
 from jointopt.runs.dtype_names import named_dtype, named_precision
+from jointopt.runs.other_rows import HEADS_FROM_OTHERS, lacks_heads, with_classes_of_others, with_heads_of_others
 from jointopt.runs.shapes import FROM_CATALOGUE, stated_details, whole_name, with_catalogue_shapes
 from jointopt.runs.table import readable_runs
 
@@ -77,44 +84,44 @@ class Workload:
 
     job: Job
     rows: Ints
-    layouts: Columns  # each once, (L,) by layout column; some may be no row's
-    layout: Ints  # which of them each row has
+    layouts: Columns  # each layout once, (L,) by layout column; some may be no row's
+    layout_of_row: Ints  # (n,) the position of its layout in ``layouts``
     clock_mhz: Floats  # (n, 1) of all stages, or (n, deepest pp) of each, NaN beyond a plan's pp
-    assumed: npt.NDArray[np.object_]  # per row: names of defaulted columns, joined by a blank
-    of_release: bool = False  # the rows name the release of their software, which has its own attention kernel
-    as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
+    assumed: npt.NDArray[np.object_]  # (n,) names of the columns that defaults filled, joined by a blank
+    release_named: bool = False  # the rows name the release of their software, which has its own attention kernel
+    as_stated: bool = True  # false where another precision, or another attention kernel, than the stated one is priced
 
     @property
     def plans(self) -> Columns:
         """The layout columns of each row, (n,)."""
-        return {name: values[self.layout] for name, values in self.layouts.items()}
+        return {name: values[self.layout_of_row] for name, values in self.layouts.items()}
 
     @property
     def stage_clock_mhz(self) -> Floats:
         """The clock of each stage of each row, (n, deepest pp), NaN beyond a plan's pp."""
         depth = self.layouts["pp"]
         stages = np.arange(int(depth.max()))
-        return np.where(stages >= depth[self.layout, None], np.nan, self.clock_mhz[:, : len(stages)])
+        return np.where(stages >= depth[self.layout_of_row, None], np.nan, self.clock_mhz[:, : len(stages)])
 
     def take(self, at: Ints) -> Workload:
         """The rows at positions ``at`` of this workload, in that order."""
-        of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout", "clock_mhz", "assumed")}
+        of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout_of_row", "clock_mhz", "assumed")}
         return replace(self, **of_rows)
 
-    def of_class(self, name: str) -> Workload:
-        """The workload by a recipe class where its rows state none."""
+    def with_class(self, name: str) -> Workload:
+        """The workload with that recipe class, where its rows state none."""
         return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))
 
-    def of_attention(self, kernel: str) -> Workload:
+    def with_attention(self, kernel: str) -> Workload:
         """The workload with that attention kernel where its rows name neither one nor a release."""
         training = self.job.training
-        if not training.attention_assumed or self.of_release or training.attention == kernel:
+        if not training.attention_assumed or self.release_named or training.attention == kernel:
             return self
         return replace(self, job=replace(self.job, training=replace(training, attention=kernel)))
 
-    def on(self, machine: Machine | None) -> Workload:
+    def on_machine(self, machine: Machine | None) -> Workload:
         """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
-        if machine is None or not is_of(machine, self.job.cluster):
+        if machine is None or not machine_fits(machine, self.job.cluster):
             return self
         known = machine.figures.keys()
         codes, texts = pd.factorize(self.assumed)
@@ -122,12 +129,12 @@ class Workload:
         return replace(self, job=on_machine(self.job, machine), assumed=np.array(left, dtype=object)[codes])
 
 
-def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
+def workloads(table: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
     Blank cells get the defaults of `jointopt.jobs.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where a word or GPU is unknown, what has no default is lacking, or it could not run.
-    ``kin``: another table whose rows fill the heads of a model and the recipe class of a source, as this one's do.
+    ``others``: another table whose rows fill the heads of a model and the recipe class of a source, as this one's do.
     Raises TableError for a missing column, a number that makes no sense, or a table of which no row is left.
     """
     clean, unread = readable_runs(table, categories=True)
@@ -138,14 +145,14 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     degrees, guessed = fill_degrees({name: cells[name] for name in DEGREES}, cells["num_gpus"])
     runs = runs.assign(**degrees, assumed_plan=_assumed_bits(guessed))
     if lacks_heads(runs):
-        others = None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
-        runs = with_heads_of_others(runs, others)
-    runs = with_classes_of_others(runs, kin)
+        shaped = None if others is None else with_catalogue_shapes(readable_runs(others, categories=True)[0])
+        runs = with_heads_of_others(runs, shaped)
+    runs = with_classes_of_others(runs, others)
     reasons = impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
-    plans, numbers = plan_cells(good), good.index.to_numpy()
-    for first, rows in _alike(good, [name for name in _WORKLOAD if name in good]):
+    plans, numbers = plan_columns(good), good.index.to_numpy()
+    for first, rows in _groups_of_equal(good, [name for name in _WORKLOAD if name in good]):
         try:
             found.append(replace(_workload(first, plans, rows), rows=numbers[rows]))
         except UsageError as error:
@@ -156,10 +163,10 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     return found, reasons
 
 
-def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
-    """Positions of the rows that agree in the columns ``names``, blanks included, in the order of the first of each.
+def _groups_of_equal(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
+    """Yields, for each group of rows equal in the columns ``names``, the cells of its first row and all positions.
 
-    Before them the cells of this first one that are not blank.
+    Blank cells are left out of the former; groups come in the order of their first rows.
     """
     codes = row_codes(runs[name] for name in names)
     codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # two bytes are sorted without comparisons
@@ -187,23 +194,23 @@ def _assumed_bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
     return np.asarray(np.bitwise_or.reduce(bits), np.int64)
 
 
-def plan_cells(runs: pd.DataFrame) -> Columns:
-    """The cells of plans of all jobs, (n,): layouts as numbers, NaN where blank, and clocks and what was assumed.
+def plan_columns(runs: pd.DataFrame) -> Columns:
+    """Columns (n,) of the plans of all jobs: layouts and clocks, NaN where blank, and ``assumed_plan`` as bits.
 
-    ``layout``: the number of each layout.
+    ``layout`` is a number per row, equal for rows with the same layout cells.
     """
     cells: Columns = {}
     for name in LAYOUT_COLUMNS:
         if name in runs:
             column = COLUMNS[name]
-            text = of_distinct(runs[name], column.inside, np.nan) if column.codes else runs[name]
+            text = map_distinct(runs[name], column.encode, np.nan) if column.codes else runs[name]
             cells[name] = np.asarray(text, np.float64)
     cells |= {"layout": row_codes(cells.values()), "assumed_plan": runs["assumed_plan"].to_numpy(np.int64)}
     return cells | {name: runs[name].to_numpy() for name in ("clock_mhz", "stage_clock_mhz") if name in runs}
 
 
 def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
-    """The workload of ``rows`` of the ``plans`` of a table; all other cells they share with the ``first`` of them."""
+    """The workload of ``rows`` (positions in ``plans``), which share all other cells with the ``first`` of them."""
     gpu = load_gpu(str(first["gpu"]))
     software = str(first.get("framework", ""))
     framework, known = recognise_framework(software)
@@ -297,7 +304,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     text, software = str(row.get("dtype", "")), str(row.get("framework", ""))
     dtype = runnable_dtype(text, gpu, assumed)
     recipe_class = str(row.get("recipe_class", "")) or named_class(software)
-    framework = of_class(framework, recipe_class)
+    framework = profile_of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
     stated = str(row.get("fp8_recipe", ""))
@@ -360,7 +367,7 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
     experts = int(row.get("num_experts", 0))
     experts = experts if experts > 1 else 0  # a single expert is a dense MLP
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
-    shape = [name for name in shape if name not in NOT_IN.get(block, ())]
+    shape = [name for name in shape if name not in NOT_IN_BLOCK.get(block, ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
     assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_OTHERS))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
@@ -388,45 +395,6 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # known by the size in its name alone
     return sized
-
-
-# Attention heads of rows that do not state them, from rows of the same source and width.
-
-
-HEADS_FROM_OTHERS = "heads_from_others"  # 1.0 where the head count is another row's of the same width
-_SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]
-
-
-def lacks_heads(table: pd.DataFrame) -> bool:
-    """Whether a row of the table does not state how many attention heads its model has."""
-    return "num_attention_heads" not in table or bool(table["num_attention_heads"].isna().any())
-
-
-def with_heads_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one.
-
-    Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
-    as different models (three runs of bigscience: median error 28 % instead of 4 %).
-    """
-    if others is None and "num_attention_heads" not in runs:
-        return runs
-    tables = [table.reindex(columns=_SHAPE) for table in (runs, others) if table is not None]
-    # a blank source is a source
-    shapes = [table.assign(source=table["source"].astype(object).fillna("")) for table in tables]
-    shape, known = shapes[0].assign(row=np.arange(len(runs))), pd.concat(shapes).dropna().drop_duplicates()
-    pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
-    pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
-    best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
-    heads, filled = shape["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
-    heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
-    return runs.assign(num_attention_heads=heads, **{HEADS_FROM_OTHERS: filled})
-
-
-def model_as_kin(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
-    """A model's shape as a row of each source of ``runs``, for `with_heads_of_others`."""
-    sources = runs["source"].unique() if "source" in runs else [None]
-    shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}
-    return pd.DataFrame([{"source": source, **shape} for source in sources])
 
 
 # Whether a model's head is its word embedding, where a table has no column for it but a name that states a size.

@@ -26,13 +26,13 @@ def acquire(
     predicted: Columns, measured: Columns, costs: Floats, k: int, rng: np.random.Generator, *,
     objectives: tuple[str, ...], allowed: Bools, draws: Columns | None = None, apart: Columns | None = None,
 ) -> Ints:  # fmt: skip
-    """Indices of at most ``k`` plans worth running next, the best first, none chosen knowing what the others show.
+    """Indices of at most ``k`` plans to run next as one batch, the one of most expected gain per cost first.
 
     ``predicted`` (n): each objective with ``_low`` and ``_high`` (90 % interval of a log-normal), and
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
-    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them plans
-    err independently. ``apart`` (n): standard deviations of logarithms without what all plans err by, which count
-    before anything is measured. Plans outside ``allowed`` are not chosen.
+    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them errors
+    of plans are independent. ``apart`` (n): standard deviation of each objective's logarithm without the error that all
+    plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen.
     """
     gain = expected_gain(predicted, measured, rng, objectives=objectives, apart=apart)
     eligible = np.flatnonzero(allowed & np.isfinite(gain))
@@ -65,7 +65,7 @@ def acquire(
 def _drawn(
     predicted: Columns, objectives: tuple[str, ...], draws: Columns | None, rng: np.random.Generator
 ) -> tuple[Floats, Bools]:
-    """Logs of the objectives (n, s, objectives) and whether plans fit (n, s)."""
+    """Logarithms of the objectives (n, s, objectives), given or drawn, and whether plans fit (n, s)."""
     if draws is not None:
         return np.log(np.stack([draws[name] for name in objectives], axis=2)), draws["fits"]
     mean, deviation = _log_normal(predicted, objectives)
@@ -75,7 +75,7 @@ def _drawn(
 
 
 def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -> Floats:
-    """Logs of the measured front (f, objectives) by the first; before the first run, the best that is likely to fit."""
+    """Logarithms of the measured front (f, objectives); before the first run, of predictions that are likely to fit."""
     known = np.log(np.stack([measured[name] for name in objectives], axis=1))
     if not len(known):
         known, _ = _log_normal(predicted, objectives)
@@ -88,7 +88,7 @@ def expected_gain(
     predicted: Columns, measured: Columns, rng: np.random.Generator, *, objectives: tuple[str, ...],
     apart: Columns | None = None,
 ) -> Floats:  # fmt: skip
-    """Expected gain in log-volume (n,), of which a plan that fails adds nothing.
+    """Expected gain (n,) in logarithms if each plan alone were run; a plan that fails gains nothing.
 
     One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15), of Student's
     errors. More: mean gain in hypervolume of such draws, independent. Before the first run the incumbents are the best
@@ -137,6 +137,7 @@ def expected_saving(predicted: Columns, measured: Columns, *, objectives: tuple[
 
 
 def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats, Floats]:
+    """Means and standard deviations of the objectives' logarithms, (n, objectives) each."""
     mean = np.log(np.stack([predicted[name] for name in objectives], axis=1))
     span = np.log(np.stack([predicted[f"{n}_high"] / predicted[f"{n}_low"] for n in objectives], axis=1))
     return mean, np.maximum(span / _INTERVAL, 1e-6)
@@ -145,7 +146,7 @@ def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats
 def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:
     """Volume (n,) that each point (n, k) alone adds to that of ``front`` (f, k) below the `nadir` of ``everything``.
 
-    Of three columns and more by counting points drawn in that box, in its own units.
+    Of two columns it is an area; of more the share of points drawn in the box of ``everything``.
     """
     if points.shape[1] == 2:
         return added_area(front, points, nadir(everything[:, 0], everything[:, 1]))
@@ -162,7 +163,7 @@ def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:
 
 
 def _drawn_in_box(everything: Floats) -> Floats:
-    """Points of equal chance, always the same, between a tenth below the least and beyond the worst of each column."""
+    """`_DRAWN` uniform points, always the same, in the box of ``everything`` (n, k) and a tenth of it on every side."""
     low, high = everything.min(axis=0), everything.max(axis=0)
     beyond = 0.1 * np.maximum(high - low, 1e-3)
     low, high = low - beyond, high + beyond
@@ -181,12 +182,12 @@ def added_area(front: Floats, points: Floats, reference: tuple[float, float]) ->
 
 
 def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], left: Bools) -> float:
-    """Expected gain if every plan that is left were run: a share, NaN where it cannot be known.
+    """Expected gain, as a share, if every plan that is ``left`` (n) were run; NaN where it cannot be known.
 
-    That is before the first run that succeeded, and where twice as much as was measured seems to be left: a sign of how
-    little the runs so far show. ``draws`` (n, s) are joint draws of the objectives, and ``fits``; ``measured`` (m) the
-    objectives of the runs that succeeded. One objective: by how much the best value falls. More: by how much the volume
-    under the front grows, in logarithms.
+    One objective: by how much the best value falls. More: by how much the volume under the front grows, in logarithms.
+    It is unknown before the first run that succeeded, and where as much again as was measured seems to be left, for
+    then the runs so far show little. ``draws`` (n, s): joint draws of the objectives, and ``fits``; ``measured`` (m):
+    the objectives of the runs that succeeded.
     """
     known = np.log(np.stack([measured[name] for name in objectives], axis=1))
     if not len(known):

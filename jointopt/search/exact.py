@@ -19,7 +19,7 @@ from jointopt.search.breeding import SLACK_LEVELS, Seen
 from jointopt.search.pareto import concat, front_of, front_order, is_beaten, is_covered, merge, objectives, stacked
 from jointopt.search.problem import LowerBound, Problem, Progress, StageClocks
 
-SEED_LAYOUTS = 64
+SEED_LAYOUTS = 64  # of lowest bounds, at `SEED_CLOCKS` clocks each: the first front, which rules out most others
 SEED_CLOCKS = 8
 BLOCKS = 12  # layouts go through in about so many blocks, so that early fronts rule out later layouts
 SMALLEST_BLOCK = 2048  # layouts; of smaller blocks the calls cost more than what an early front spares
@@ -29,9 +29,9 @@ LOT = 512  # plans that wait for one another, as a pipeline of few plans takes a
 
 @dataclass(frozen=True)
 class ExactFront:
-    """The front sorted by time; the plans of the space, and those evaluated.
+    """The front sorted by time, how many plans the space has (``covered``), and how many were ``evaluated``.
 
-    ``sample``: some of the evaluated ones, promising layouts at clocks over the whole range; none without bounds.
+    ``sample``: some of the evaluated plans: layouts of low bounds at clocks over the whole range; none without bounds.
     """
 
     front: Columns
@@ -42,7 +42,7 @@ class ExactFront:
 
 @dataclass
 class _Sweep:
-    """The running front, and the count of what has been settled."""
+    """The running front of uniform clocks, and how many plans were evaluated or bounded for it."""
 
     problem: Problem
     chunk_size: int
@@ -51,9 +51,9 @@ class _Sweep:
     evaluated: int = 0
 
     def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> None:
-        """Merge these plans into the front, in chunks; ``keep`` them all.
+        """Merge these plans into the front, in chunks, all but those whose bounds the front covers.
 
-        Those whose bounds show them to be covered are not evaluated.
+        ``keep``: evaluate all of them, and add them to the sample.
         """
         for start in range(0, len(layout_index), self.chunk_size):
             some = slice(start, start + self.chunk_size)
@@ -65,7 +65,7 @@ class _Sweep:
         self.evaluated += len(layout_index)
 
     def _worth_evaluating(self, layout: Ints, clock: Ints) -> Iterator[Ints]:
-        """Yield indices of these plans in two lots: the best by their bounds, then what these leave of the others."""
+        """Yield indices of plans to evaluate: the front of their bounds, then those that this does not rule out."""
         if self.problem.least_time_s is None:
             yield np.arange(len(layout))
             return
@@ -77,8 +77,8 @@ class _Sweep:
             yield left[rows]
             left = np.delete(left, rows)
 
-    def settle(self, layouts: Ints, fastest_s: Floats) -> None:
-        """Visit every clock of these layouts, or those that are left when the range is halved; these in lots."""
+    def visit_every_clock(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Visit every clock of layouts, whose plans take at least ``fastest_s``, that the front does not rule out."""
         grid = self.problem.clocks_mhz
         if not self.problem.has_slope:
             step = max(1, self.chunk_size // len(grid))
@@ -99,8 +99,8 @@ class _Sweep:
 def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progress | None = None) -> ExactFront:
     """The front over all layouts and all uniform clocks; exact whatever bounds the problem offers.
 
-    ``progress(done, total, front_size)`` counts plans evaluated or ruled out. Memory grows with
-    ``chunk_size`` times the largest pp, not with the size of the space.
+    ``progress(done, total, front_size)`` counts plans evaluated or ruled out. ``chunk_size``: plans evaluated at once;
+    memory grows with it times the largest pp, not with the size of the space.
     """
     none, every = np.zeros(0, dtype=np.int64), np.arange(problem.num_layouts)
     nothing = problem.plans(none, none, np.zeros(0))
@@ -118,22 +118,22 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
         first = order[:SEED_LAYOUTS]
         sweep.visit(np.repeat(first, len(clocks)), np.tile(clocks, len(first)), keep=True)
     if problem.quick_bound is not None:
-        order, time_lb_s, energy_lb_j = promising(problem, sweep.front, every)
+        order, time_lb_s, energy_lb_j = promising_layouts(problem, sweep.front, every)
     ruled_out = len(every) - len(order)
     report(ruled_out)
     block = max(1, min(rows // 2, max(-(-len(order) // BLOCKS), SMALLEST_BLOCK)))
     for start in range(0, len(order), block):
         some = slice(start, start + block)
         alive = may_improve(sweep.front, time_lb_s[some], energy_lb_j[some])
-        sweep.settle(order[some][alive], time_lb_s[some][alive])
+        sweep.visit_every_clock(order[some][alive], time_lb_s[some][alive])
         report(ruled_out + min(start + block, len(order)))
     return ExactFront(sweep.front, covered, sweep.evaluated, sweep.sample)
 
 
-def promising(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[Ints, Floats, Floats]:
-    """Layouts whose quick bound the front does not cover, with their lower bounds, the smallest product first.
+def promising_layouts(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[Ints, Floats, Floats]:
+    """(layouts that may have a plan on the front, their lower bounds of time and of energy), lowest product first.
 
-    None of those that break a constraint at every clock.
+    Left out are layouts whose quick bound the front covers, and those that break a constraint at every clock.
     """
     if problem.quick_bound is not None:
         layouts, *bounds = _ordered(problem, layouts, problem.quick_bound)
@@ -142,7 +142,7 @@ def promising(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[I
 
 
 def _ordered(problem: Problem, layouts: Ints, bound: LowerBound | None) -> tuple[Ints, Floats, Floats]:
-    """Layouts that may be feasible with their bounds (-inf where none is known), the smallest product of both first."""
+    """(layouts that may be feasible, their bounds of time and of energy, -inf: unknown), lowest product first."""
     if bound is None:
         unknown = np.full(len(layouts), -np.inf)
         return layouts, unknown, unknown
@@ -156,15 +156,16 @@ def _ordered(problem: Problem, layouts: Ints, bound: LowerBound | None) -> tuple
 
 
 MOST_AT_ONCE = 512  # layouts at one clock, whose shares of slack are evaluated before the front rules others out
-LITTLE = 0.3  # share of slack
+LITTLE = 0.3  # share of slack up to which plans are evaluated before those with more
 SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
 @dataclass
 class _ProfileSweep:
-    """The running front, which rules plans out, and how many were evaluated or bounded one by one.
+    """The running front of clocks and slack, and how many plans were evaluated or bounded for it.
 
-    Of a level of layouts of about the same third goal the front is that of earlier levels, and ``found`` its own.
+    For three goals a sweep is of one level: layouts of about the same third goal. Then ``front`` stays that of earlier
+    levels, which rules plans out, and ``found`` grows to the level's own front of all goals; else it is None.
     """
 
     problem: Problem
@@ -174,14 +175,14 @@ class _ProfileSweep:
     evaluated: int = 0
 
     def add(self, batch: Columns) -> None:
-        """Takes evaluated plans into the front, of a level into what it found."""
+        """Merge evaluated plans into the front, of a level into ``found``."""
         if self.found is None:
             self.front = merge(self.front, batch)
         else:
             self.found = front_of(concat([self.found, batch]), self.problem.goals)
 
-    def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
-        """Indices of plans to evaluate, as `worth_evaluating` has them, by what a level found too."""
+    def rows_to_evaluate(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+        """As `worth_evaluating`, without plans that ``found`` beats."""
         left = worth_evaluating(self.problem, self.front, layouts, clocks, bounds)
         if self.found is None:
             return left
@@ -189,20 +190,20 @@ class _ProfileSweep:
         least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
         return left[~is_beaten(stacked(self.found, self.problem.goals), least)]
 
-    def uniform(self, layouts: Ints, fastest_s: Floats) -> None:
-        """Settles one clock on all stages of layouts, whose times are not below these; the highest clock first."""
+    def visit_uniform(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Visit uniform clocks of layouts whose plans take at least ``fastest_s``, the highest clock first."""
         problem, grid = self.problem, self.problem.clocks_mhz
         found = open_clocks(problem, lambda: self.front, layouts, fastest_s, lambda _, low, __: grid[low, None])
         layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
         order = np.argsort(-clock, kind="stable")
         layout, clock = layout[order], clock[order]
         clocks_mhz = grid[clock, None]
-        left = self.worth(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
+        left = self.rows_to_evaluate(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
         self.add(problem.plans(layout[left], clock[left], np.zeros(len(left))))
         self.evaluated += len(layout)
 
-    def settle(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
-        """Settles layouts of any depth, (n,), whose plans' times and energies are not below these."""
+    def visit_profiles(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
+        """Visit every clock and share of slack of pipelines (n,), with lower bounds of their times and energies."""
         left = may_improve(self.front, time_lb_s, energy_lb_j)
         depth_of = self.problem.layouts["pp"][layouts[left]]
         for depth in np.unique(depth_of).tolist():
@@ -212,14 +213,14 @@ class _ProfileSweep:
                 rows = some[start : start + step]
                 rows = rows[may_improve(self.front, time_lb_s[rows], energy_lb_j[rows])]
                 if len(rows):
-                    self._settle_depth(layouts[rows], time_lb_s[rows])
+                    self._visit_depth(layouts[rows], time_lb_s[rows])
 
-    def _settle_depth(self, layouts: Ints, fastest_s: Floats) -> None:
-        """Settles layouts of one depth."""
+    def _visit_depth(self, layouts: Ints, fastest_s: Floats) -> None:
+        """As `visit_profiles`, of layouts with one pp."""
         clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
         every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
         relaxed = self.stage_clocks(*every, np.ones(len(layouts) * clocks))[:, :depth].reshape(-1, clocks, depth)
-        place, least = _of_halves(relaxed)
+        place, least = _least_by_range(relaxed)
         found = open_clocks(
             self.problem, lambda: self.front, layouts, fastest_s, lambda row, low, high: least[place[low, high], row]
         )
@@ -229,9 +230,10 @@ class _ProfileSweep:
             self._evaluate(layout[some], clock[some])
 
     def _evaluate(self, layouts: Ints, clocks: Ints) -> None:
-        """All shares of slack of layouts at a bottleneck clock each, merged into the front.
+        """Merge all shares of slack of layouts (n,) at one bottleneck clock each into the front.
 
-        In lots: the best by their bounds, then little slack, then what these leave, as more slack is never faster.
+        Three lots, each evaluated but for what earlier ones rule out: the front of the bounds; `LITTLE` slack, whose
+        times bound those of more; the rest.
         """
         of = np.repeat(np.arange(len(layouts)), len(SLACKS))
         layout, clock, slack = layouts[of], clocks[of], np.tile(SLACKS, len(layouts))
@@ -241,21 +243,21 @@ class _ProfileSweep:
         bounds[:, left] = self.problem.bounds(layout[left], clocks_mhz[left])
         self.evaluated += len(left)
         for lot in range(3):
-            left = left[self.worth(layout[left], clocks_mhz[left], bounds[:, left])]
+            left = left[self.rows_to_evaluate(layout[left], clocks_mhz[left], bounds[:, left])]
             rows = [front_order(*bounds[:, left]), np.flatnonzero(slack[left] <= LITTLE), np.arange(len(left))][lot]
             some, left = left[rows], np.delete(left, rows)
-            batch = self.problem.evaluated(layout[some], clock[some], slack[some], clocks_mhz[some])
+            batch = self.problem.evaluate_clocks(layout[some], clock[some], slack[some], clocks_mhz[some])
             self.add(batch)
             little = slack[some] <= LITTLE
             np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
             known_s = np.where(slack[left] > LITTLE, least_s[of[left]], 0.0)
-            bounds[:, left] = self.problem.raised(layout[left], bounds[0, left], bounds[1, left], known_s)
+            bounds[:, left] = self.problem.raise_bounds(layout[left], bounds[0, left], bounds[1, left], known_s)
 
 
-def _of_halves(clocks: Floats) -> tuple[Ints, Floats]:
-    """(place[low, high], least[place] (n, S)): the least of clocks (n, C, S) in every range that halving C leads to.
+def _least_by_range(clocks: Floats) -> tuple[Ints, Floats]:
+    """The least of ``clocks`` (n, C, S) in every range of C that halving leads to, as `open_clocks` halves it.
 
-    Halved as `open_clocks` does.
+    Returned are ``place`` (C, C) and ``least`` (ranges, n, S): of the range low to high it is least[place[low, high]].
     """
     count = clocks.shape[1]
     place, least = np.zeros((count, count), np.int64), np.empty((2 * count - 1, len(clocks), clocks.shape[2]))
@@ -283,7 +285,7 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
         return uniform
     sweep = _ProfileSweep(problem, problem.stage_clocks, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
-    sweep.settle(*promising(problem, sweep.front, pipelines))
+    sweep.visit_profiles(*promising_layouts(problem, sweep.front, pipelines))
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     return ExactFront(sweep.front, covered, uniform.evaluated + sweep.evaluated, uniform.sample)
 
@@ -296,7 +298,7 @@ LEVELS = 256  # at most so many of about equal size
 
 
 def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None) -> tuple[Columns, int]:
-    """(front by all three goals over layouts, clocks and shares of slack, plans evaluated or bounded one by one).
+    """(the front of three goals over layouts, clocks and shares of slack, how many plans were evaluated or bounded).
 
     ``problem.has_levels`` must hold. ``progress`` is as for `exact_front`.
     """
@@ -307,13 +309,13 @@ def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None)
     size = max(SMALLEST_LEVEL, -(-len(order) // LEVELS))
     for start in range(0, len(order), size):
         level = _ProfileSweep(problem, problem.stage_clocks or problem.decode_clocks, front, nothing)
-        layouts, *bounds = promising(problem, front, order[start : start + size])
+        layouts, *bounds = promising_layouts(problem, front, order[start : start + size])
         left = may_improve(front, *bounds)
         if len(left):
-            level.uniform(layouts[left], bounds[0][left])
+            level.visit_uniform(layouts[left], bounds[0][left])
         if len(left) and problem.stage_clocks is not None:
             left = left[problem.layouts["pp"][layouts[left]] > 1]
-            level.settle(layouts[left], *(values[left] for values in bounds))
+            level.visit_profiles(layouts[left], *(values[left] for values in bounds))
         evaluated += level.evaluated
         if level.found is not None and len(level.found["slack"]):
             parts.append(level.found)
@@ -333,7 +335,7 @@ Slowest = Callable[[Ints, Ints, Ints], Floats]  # rows, the range's lowest and h
 
 
 def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
-    """Indices of the bounds that the front does not cover, by more than rounding."""
+    """Indices of lower bounds of time and energy, (n,) each, that the front does not cover by more than rounding."""
     if front is None:
         return np.arange(len(time_lb_s))
     low = 1.0 - ROUNDING
@@ -343,7 +345,7 @@ def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -
 def may_be_feasible(
     problem: Problem, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats, power_lb_w: Floats | float = 0.0
 ) -> Bools:
-    """Whether plans of layouts whose time, energy and power are not below these may keep the constraints, (n,)."""
+    """Whether plans of layouts with these lower bounds of time, energy and power may keep the constraints, (n,)."""
     if problem.least_violation is None:
         return np.ones(len(layouts), np.bool_)
     power_w = np.broadcast_to(power_lb_w, len(layouts))
@@ -351,9 +353,9 @@ def may_be_feasible(
 
 
 def worth_evaluating(problem: Problem, front: Columns | None, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
-    """Indices of plans of explicit stage clocks (n, S) that may be feasible and improve the front.
+    """Indices of plans at stage clocks (n, S) that may be feasible and improve the front.
 
-    ``bounds`` (2, n): time and energy that they are not below.
+    ``bounds`` (2, n): lower bounds of their time and energy.
     """
     left = may_improve(front, *bounds)
     power_w = 0.0 if problem.least_power_w is None else problem.least_power_w(layouts[left], clocks[left])
@@ -364,10 +366,11 @@ def worth_evaluating(problem: Problem, front: Columns | None, layouts: Ints, clo
 def open_clocks(
     problem: Problem, front: Callable[[], Columns | None], layouts: Ints, fastest_s: Floats, slowest: Slowest
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield (layouts, clock indices) of single clocks that may hold a plan that the ``front``, as it then is, lacks.
+    """Yield (layouts, clock indices) that may hold a plan that ``front()``, asked at every step, does not cover.
 
-    ``fastest_s``: a time that no plan of each layout is below. ``slowest(rows, low, high)``: clocks (n, S) of layouts
-    in those rows that no stage goes below in plans of the clocks ``low`` to ``high``. The problem has a slope.
+    A range of clocks is halved until the front covers its bounds or one clock is left. ``fastest_s`` (n,): lower bound
+    of the time of each layout's plans. ``slowest(rows, low, high)``: lower bounds (n, S) of the stage clocks of the
+    layouts in ``rows``, at clock indices ``low`` to ``high``. The problem has a slope.
     """
 
     def bounds(row: Ints, low: Ints, high: Ints) -> Floats:
@@ -396,18 +399,18 @@ def open_clocks(
         least = np.concatenate([least[:, left], bounds(row, middle + 1, high)], axis=1)
 
 
-# The fastest layouts by the lower bounds of their times: only those are worked out that the quick bound leaves.
+# The fastest layouts by the lower bounds of their times, which are worked out only where quick bounds leave it open.
 
 
 TimeOf = Callable[[Ints], Floats]  # layouts (n,) -> times (n,) that are not below the problem's bounds
-FEW = 64  # layouts whose bounds are worked out first
+FEW = 64  # layouts, those of lowest quick bound, whose bounds `fastest_layout` works out first
 MOST = 1000  # layouts that a plan is ranked among; those behind are as good as last
 
 
-def fastest(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> int:
-    """The one of ``layouts`` with the least time by ``time_of``, else with the least lower bound; the first of several.
+def fastest_layout(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> int:
+    """The one of ``layouts`` with the least time by ``time_of``, else the least lower bound; the first of equal ones.
 
-    The problem has bounds. Times, which are not below them, are worked out where a bound is not above a known time.
+    The problem has bounds, and ``time_of`` is not below them, so that it is asked of few layouts.
     """
     bound, quick_bound = _bounds(problem)
     of = time_of or (lambda some: bound(some)[0])
@@ -419,11 +422,11 @@ def fastest(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> i
     return int(left[of(left).argmin()])
 
 
-def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
-    """The layouts with the lowest lower bounds on time, at most ``most``, and these bounds.
+def lowest_bounds(problem: Problem, most: int) -> tuple[Ints, Floats]:
+    """The at most ``most`` layouts with the lowest lower bounds of time, and these bounds in s, ascending.
 
-    The problem has bounds. They are worked out in the order of the quick ones, twice as many each time, until no
-    other can be among them.
+    The problem has bounds. They are worked out in the order of the quick ones, twice as many each time, until no other
+    layout can be among the lowest.
     """
     bound, quick_bound = _bounds(problem)
     quick_s, _ = quick_bound(np.arange(problem.num_layouts))
@@ -444,9 +447,8 @@ def count_faster(
 ) -> int | None:
     """Number of layouts whose time by ``time_of``, else its lower bound, is below ``time_s``; None: more than ``most``.
 
-    The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first. A
-    layout counts once, under its highest power limit: none is faster under a lower one. ``at_most``: times that those
-    of ``time_of`` do not exceed, for less than these.
+    A layout counts once, under its highest power limit: none is faster under a lower one. ``at_most``: upper bounds of
+    ``time_of`` that cost less. The problem has bounds.
     """
     bound, quick_bound = _bounds(problem)
     layouts = np.arange(problem.num_distinct)
@@ -467,7 +469,7 @@ def count_faster(
 
 
 def rank(problem: Problem, time_s: float, time_of: TimeOf | None = None, at_most: TimeOf | None = None) -> int | None:
-    """The rank of a layout by its time ``time_s``: 1 is the first, None is beyond `MOST`; as in `count_faster`."""
+    """The rank, from 1, that a layout of time ``time_s`` has among all by `count_faster`; None: beyond `MOST`."""
     sooner_s = time_s * (1.0 - 1e-9)  # none is faster than itself
     faster = count_faster(problem, sooner_s, time_of=time_of, at_most=at_most)
     return None if faster is None else 1 + faster

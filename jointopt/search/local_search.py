@@ -12,12 +12,12 @@ import numpy as np
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.breeding import CLOCK, SLACK, Genome, Seen, best_of_combinations
 from jointopt.search.exact import ExactFront, exact_front_of_profiles
-from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
+from jointopt.search.pareto import concat, evenly_spaced, front_of, is_covered, merge, objectives, take
 from jointopt.search.problem import Problem
 
-ROUNDS = 12
-CLIMBS = 3
-SWEEP = 8  # clocks at which the best layout of each combination is tried in the end
+ROUNDS = 12  # of moves from a front, at most
+CLIMBS = 3  # rounds of moves within each combination of tp, pp and cp
+CLIMB_CLOCKS = 8  # at which the best layout of each combination is tried in the end
 STARTS = 128  # plans per round, evenly along the front, whose single stages are moved
 PAIRED = 64  # plans per round from which two genes move at once
 CLOCK_STEPS = (-4, -2, -1, 0, 1, 2, 4)
@@ -26,19 +26,23 @@ RESOLUTION = 1e-3  # relative; finer gains than this from single stages would on
 
 @dataclass
 class LocalSearch:
-    """Local moves from a front, remembering where it has already been; ``spent`` counts evaluations; deterministic."""
+    """Local moves from a front, without chance; it remembers the plans and layouts that it has moved from.
+
+    ``spent``: plans evaluated. ``expanded``: plans that were moved from, without and with moves of single stages.
+    ``tried_at_all_clocks``: layouts.
+    """
 
     problem: Problem
     genome: Genome
     spent: int = 0
     expanded: dict[bool, Seen] = field(default_factory=lambda: {False: Seen(), True: Seen()})
-    swept: set[int] = field(default_factory=set)
+    tried_at_all_clocks: set[int] = field(default_factory=set)
 
     def improve(self, front: Columns, evaluations: int, *, per_stage: bool) -> Columns:
-        """The front after local moves, until none helps or ``evaluations`` are spent; never worse anywhere.
+        """The front after local moves, until none helps or ``evaluations`` are spent; no plan of it is lost or beaten.
 
-        With clocks ``per_stage`` also moves of pipelines: nearby clocks with every share of slack, then each stage one
-        clock up and down. Of those only what gains `RESOLUTION` is merged.
+        With ``per_stage`` also moves of pipelines: nearby clocks with every share of slack, then each stage one clock
+        up and down. Of those only what gains `RESOLUTION` is merged.
         """
         problem = self.problem
         stages = per_stage and problem.stage_clocks is not None and problem.max_pp > 1
@@ -55,11 +59,11 @@ class LocalSearch:
             batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
             room = (last - self.spent) // (2 * problem.max_pp)
             if room > 0 and len(piped["slack"]):
-                layout, clocks, _ = _moved_stages(problem, take(piped, evenly(piped, room)))
-                batches.append(explicit(problem, layout, clocks))
+                layout, clocks, _ = _moved_stages(problem, take(piped, evenly_spaced(piped, room)))
+                batches.append(plans_at_clocks(problem, layout, clocks))
                 self.spent += len(layout)
             for batch in batches:
-                front = merge(front, noticeable(front, batch))
+                front = merge(front, gaining_plans(front, batch))
         return front
 
     def climb(self, front: Columns, plans: Columns, evaluations: int) -> Columns:
@@ -75,19 +79,19 @@ class LocalSearch:
             moves = [self.genome.neighbours(genes), self.genome.neighbours(genes, paired=True)]
             for batch in self._evaluated(np.unique(np.concatenate(moves), axis=0), last):
                 front, best = merge(front, batch), best_of_combinations(self.genome, concat([best, batch]))
-        clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, SWEEP).round().astype(np.int64))
+        clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, CLIMB_CLOCKS).round().astype(np.int64))
         for batch in self._evaluated(self._at_clocks(best["layout_index"], clocks), last):
             front = merge(front, batch)
         return front
 
     def _uniform_moves(self, plans: Columns, last: int) -> list[Columns]:
-        """Every clock of layouts new on the front, and neighbouring layouts at the same clock."""
+        """Plans of layouts new on the front at every clock, and of neighbouring layouts at the same clock."""
         genes = self.genome.encode(plans)
         genes[:, SLACK] = 0
-        some = genes[evenly(plans, PAIRED)]
+        some = genes[evenly_spaced(plans, PAIRED)]
         near, further = self.genome.neighbours(genes), self.genome.neighbours(some, paired=True)
-        new = np.array(sorted(set(plans["layout_index"].tolist()) - self.swept), dtype=np.int64)
-        self.swept.update(new.tolist())
+        new = np.array(sorted(set(plans["layout_index"].tolist()) - self.tried_at_all_clocks), dtype=np.int64)
+        self.tried_at_all_clocks.update(new.tolist())
         moves = [self._at_clocks(new, np.arange(self.problem.num_clocks)), near, further]
         return self._evaluated(np.unique(np.concatenate(moves), axis=0), last)
 
@@ -98,7 +102,7 @@ class LocalSearch:
         return np.column_stack([layout_genes, clock, np.zeros_like(clock)])
 
     def _evaluated(self, genes: Ints, last: int) -> list[Columns]:
-        """The plans of these genes, thinned to what may still be spent."""
+        """At most one table, of the plans of every so many-th of these genes, so that ``last`` is not passed."""
         left = last - self.spent
         if left <= 0 or not len(genes):
             return []
@@ -108,10 +112,10 @@ class LocalSearch:
 
 
 def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Columns, int]:
-    """(the front after moves of single stages by one clock of the grid, plans evaluated for it).
+    """(the front after moves of single stages by one clock of the grid, how many plans were evaluated or bounded).
 
-    All that is left to try around an exact front of one clock and slack. It ends where no move gains `RESOLUTION`, or
-    after ``evaluations``; never worse anywhere.
+    Nothing else is left to try around an exact front of one clock and slack. It ends where no move gains `RESOLUTION`,
+    or after ``evaluations``; no point of the front gets worse.
     """
     if problem.stage_clocks is None or problem.max_pp == 1:
         return front, 0
@@ -122,34 +126,34 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
         room = (evaluations - spent) // (2 * problem.max_pp)
         if room <= 0 or not len(piped["slack"]):
             break
-        moved = take(piped, evenly(piped, min(room, STARTS)))
+        moved = take(piped, evenly_spaced(piped, min(room, STARTS)))
         layout, clocks, origin = _moved_stages(problem, moved)
         spent += len(layout)
         time_s, energy_j = problem.bounds(layout, clocks)
         if problem.has_slope:  # where no clock rose, no less than the time of the plan itself
             slower = (np.nan_to_num(clocks) <= np.nan_to_num(moved["stage_clock_mhz"][origin])).all(axis=1)
             least_s = np.where(slower, moved["iteration_time_s"][origin], 0.0)
-            time_s, energy_j = problem.raised(layout, time_s, energy_j, least_s)
-        left = np.flatnonzero(_may_be_noticed(front, time_s, energy_j))
+            time_s, energy_j = problem.raise_bounds(layout, time_s, energy_j, least_s)
+        left = np.flatnonzero(_may_gain(front, time_s, energy_j))
         if problem.has_slope:
-            least_s = _together_s(problem, layout[left], clocks[left], origin[left])
-            bounds = problem.raised(layout[left], time_s[left], energy_j[left], least_s)
-            left = left[_may_be_noticed(front, *bounds)]
-        front = merge(front, noticeable(front, explicit(problem, layout[left], clocks[left])))
+            least_s = _least_of_groups_s(problem, layout[left], clocks[left], origin[left])
+            bounds = problem.raise_bounds(layout[left], time_s[left], energy_j[left], least_s)
+            left = left[_may_gain(front, *bounds)]
+        front = merge(front, gaining_plans(front, plans_at_clocks(problem, layout[left], clocks[left])))
     return front, spent
 
 
-def noticeable(front: Columns, batch: Columns) -> Columns:
-    """Plans that beat every point of the front by `RESOLUTION` in an objective, one per step of time."""
+def gaining_plans(front: Columns, batch: Columns) -> Columns:
+    """Plans of the batch that no point of the front covers within `RESOLUTION`, one per step of time of that size."""
     best = front_of(batch)
-    best = take(best, _may_be_noticed(front, *objectives(best)))
+    best = take(best, _may_gain(front, *objectives(best)))
     step = np.floor(np.log(best["iteration_time_s"]) / RESOLUTION)
     last_of_step = np.append(step[1:] != step[:-1], True)[: len(step)]  # by time: the last costs least energy
     return take(best, last_of_step)
 
 
-def _may_be_noticed(front: Columns, time_s: Floats, energy_j: Floats) -> Bools:
-    """Which times and energies, (n,), no point of the front covers even with `RESOLUTION` added to them."""
+def _may_gain(front: Columns, time_s: Floats, energy_j: Floats) -> Bools:
+    """Whether times and energies, (n,) each, gain `RESOLUTION`: no point of the front covers them with it added."""
     return ~is_covered(*objectives(front), time_s * (1.0 + RESOLUTION), energy_j * (1.0 + RESOLUTION))
 
 
@@ -163,10 +167,11 @@ def slack_moves(genome: Genome, genes: Ints) -> Ints:
     return np.unique(around[inside], axis=0)
 
 
-def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) -> Floats:
-    """Times (n,) that several moves of one plan made at once do not go below, in a problem with a slope.
+def _least_of_groups_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) -> Floats:
+    """Lower bounds of the times (n,) of moves, by evaluating groups of the moves of one plan (``origin``) as one plan.
 
-    Only the slowest stage's move gains much, so most moves are ruled out by the square root of their number.
+    In a group every stage takes the highest of its clocks, and none of its moves is faster. Only the slowest stage's
+    move gains much, so that groups as large as the square root of the number of moves rule out most.
     """
     _, first, count = np.unique(origin, return_index=True, return_counts=True)
     if (count <= 2).all():  # as many evaluations as moves
@@ -179,7 +184,7 @@ def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) ->
 
 
 def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats, Ints]:
-    """(layouts (n,), clocks (n, S), rows of plans): each stage of each plan one clock of the grid up and down."""
+    """(layouts (n,), clocks (n, S), rows of ``plans`` (n,)): each stage of each plan one clock up and one down."""
     clocks, count, grid = plans["stage_clock_mhz"], len(plans["slack"]), problem.clocks_mhz
     stages = clocks.shape[1]
     moved = np.repeat(clocks, 2 * stages, axis=0)
@@ -193,11 +198,11 @@ def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats, Ints]
     return plans["layout_index"][origin], moved[real], origin
 
 
-def explicit(problem: Problem, layout: Ints, clocks: Floats) -> Columns:
-    """Plans of explicit stage clocks; their clock gene is the highest one, their slack is unknown (NaN)."""
+def plans_at_clocks(problem: Problem, layout: Ints, clocks: Floats) -> Columns:
+    """Plans at stage clocks (n, S), which no slack stands for: it is NaN, and ``clock_index`` that of the highest."""
     highest = np.fmax.reduce(clocks, axis=1, initial=problem.clocks_mhz[0])
     index = np.searchsorted(problem.clocks_mhz, highest).clip(0, problem.num_clocks - 1).astype(np.int64)
-    return problem.evaluated(layout, index, np.full(len(layout), np.nan), clocks)
+    return problem.evaluate_clocks(layout, index, np.full(len(layout), np.nan), clocks)
 
 
 # Plans within constraints that only clocks of single stages keep, from the front without constraints.
@@ -206,14 +211,14 @@ def explicit(problem: Problem, layout: Ints, clocks: Floats) -> Columns:
 def front_within_limits(
     problem: Problem, exact: ExactFront, free: Problem, evaluations: int
 ) -> tuple[ExactFront, Columns]:
-    """(the ``exact`` front with what else keeps the constraints of ``problem``, the front of ``free``).
+    """(the ``exact`` front with plans from the front of ``free`` that keep the constraints, the front of ``free``).
 
-    For where one clock, and slack, keep few constraints or none: ``free`` is the problem without them. They bound time,
-    energy and their ratio, so that what keeps them lies on its front, or behind a plan of it that draws more power.
-    ``evaluations``: of plans with clocks of single stages moved, at most.
+    For constraints that few plans of one clock and slack keep: ``free`` is the problem without constraints. They bound
+    time, energy and their ratio, so that plans that keep them lie on the front of ``free``, or behind a plan of it that
+    draws more power. ``evaluations``: at most so many plans with moved stages.
     """
-    swept = exact_front_of_profiles(free)
-    moved, spent = move_stages(free, swept.front, evaluations)
-    plans = problem.again(moved)
+    profiles = exact_front_of_profiles(free)
+    moved, spent = move_stages(free, profiles.front, evaluations)
+    plans = problem.evaluate_again(moved)
     front = merge(exact.front, take(plans, np.flatnonzero(plans["violation"] <= 0.0)))
-    return replace(exact, front=front, evaluated=exact.evaluated + swept.evaluated + spent), moved
+    return replace(exact, front=front, evaluated=exact.evaluated + profiles.evaluated + spent), moved

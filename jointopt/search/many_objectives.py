@@ -12,7 +12,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.breeding import CLOCK, SLACK, TRIALS, Genome, Seen
 from jointopt.search.local_search import slack_moves
 from jointopt.search.nsga2 import SearchResult, search
-from jointopt.search.pareto import concat, evenly, front_of, is_beaten, stacked, take
+from jointopt.search.pareto import concat, evenly_spaced, front_of, is_beaten, stacked, take
 from jointopt.search.problem import Problem, Progress
 
 ROUNDS = 12
@@ -27,17 +27,14 @@ def search_goals(
     problem: Problem, *, trials: int = TRIALS, seed: int = 0, start: Columns | None = None,
     moves: int = EVALUATIONS, progress: Progress | None = None,
 ) -> SearchResult:  # fmt: skip
-    """NSGA-II for ``trials`` plans by all goals from a ``start``, then so many ``moves`` at most; the seed decides."""
+    """`search` for ``trials`` plans by all goals, then `improve_front` with at most ``moves`` evaluated plans."""
     found = search(problem, trials=trials, seed=seed, start=start, local_evaluations=0, progress=progress)
-    front, evaluated = sharpened(problem, found.front, moves)
+    front, evaluated = improve_front(problem, found.front, moves)
     return SearchResult(found.plans, front, found.evaluated + evaluated, found.study)
 
 
-def sharpened(problem: Problem, front: Columns, evaluations: int = EVALUATIONS) -> tuple[Columns, int]:
-    """(the front after moves of one gene, or two, plans evaluated); no plan of it is beaten by what was tried.
-
-    A plan of the front is replaced by the move that beats it in every goal.
-    """
+def improve_front(problem: Problem, front: Columns, evaluations: int = EVALUATIONS) -> tuple[Columns, int]:
+    """(the front, each plan replaced by moves of one gene or two that beat it in every goal, plans evaluated)."""
     genome, started, spent, few = Genome.of(problem), Seen(), 0, len(problem.goals) <= 3
     near = NEAR if few else NEAR_OF_MANY
     for _ in range(ROUNDS):
@@ -46,19 +43,19 @@ def sharpened(problem: Problem, front: Columns, evaluations: int = EVALUATIONS) 
             break
         genes = genome.encode(plans)
         moves = [slack_moves(genome, genes), genome.neighbours(genes)]
-        moves.append(genome.neighbours(genes[evenly(plans, PAIRED)], paired=True))
-        batch = _some(genome, np.unique(np.concatenate(moves), axis=0), evaluations - spent)
+        moves.append(genome.neighbours(genes[evenly_spaced(plans, PAIRED)], paired=True))
+        batch = _evaluate_some(genome, np.unique(np.concatenate(moves), axis=0), evaluations - spent)
         spent += len(batch["slack"])
-        front = _replaced(problem, front, batch, near)
+        front = _replace_beaten(problem, front, batch, near)
     if evaluations > spent:
-        batch = _some(genome, _swept(genome, front), evaluations - spent)
-        front = _replaced(problem, front, batch, 0.0 if few else near)
+        batch = _evaluate_some(genome, _every_clock_and_slack(genome, front), evaluations - spent)
+        front = _replace_beaten(problem, front, batch, 0.0 if few else near)
         spent += len(batch["slack"])
     return front, spent
 
 
-def _swept(genome: Genome, front: Columns) -> Ints:
-    """Genes of the front's layouts at every clock with every share of slack; one without a pipeline has no slack."""
+def _every_clock_and_slack(genome: Genome, front: Columns) -> Ints:
+    """Genes of the front's layouts at every clock with every share of slack, which only pipelines have."""
     layouts = np.unique(front["layout_index"])
     levels = np.where(genome.problem.layouts["pp"][layouts] > 1, genome.sizes[SLACK], 1)
     each = np.repeat(layouts, levels)
@@ -68,16 +65,16 @@ def _swept(genome: Genome, front: Columns) -> Ints:
     return np.column_stack([layout_genes, np.tile(clocks, len(each)), np.repeat(level, len(clocks))])
 
 
-def _some(genome: Genome, genes: Ints, most: int) -> Columns:
-    """The feasible plans of at most so many of the genes."""
+def _evaluate_some(genome: Genome, genes: Ints, most: int) -> Columns:
+    """The feasible plans of at most about ``most`` of the genes, every so many-th."""
     plans = genome.problem.plans(*genome.decode(genes[:: -(-len(genes) // most)]))
     return take(plans, plans["violation"] <= 0.0)
 
 
-def _replaced(problem: Problem, front: Columns, batch: Columns, near: float) -> Columns:
-    """The front with each plan that some of the ``batch`` beat replaced by the one of least product of goals.
+def _replace_beaten(problem: Problem, front: Columns, batch: Columns, near: float) -> Columns:
+    """The front, each plan replaced by the one of the ``batch`` that beats it and has the least product of goals.
 
-    Of the batch those that are no plan's neighbours (within ``near``) join it.
+    Plans of the batch that gain more than ``near``, a relative step, on every other plan in some goal join it.
     """
     own, moved = (np.log(stacked(plans, problem.goals)) for plans in (front, batch))
     order = np.argsort(moved.sum(axis=1), kind="stable")
@@ -86,18 +83,22 @@ def _replaced(problem: Problem, front: Columns, batch: Columns, near: float) -> 
     chosen = np.unique(order[[place for place in places if place is not None]])
     mixed = np.random.default_rng(0).permutation(order)  # in the order of products one part of the front would fill it
     known = np.concatenate([own[kept], moved[chosen]])
-    joined = np.concatenate([chosen, _apart(known, moved, mixed, MOST - len(known), near)]).astype(np.int64)
+    joined = np.concatenate([chosen, _distinct_rows(known, moved, mixed, MOST - len(known), near)]).astype(np.int64)
     return front_of(concat([take(front, kept), take(batch, joined)]), problem.goals)
 
 
 def _first_that_beats(moved: Floats, one: Floats) -> int | None:
+    """The first row of ``moved`` (n, k) that beats the point ``one`` (k,); None: none does."""
     beats = np.all(moved <= one, axis=1)
     place = int(beats.argmax())
     return place if beats[place] and np.any(moved[place] < one) else None
 
 
-def _apart(known: Floats, moved: Floats, order: Ints, most: int, near: float) -> Ints:
-    """Rows of ``moved``, by this order, that are better than each other and all ``known`` by ``near`` in some goal."""
+def _distinct_rows(known: Floats, moved: Floats, order: Ints, most: int, near: float) -> Ints:
+    """At most ``most`` rows of ``moved`` (n, k), taken in this order, each better by ``near`` in some goal than others.
+
+    The others are the ``known`` points (f, k) and the rows taken before.
+    """
     left, chosen = order[~is_beaten(known, moved[order] + near)], list[int]()
     while len(left) and len(chosen) < most:
         chosen.append(int(left[0]))

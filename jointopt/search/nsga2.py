@@ -14,9 +14,18 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import Columns
-from jointopt.search.breeding import POPULATION, TRIALS, Genome, Seen, breed, half_local, starting_genes, unseen
+from jointopt.search.breeding import (
+    POPULATION,
+    TRIALS,
+    Genome,
+    Seen,
+    breed,
+    decode_unseen,
+    mix_in_local_moves,
+    starting_genes,
+)
 from jointopt.search.local_search import LocalSearch
-from jointopt.search.pareto import concat, evenly, front_of, merge, take
+from jointopt.search.pareto import concat, evenly_spaced, front_of, merge, take
 from jointopt.search.problem import Problem, Progress
 
 if TYPE_CHECKING:
@@ -27,7 +36,7 @@ LOCAL_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Every trial in order of evaluation, the front (sorted by time), and what was spent."""
+    """Every trial in order of evaluation, the front (sorted by time), how many plans were evaluated, Optuna's study."""
 
     plans: Columns
     front: Columns
@@ -36,7 +45,7 @@ class SearchResult:
 
 
 class _Sampler(optuna.samplers.NSGAIISampler):
-    """Optuna's, which would look through all trials for a generation and its parents: here both are at hand."""
+    """Optuna's NSGA-II, told which trials are a generation, for which it would look through all of them."""
 
     def __init__(self, population: int, seed: int) -> None:
         super().__init__(population_size=population, seed=seed)
@@ -60,7 +69,7 @@ def search(
     """NSGA-II for ``trials`` distinct plans, then a local search around the front; the seed decides all.
 
     ``start``: a front to begin with (layout_index, clock_index, slack), which is part of the final front.
-    ``local_evaluations`` = 0: the trials are all that is spent, and half of the last ones are local moves around the
+    ``local_evaluations``: of the local search; 0: there is none, and half of the last trials are local moves around the
     front. ``progress(done, trials, front_size)``.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -76,7 +85,7 @@ def search(
             share = local_evaluations // (4 * len(LOCAL_AT))
             front = local.climb(front, plans, share) if start is None else front
             front = local.improve(front, share, per_stage=False)
-            genes = genome.encode(take(front, evenly(front, size)))
+            genes = genome.encode(take(front, evenly_spaced(front, size)))
             # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.
             genes = np.resize(genes, (size, genes.shape[1])) if len(genes) else genome.random(size, rng)
         elif generation == 0:
@@ -85,8 +94,8 @@ def search(
             parents = np.sort([trial.number for trial in sampler.get_parent_population(study, generation)])
             genes = breed(genome, take(plans, parents), population, rng)[:size]
         if not local_evaluations:
-            genes = half_local(genome, plans, front, seen, genes, done / trials, rng)
-        new = problem.evaluated(*unseen(genome, genes, seen, rng))
+            genes = mix_in_local_moves(genome, plans, front, seen, genes, done / trials, rng)
+        new = problem.evaluate_clocks(*decode_unseen(genome, genes, seen, rng))
         if not len(new["slack"]):
             break  # nothing within reach that was not seen: the space is exhausted
         rows = zip(*(new[name].tolist() for name in ("violation", *goals)), strict=True)

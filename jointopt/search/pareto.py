@@ -29,7 +29,7 @@ def front_order(first: Floats, second: Floats) -> Ints:
 
 
 def is_covered(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
-    """True where a front point is at most equal in both objectives; the front is sorted by ``first``."""
+    """Whether a front point is at most equal in both objectives, (n,); the front is sorted by its first one."""
     if len(front_first) == 0:
         return np.zeros(len(first), dtype=bool)
     left = np.searchsorted(front_first, first, side="right") - 1
@@ -38,7 +38,7 @@ def is_covered(front_first: Floats, front_second: Floats, first: Floats, second:
 
 
 def first_impossible(name: str, values: Floats) -> tuple[int, str] | None:
-    """Row of the first of ``values`` of a goal that no plan can have, and which number was expected; else None.
+    """The row of the first impossible one of the ``values`` of a goal, and which number was expected; else None.
 
     Time and energy are above 0, since their logarithms are taken, all other goals from 0 on.
     """
@@ -62,7 +62,7 @@ def non_dominated(values: Floats) -> Ints:
 
 
 def is_beaten(front: Floats, points: Floats) -> Bools:
-    """True where a row of ``front`` (f, k) is at most equal to a row of ``points`` (n, k) in every column, (n,)."""
+    """Whether some row of ``front`` (f, k) is at most equal in every column, for each row of ``points`` (n, k)."""
     parts = [points[at : at + _AT_ONCE] for at in range(0, len(points), _AT_ONCE)]
     return np.concatenate([np.zeros(0, bool), *(_at_most(front, part).any(axis=1) for part in parts)])
 
@@ -86,9 +86,10 @@ def hypervolume(first: Floats, second: Floats, reference: tuple[float, float]) -
 
 
 def volume(points: Floats, front: Floats) -> float:
-    """`hypervolume` of points (n, k) below the `nadir` of a ``front`` (f, k); of three columns and more as a share.
+    """How much of the space below the `nadir` of a ``front`` (f, k) the points (n, k) dominate.
 
-    That is the share of 20,000 points drawn between the least and a tenth beyond the worst of the front, in logarithms.
+    Of two columns it is their `hypervolume`. Of more it is a share of 20,000 points, drawn in logarithms between the
+    best values of the front and a tenth of its span beyond the worst.
     """
     if front.shape[1] == 2:
         return hypervolume(points[:, 0], points[:, 1], nadir(front[:, 0], front[:, 1]))
@@ -158,18 +159,18 @@ def objectives(plans: Columns) -> tuple[Floats, Floats]:
     return plans[OBJECTIVES[0]], plans[OBJECTIVES[1]]
 
 
-def evenly(front: Columns, count: int) -> Ints:
-    """At most ``count`` indices spread evenly over a sorted front, both ends included."""
+def evenly_spaced(front: Columns, count: int) -> Ints:
+    """At most ``count`` indices at equal steps along a sorted front, both ends among them."""
     size = len(front[OBJECTIVES[0]])
     if size <= count:
         return np.arange(size, dtype=np.int64)
     return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))
 
 
-def spread(values: Floats, count: int) -> Ints:
-    """At most ``count`` rows of (n, k), ascending: the best in each column, and then always the one most missed.
+def farthest_rows(values: Floats, count: int) -> Ints:
+    """At most ``count`` rows of (n, k) far from each other, ascending: the best in each column, then farthest points.
 
-    That is the row which the nearest of the chosen is worse than by the largest share of a column's span.
+    How far a row is from a chosen one is how much better it is in its best column, as a share of the column's span.
     """
     span = np.ptp(values, axis=0)
     scaled = (values - values.min(axis=0)) / np.where(span > 0.0, span, 1.0)

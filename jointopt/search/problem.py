@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, POWER_LIMIT, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.clocks import without_limits
-from jointopt.jobs.job import Job
-from jointopt.jobs.plans.stages import largest_chunk
 from jointopt.search.pareto import OBJECTIVES, objectives
 
 Evaluate = Callable[[Ints, Floats], Columns]
@@ -30,28 +28,31 @@ Progress = Callable[[int, int, int], None]
 class Problem:
     """The space of a search. A plan is a layout and one clock per pipeline stage.
 
-    ``layouts``: equal-length arrays named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only. Under
-    power limits a layout is there once per limit, in the column `POWER_LIMIT`.
-    ``clocks_mhz``: ascending grid.
+    Three numbers (genes) name a plan: ``layout_index``, a row of ``layouts``; ``clock_index``, a row of ``clocks_mhz``,
+    for the bottleneck stage; and ``slack``, the share from 0 to 1 of the other stages' slack that lower clocks use up.
+
+    ``layouts``: columns (L,) named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only. Under power
+    limits a layout is there once per limit, in the column `POWER_LIMIT`.
+    ``clocks_mhz``: ascending grid (C,).
     ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns (n,) with at least ``iteration_time_s``,
     ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is at least the largest pp of these layouts,
     NaN beyond a layout's pp, or 1 for one clock on all stages.
-    ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
-    ``quick_bound``: the same, lower and for far less. None = no faster than ``lower_bound``.
-    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S), likewise, from the bottleneck stage's clock and
-    the share of slack to use (0: one clock everywhere; 1: other stages as slow as they can be without becoming the
-    bottleneck); more slack never raises a clock. None = one clock for all stages.
-    ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that the work, ``energy_j -
-    energy_slope_w * iteration_time_s``, never falls as it rises. True of the static power of all GPUs, or more, as long
-    as work costs no less energy at a higher clock. Of every layout (L,), or one of all; None = not promised.
-    ``least_time_s``, ``most_time_s`` and ``work_j``, arguments as ``evaluate``: times that the plans' is not below and
-    not above, and their work, for less than to evaluate them. None = no faster.
-    ``goals``: columns of ``evaluate`` to minimise; what is promised and bounded is of the first two.
-    ``third_goal``: values (L,) of the third of three goals where a layout alone decides it, such as memory. None = it
-    does not.
-    ``least_violation(layout_index, time_s, energy_j, power_w)``: what the violation of plans of those layouts is not
-    below where time, energy and average power are not below these. None = unknown.
-    ``least_power_w``: average power that plans are not below whose clocks are not below these. None = of no interest.
+    ``lower_bound(layout_index (n,))``: least time in s and energy in J of each layout at any clocks, (n,) each.
+    ``quick_bound``: weaker bounds of the same kind that cost far less. None = there are none.
+    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) of the stages. Slack 0 is one clock everywhere; 1
+    makes other stages as slow as they can be without becoming the bottleneck; more slack never raises a clock. None =
+    one clock for all stages.
+    ``energy_slope_w``: a promise on which exact search rests. A lower clock of any stage is never faster, and the work,
+    ``energy_j - energy_slope_w * iteration_time_s``, never falls as a clock rises. The static power of all GPUs, or
+    more, is such a slope as long as work costs no less energy at a higher clock. An array (L,) or one number; None =
+    not promised.
+    ``least_time_s``, ``most_time_s``, ``work_j``, each with the arguments of ``evaluate``: a lower and an upper bound
+    of the time, and the work, (n,) each, cheaper than evaluation. None = no cheaper.
+    ``goals``: columns of ``evaluate`` to minimise. Bounds and promises are about the first two, time and energy.
+    ``third_goal``: values (L,) of the third of three goals if a layout alone decides it, such as memory; else None.
+    ``least_violation(layout_index, time_s, energy_j, power_w)``: lower bound (n,) of the violation of plans with at
+    least this time, energy and average power. None = unknown.
+    ``least_power_w``: lower bound (n,) of the average power at these clocks or higher. None = of no interest.
     """
 
     layouts: Columns
@@ -76,7 +77,7 @@ class Problem:
 
     @functools.cached_property
     def num_distinct(self) -> int:
-        """Number of layouts, each once; the first so many of `layouts` are these, under their highest power limit."""
+        """Number of layouts without their power limits: the first rows of `layouts`, each under its highest limit."""
         return int(without_limits(self.layouts)[1].max(initial=-1)) + 1
 
     @property
@@ -85,8 +86,13 @@ class Problem:
         return len(self.clocks_mhz)
 
     @property
+    def has_slope(self) -> bool:
+        """Whether `energy_slope_w` is promised."""
+        return self.energy_slope_w is not None
+
+    @property
     def is_countable(self) -> bool:
-        """Whether the exact front of one clock, and of slack where stages may use it, is found without trials."""
+        """Whether `jointopt.search.exact` finds the front of clocks and slack, so that no trials are needed."""
         return self.stage_clocks is None or self.has_slope
 
     @property
@@ -96,7 +102,7 @@ class Problem:
 
     @property
     def has_levels(self) -> bool:
-        """Whether the exact front of three goals is found level by level of the third, which the layout decides."""
+        """Whether `jointopt.search.exact` finds the front of three goals, of which the layout decides the third."""
         return self.third_goal is not None and self.has_slope and self.lower_bound is not None
 
     def under_all_limits(self, layout: int) -> Ints:
@@ -126,11 +132,6 @@ class Problem:
             evaluate=lambda index, clocks: self.evaluate(index, clocks) | {"violation": np.zeros(len(index))},
         )  # fmt: skip
 
-    @property
-    def has_slope(self) -> bool:
-        """Whether `energy_slope_w` is promised."""
-        return self.energy_slope_w is not None
-
     def slope_w(self, layout_index: Ints) -> Floats:
         """`energy_slope_w` of plans of these layouts, (n,); zeros where it is not promised."""
         slope = 0.0 if self.energy_slope_w is None else self.energy_slope_w
@@ -151,39 +152,43 @@ class Problem:
         return clocks
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
-        """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` returned."""
+        """The plans of these genes, (n,) each, evaluated: genes, stage clocks and all that ``evaluate`` returned."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
-        return self.evaluated(layout_index, clock_index, slack, clocks)
+        return self.evaluate_clocks(layout_index, clock_index, slack, clocks)
 
-    def again(self, plans: Columns) -> Columns:
-        """Known plans evaluated by this problem, which may know more of them."""
-        return self.evaluated(*(plans[name] for name in ("layout_index", "clock_index", "slack", "stage_clock_mhz")))
+    def evaluate_again(self, plans: Columns) -> Columns:
+        """Plans of another problem of the same layouts and clocks, evaluated by this one."""
+        return self.evaluate_clocks(
+            *(plans[name] for name in ("layout_index", "clock_index", "slack", "stage_clock_mhz"))
+        )
 
-    def evaluated(self, layout_index: Ints, clock_index: Ints, slack: Floats, clocks: Floats) -> Columns:
-        """The plans of explicit stage clocks (n, S), evaluated in one call."""
+    def evaluate_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats, clocks: Floats) -> Columns:
+        """As `plans`, at these stage clocks ``clocks`` (n, S), whatever clocks the genes stand for."""
         genes: Columns = {"layout_index": layout_index, "clock_index": clock_index, "slack": slack}
         return genes | {"stage_clock_mhz": clocks} | self.evaluate(layout_index, clocks)
 
     def bounds(self, layout_index: Ints, clocks: Floats) -> tuple[Floats, Floats]:
-        """Time and energy, (n,) each, that plans of explicit stage clocks (n, S) do not go below."""
+        """Lower bounds of time in s and energy in J, (n,) each, of plans at stage clocks (n, S)."""
         if self.least_time_s is None or not self.has_slope:
             return objectives(self.evaluate(layout_index, clocks))
         time_s = self.least_time_s(layout_index, clocks)
         return time_s, self.work(layout_index, clocks) + self.slope_w(layout_index) * time_s
 
-    def raised(self, layout_index: Ints, time_s: Floats, energy_j: Floats, least_s: Floats) -> tuple[Floats, Floats]:
-        """Bounds on time and energy (n,) of plans of a problem with a slope whose times are not below ``least_s``."""
+    def raise_bounds(
+        self, layout_index: Ints, time_s: Floats, energy_j: Floats, least_s: Floats
+    ) -> tuple[Floats, Floats]:
+        """Lower bounds of time and energy (n,) raised for plans that take at least ``least_s``; there is a slope."""
         more_s = np.maximum(least_s - time_s, 0.0)
         return time_s + more_s, energy_j + self.slope_w(layout_index) * more_s
 
     def least_time(self, layout_index: Ints, clocks: Floats) -> Floats:
-        """Time (n,) that plans of explicit stage clocks (n, S) do not go below."""
+        """Lower bound of the time in s, (n,), of plans at stage clocks (n, S)."""
         if self.least_time_s is not None:
             return self.least_time_s(layout_index, clocks)
         return self.evaluate(layout_index, clocks)["iteration_time_s"]
 
     def work(self, layout_index: Ints, clocks: Floats) -> Floats:
-        """Energy less `energy_slope_w`, which is promised, times the time of plans of explicit stage clocks, (n,)."""
+        """The work in J, (n,), of plans at stage clocks (n, S): energy less `energy_slope_w` times the time."""
         if self.work_j is not None:
             return self.work_j(layout_index, clocks)
         time_s, energy_j = objectives(self.evaluate(layout_index, clocks))
@@ -194,89 +199,3 @@ class Problem:
         columns = (name for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in self.layouts)
         layouts = {name: self.layouts[name][plans["layout_index"]] for name in columns}
         return layouts | {"clock_mhz": self.clocks_mhz[plans["clock_index"]]} | plans
-
-
-# Layouts with no more recomputation than they need: what only costs time and energy never reaches a front.
-
-
-COMFORTABLE = 0.9  # probability of fitting from which less memory buys nothing
-_OWN = ("recompute", "recompute_modules", "recompute_num_layers")
-_SELECTIVE, _FULL = RECOMPUTE_CODES["selective"], RECOMPUTE_CODES["full"]
-_QUARTERS = (1, 2, 3)  # of the layers of a model chunk that full recompute may take
-
-Fits = Callable[[Columns], Floats]  # probability that each layout fits in memory, (n,)
-
-
-def leanest(job: Job, layouts: Columns, fitting: Floats, fits: Fits, least: float) -> tuple[Columns, Floats, Bools]:
-    """(layouts and finer steps, their probabilities of fitting, which of them are not needless), (n,) each.
-
-    ``fitting`` is that of ``layouts``, ``least`` the probability below which one is none. Where none is comfortable but
-    with everything recomputed, steps in between join them: cheap modules, and full recompute of a quarter, a half,
-    three quarters of each chunk. They are what a job that lists none searches, where its framework has them.
-    """
-    # a number per layout, equal for those that differ in recomputation alone: the space has them in a row
-    own = [values for name, values in layouts.items() if name in LAYOUT_COLUMNS and name not in _OWN]
-    group = np.cumsum(np.any([np.diff(values, prepend=values[:1]) != 0 for values in own], axis=0))
-    # where none but all is comfortable, all may be too much: steps in between join
-    plain = np.zeros(group.max(initial=-1) + 1, np.bool_)
-    plain[group[(layouts["recompute"] != _FULL) & (fitting >= COMFORTABLE)]] = True
-    whole = (layouts["recompute"] == _FULL) & (layouts["recompute_num_layers"] == 0)
-    rows = np.flatnonzero(whole & ~plain[group] & (fitting >= least))  # where it may fit at all
-    for step, at in _steps(job, {name: values[rows] for name, values in layouts.items()}):
-        layouts = {name: np.concatenate([values, step[name]]) for name, values in layouts.items()}
-        group = np.concatenate([group, group[rows[at]]])
-    steps = {name: values[len(fitting) :] for name, values in layouts.items()}
-    if len(steps["dp"]):
-        fitting = np.concatenate([fitting, fits(steps)])
-    return layouts, fitting, _needed(group, _work(job, layouts), fitting)
-
-
-def _needed(group: Ints, work: Floats, fitting: Floats) -> Bools:
-    """Which of the layouts come, by their extra work, before or at the first comfortable one of their group."""
-    order = np.lexsort((work, group))
-    first = np.diff(group[order], prepend=-1) != 0
-    comfortable = (fitting[order] >= COMFORTABLE).astype(np.int64)
-    before = np.cumsum(comfortable) - comfortable  # comfortable ones up to here, of all groups
-    start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    kept = np.zeros(len(order), np.bool_)
-    kept[order] = before == before[start]
-    return kept
-
-
-def _work(job: Job, layouts: Columns) -> Floats:
-    """Extra forward work as a share of a layer's, (n,): the order in which recomputation grows."""
-    model = job.model
-    mlp = model.dense_mlp_parameters / (model.dense_mlp_parameters + model.attention_parameters)
-    shares = {  # rough, of each module that is repeated
-        "core_attn": 0.1, "layernorm": 0.01, "moe_act": 0.015, "mla_up_proj": 0.05, "shared_experts": 0.1, "mlp": mlp,
-        "moe": 0.7,
-    }  # fmt: skip
-    modules = sum(
-        np.where(layouts["recompute_modules"] & MODULES.bit(name) > 0, part, 0.0) for name, part in shares.items()
-    )
-    usual = (layouts["recompute"] == _SELECTIVE) & (layouts["recompute_modules"] == 0)
-    part = np.divide(layouts["recompute_num_layers"], largest_chunk(job.model, layouts))
-    full = np.where(layouts["recompute_num_layers"] > 0, part, 1.0)
-    some = np.where(usual, max(job.training.framework.selective_share, 0.1), modules)
-    return np.asarray(np.where(layouts["recompute"] == _FULL, full, np.where(layouts["recompute"] == 0, 0.0, some)))
-
-
-def _steps(job: Job, whole: Columns) -> list[tuple[Columns, Ints]]:
-    """Per step the layouts that have it, and which of the fully recomputed ones ``whole`` each comes from."""
-    found, largest = [], largest_chunk(job.model, whole)
-    rules, searched, model = job.training.framework.rules, job.search, job.model
-    if "no_recompute_layers" not in rules and searched.recompute_num_layers is None:
-        before = np.zeros_like(largest)
-        for quarter in _QUARTERS:
-            count = -(-largest * quarter // 4)
-            at = np.flatnonzero((count < largest) & (count > before))
-            found.append(({n: v[at] for n, v in whole.items()} | {"recompute_num_layers": count[at]}, at))
-            before = count
-    selective = searched.recompute is None or "selective" in searched.recompute
-    if "no_recompute_modules" not in rules and searched.recompute_modules is None and selective:
-        # modules that cost little and drop much; a whole MLP is no better than half of the layers
-        cheap = ["layernorm", *["moe_act"] * model.is_moe, *["mla_up_proj"] * bool(model.kv_lora_rank)]
-        code = np.full(len(largest), sum(map(MODULES.bit, cheap)), whole["recompute_modules"].dtype)
-        kind = np.full(len(largest), _SELECTIVE, whole["recompute"].dtype)
-        found.append((whole | {"recompute": kind, "recompute_modules": code}, np.arange(len(largest))))
-    return found

@@ -24,12 +24,10 @@ class Saving:
 
 
 def two_step_front(problem: Problem, layout: int, evaluations: int) -> Columns:
-    """The front of one layout, the fastest one: one clock, slack, then clocks of single stages.
+    """The front of one ``layout`` under all its power limits, searched as the joint search does all layouts.
 
-    And power limits, where plans have them.
-
-    As the joint search does with all layouts. No plans where that layout breaks a constraint at every clock.
-    ``layout_index`` is of the whole problem. ``evaluations`` as for `move_stages`.
+    One clock and slack come first, then clocks of single stages, with ``evaluations`` as for `move_stages`. It is empty
+    if the layout breaks a constraint at every clock. ``layout_index`` of its plans is that of ``problem``.
     """
     rows = problem.under_all_limits(layout)
     alone = problem.of_layouts(rows)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
-from jointopt.jobs.catalog.frameworks import of_efficiency
+from jointopt.jobs.catalog.frameworks import job_of_efficiency
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, HeatScale, by_mean_power
@@ -67,7 +67,7 @@ def load_surrogate(name: str) -> Surrogate | None:
     known = (*surrogate_names(), "none")
     raise UsageError(
         f"The surrogate {name!r} is neither shipped nor a folder; expected one of {', '.join(known)}, or the folder "
-        f"that `jointopt retrain --out` wrote{nearest(name, known)}."
+        f"that `jointopt retrain --out` wrote{nearest_hint(name, known)}."
     )
 
 
@@ -91,7 +91,7 @@ class Correction:
 
     def of_class(self, job: Job) -> Job:
         """The job by `recipe_class`; what was learned on one class would count twice on another."""
-        return job if self.recipe_class is None else of_efficiency(job, self.recipe_class)
+        return job if self.recipe_class is None else job_of_efficiency(job, self.recipe_class)
 
     @functools.cached_property
     def _priced(self) -> Evidence:

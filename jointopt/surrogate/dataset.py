@@ -18,7 +18,7 @@ from jointopt.jobs.cluster import Cluster, Machine
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CONSTANTS, moved
-from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
+from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
@@ -117,7 +117,7 @@ def with_results(table: pd.DataFrame, called: str = "the table") -> pd.DataFrame
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
             raise TableError(
-                f"Row {row + 1} of {called}: {name} must be a number or blank; got {shown(clean, row, name)}."
+                f"Row {row + 1} of {called}: {name} must be a number or blank; got {quoted_cell(clean, row, name)}."
             )
         clean[name] = values
     status = clean["status"].fillna("ok") if "status" in clean else "ok"
@@ -145,7 +145,7 @@ def price(
     temperature over the air.
     """
     found, reasons = runs_with_plans(table)
-    priced = price_workloads(table, [work.on(machine) for work in found], cluster, heat=heat)
+    priced = price_workloads(table, [work.on_machine(machine) for work in found], cluster, heat=heat)
     if not len(priced.rows):
         reasons |= priced.reasons
         raise TableError(f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}")
@@ -206,22 +206,22 @@ class PricedPlans:
     @classmethod
     def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
         """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: that too."""
-        layout, clocks = row_codes([work.layout]), work.clock_mhz
+        layout, clocks = row_codes([work.layout_of_row]), work.clock_mhz
         if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
             clocks = clocks[:, :1]
         plan = row_codes([layout, *clocks.T])
         at, first = first_rows(plan), first_rows(layout)
-        layouts = {name: values[work.layout[first]] for name, values in work.layouts.items()}
-        plans = replace(work, layouts=layouts, layout=layout, clock_mhz=clocks).take(at)
+        layouts = {name: values[work.layout_of_row[first]] for name, values in work.layouts.items()}
+        plans = replace(work, layouts=layouts, layout_of_row=layout, clock_mhz=clocks).take(at)
         physics = CostModel(work.job, layouts, drawn=None if power is None else power.drawn(work.job, layouts))
-        values = physics.evaluate(plans.layout, plans.clock_mhz)
-        values |= heat_of(physics, plans.layout, plans.clock_mhz) if heat else {}
+        values = physics.evaluate(plans.layout_of_row, plans.clock_mhz)
+        values |= heat_of(physics, plans.layout_of_row, plans.clock_mhz) if heat else {}
         return cls(plans, plan, physics, values)
 
     @property
     def layout(self) -> Ints:
         """Of ``physics``, (n,)."""
-        return self.plans.layout
+        return self.plans.layout_of_row
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""
@@ -292,7 +292,7 @@ def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: i
             if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
                 place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
                 place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
-                rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
+                rows = rows[np.argsort(place[work.layout_of_row[rows]], kind="stable")]
             for start in range(0, len(rows), most_rows):
                 at = rows[start : start + most_rows]
                 part = Part(work if len(at) == len(work.rows) else work.take(at), name)

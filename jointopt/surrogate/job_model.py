@@ -660,7 +660,7 @@ def group_words(group: str, values: Mapping[str, float]) -> str:
     if words:
         return "".join(words) + endings.get(group, "")
     if group == "recompute" and group in values:
-        return f"recompute {COLUMNS[group].outside(round(values[group]))}"
+        return f"recompute {COLUMNS[group].decode(round(values[group]))}"
     return group.replace("_", " ")
 
 

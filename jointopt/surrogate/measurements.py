@@ -18,12 +18,13 @@ from jointopt.core.secrets import masked
 from jointopt.jobs.catalog.gpus import gpu_id as id_of
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import TF32, Job
-from jointopt.runs.checks import contradicting_lines, states_class
-from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
-from jointopt.runs.relevance import kin_of, kind_of, related_to, wanted_by, wanted_by_table
+from jointopt.runs.checks import contradicting_lines
+from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, unread_lines, without_result
+from jointopt.runs.other_rows import lacks_heads, model_rows, states_class
+from jointopt.runs.relevance import kind_of, related_to, wanted_by, wanted_by_table, wanted_elsewhere
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.unknown_plans import runs_with_plans
-from jointopt.runs.workloads import Workload, lacks_heads, model_as_kin
+from jointopt.runs.workloads import Workload
 from jointopt.surrogate.data_doubts import (
     REFUSED,
     apart_lines,
@@ -76,7 +77,7 @@ class Measurements:
     warnings: tuple[str, ...] = ()
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
-    kin: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
+    others: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
     refused: Bools | None = None  # rows (n,) of which a sentence says that their only results are not used
     _logged: set[str] = field(default_factory=set, init=False, repr=False)  # once for several jobs
 
@@ -91,7 +92,7 @@ class Measurements:
             repeats = contradicting_lines(runs, readable_runs(runs)[0])
         for sentence in [*sentences, *repeats]:
             _log.warning("%s: %s", name, sentence)
-        return cls(runs, tuple(sentences), name, refused=silent(sound) & ~silent(table))
+        return cls(runs, tuple(sentences), name, refused=without_result(sound) & ~without_result(table))
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
@@ -116,7 +117,7 @@ class Measurements:
         store = Store(url)
         table = store.read(wanted_by(job, MOST_RELATED, SAMPLED, MOST_WORKLOADS, plans))
         room = SAMPLED - len(table)
-        if room > 0 and len(kin := store.read(kin_of(job, room, MOST_WORKLOADS))):
+        if room > 0 and len(kin := store.read(wanted_elsewhere(job, room, MOST_WORKLOADS))):
             table = pd.concat([table, kin], ignore_index=True) if len(table) else kin
         return cls(with_results(table), name=masked(url))
 
@@ -131,8 +132,8 @@ class Measurements:
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:
         """Workloads of the rows, and why each other row belongs to none; TableError where no row has one."""
-        found, reasons = runs_with_plans(self.table, self.kin)
-        return [work.on(self.machine) for work in found], reasons
+        found, reasons = runs_with_plans(self.table, self.others)
+        return [work.on_machine(self.machine) for work in found], reasons
 
     @functools.cached_property
     def priced(self) -> Priced:
@@ -164,13 +165,13 @@ class Measurements:
         if here.table.empty:
             return Evidence()
         if lacks_heads(here.table):
-            here = replace(here, kin=model_as_kin(job.model, here.table))
+            here = replace(here, others=model_rows(job.model, here.table))
         try:
             works = [work for work in here.workloads[0] if source_of_job(work.job) == source_of_job(job)]
         except TableError as error:
             _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
-        works = [work.of_class(job.training.recipe_class).of_attention(job.training.attention) for work in works]
+        works = [work.with_class(job.training.recipe_class).with_attention(job.training.attention) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=replace(priced.runs, source=np.full(len(priced.runs), str(source))))
         return Evidence.of(here.table, priced, self.name)
@@ -179,7 +180,7 @@ class Measurements:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
         here, training = self.on(job.cluster.gpu.id), job.training
         works = here._alike(job, bool((here.table["status"] == OUT).any()))
-        works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
+        works = [work.with_class(training.recipe_class).with_attention(training.attention) for work in works]
         return ran_out(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: Source) -> Evidence:
@@ -192,7 +193,7 @@ class Measurements:
         spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
         if all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist()):
             return Evidence()
-        works = [work.of_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
+        works = [work.with_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
         if not works:
             return Evidence()
         priced = price_workloads(self.table, works, job.cluster)
@@ -205,9 +206,9 @@ class Measurements:
         """Recipe classes and attention kernels that rows on the job's kind of cluster state, kernels by release too."""
         here = self.on(job.cluster.gpu.id)
         works = here._alike(job)
-        kernels = [(work.job.training, work.of_release) for work in works]
+        kernels = [(work.job.training, work.release_named) for work in works]
         classes = {work.job.training.recipe_class for work in works if states_class(here.table)} - {""}
-        return classes, {one.attention for one, of_release in kernels if of_release or not one.attention_assumed}
+        return classes, {one.attention for one, named in kernels if named or not one.attention_assumed}
 
     def _alike(self, job: Job, wanted: bool = True) -> list[Workload]:
         """Workloads on the job's kind of cluster, where they are ``wanted``; none where `evidence` warns."""
@@ -264,7 +265,7 @@ class Measurements:
             found, reasons = self.workloads
         except TableError as error:
             raise nothing_learned(error, self.name) from error
-        if silent(self.table)[np.concatenate([work.rows for work in found])].all():
+        if without_result(self.table)[np.concatenate([work.rows for work in found])].all():
             why = TableError(
                 f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}{renamed_time(self.table)}."
             )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Ints
-from jointopt.jobs.catalog.frameworks import conflict, job_of_class, of_efficiency, same_efficiency
-from jointopt.jobs.job import ATTENTIONS, Job
+from jointopt.core.schema import ATTENTIONS, Ints
+from jointopt.jobs.catalog.frameworks import conflict_sentence, job_of_class, job_of_efficiency, same_efficiency
+from jointopt.jobs.job import Job
 from jointopt.surrogate.evidence import Evidence, renamed, source_of_job
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.surrogate import Surrogate
@@ -127,7 +127,7 @@ def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
     stated, own = [runs.stated(job) for runs in measurements], job.training.recipe_class
     classes = sorted({own}.union(*(names for names, _ in stated)) - {""})
     if classes and not same_efficiency(classes):
-        _log.warning("%s", conflict("the job's cluster and the job itself", classes))
+        _log.warning("%s", conflict_sentence("the job's cluster and the job itself", classes))
     elif classes and not own:
         _log.info("The job is priced as a %s recipe, as the measured runs state.", classes[0])
         job = job_of_class(job, classes[0])
@@ -142,7 +142,7 @@ def as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:
 
 def of_learned_class(job: Job, name: str | None) -> Job:
     """The job by the class that a surrogate's own runs of it were priced by, None for none; a change is logged."""
-    found = job if name is None else of_efficiency(job, name)
+    found = job if name is None else job_of_efficiency(job, name)
     if found is not job:
         stated, learned = job.training.recipe_class, found.training.recipe_class
         _log.warning(

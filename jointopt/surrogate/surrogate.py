@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import DOUBLINGS, RECIPE_CLASSES, Bools, Floats, Ints
+from jointopt.core.schema import LOG_COLUMNS, RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.evidence import beyond, telling
@@ -364,7 +364,7 @@ def fingerprints(works: Iterable[Workload], time_s: Floats) -> Fingerprints:
             job.model.num_layers, job.model.hidden_size, job.training.seq_length, job.training.global_batch_size,
             job.cluster.gpu.id, job.cluster.num_gpus,
         )  # fmt: skip
-        plans = np.stack([work.plans[name][timed] for name in DOUBLINGS], axis=1).tolist()
+        plans = np.stack([work.plans[name][timed] for name in LOG_COLUMNS], axis=1).tolist()
         clocks = np.nanmean(work.stage_clock_mhz[timed], axis=1).tolist()
         for row, plan, clock_mhz in zip(work.rows[timed].tolist(), plans, clocks, strict=True):
             text = "|".join(map(str, (*alike, *plan, round(clock_mhz), f"{time_s[row]:.{_DIGITS}g}")))

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import DOUBLINGS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import LOG_COLUMNS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
 from jointopt.surrogate.evidence import beyond
 from jointopt.surrogate.kernel import Kernel, Runs, together
 from jointopt.surrogate.own_cluster import (
@@ -57,7 +57,7 @@ def plan_features(plans: Columns) -> Floats:
 
     ``plans`` holds the layout columns and ``stage_clock_mhz``; a switch is half a doubling, an octave of clock two.
     """
-    doublings = [np.log2(plans[name].astype(float)) for name in DOUBLINGS]
+    doublings = [np.log2(plans[name].astype(float)) for name in LOG_COLUMNS]
     switches = [plans[name].astype(float) / 2 for name in SWITCHES[::-1]]
     clock = 2 * np.log2(np.nanmean(plans["stage_clock_mhz"], axis=1))
     limits = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from jointopt.core.errors import PlanError, UsageError, of_table
+from jointopt.core.errors import PlanError, UsageError, naming_table
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT, Columns, num_gpus
 from jointopt.jobs.calibration import Calibration, load_calibration
@@ -23,7 +23,7 @@ from jointopt.jobs.cluster import MEASURED, Machine, load_machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job, load_jobs
 from jointopt.jobs.plans.rules import is_split
-from jointopt.jobs.reading import is_number, is_whole, shown
+from jointopt.jobs.reading import is_number, is_whole, quoted_value
 from jointopt.physics import cooling
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import concat_plans, take
@@ -166,7 +166,7 @@ def from_files(verb: Callable[P, R]) -> Callable[P, R]:
                 given.arguments[name] = _read(name, given.arguments[name])
         for name in given.arguments.keys() - _READERS.keys():
             given.arguments[name] = _plain(name, given.arguments[name], str(signature.parameters[name].annotation))
-        with of_table(table) if isinstance(table, str | Path) else nullcontext():
+        with naming_table(table) if isinstance(table, str | Path) else nullcontext():
             return verb(*given.args, **given.kwargs)
 
     return run
@@ -212,7 +212,7 @@ def _plain(name: str, value: Any, annotation: str) -> Any:
     low, high = _SPANS.get(name, (-math.inf, math.inf))
     if not fits(value) or (name in _SPANS and not low <= value <= high):
         span = f" from {low:.0f} " + ("on" if high == math.inf else f"to {high:.0f}") if low > -math.inf else ""
-        raise UsageError(f"{name} must be {expected}{span}; got {shown(value)}.")
+        raise UsageError(f"{name} must be {expected}{span}; got {quoted_value(value)}.")
     return value
 
 

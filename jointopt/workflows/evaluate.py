@@ -15,9 +15,10 @@ from jointopt.core.facts import Source
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.report.results import Evaluation
-from jointopt.runs.cells import is_known, spelled
+from jointopt.runs.cells import cell_as_written
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.row_names import row_names
+from jointopt.runs.rows import is_blank
 from jointopt.runs.table import doubtful_precision
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import (
@@ -161,7 +162,7 @@ def _groups(table: pd.DataFrame) -> pd.Series[Any]:
     blank = pd.Series(None, index=table.index, dtype=object)
     given = table["group"].astype(object) if "group" in table else blank
     alike = table[[name for name in _ALIKE if name in table]]
-    words = alike.apply(lambda run: " ".join(str(spelled(cell)) for cell in run if is_known(cell)), axis=1)
+    words = alike.apply(lambda run: " ".join(str(cell_as_written(cell)) for cell in run if not is_blank(cell)), axis=1)
     return given.fillna(words if len(alike.columns) else "")
 
 

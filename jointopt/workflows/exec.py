@@ -13,19 +13,25 @@ from typing import Any
 from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
-from jointopt.jobs.reading import shown
-from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings, ranks_of_node
+from jointopt.jobs.reading import quoted_value
+from jointopt.measure.hardware.gpu_clocks import (
+    Setting,
+    SettingsSession,
+    plan_settings,
+    ranks_of_node,
+    settings_session,
+)
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import occupants
-from jointopt.measure.hardware.meter import Gpus, metered
+from jointopt.measure.hardware.meter import Gpus, running_meter
 from jointopt.measure.hardware.rank_check import (
     UNSET,
     WAIT_S,
     RankCheck,
     check_stated,
-    reporting,
+    read_statements,
+    report_variables,
     starts_ranks,
-    stated_by,
 )
 from jointopt.measure.process import run_in_foreground
 from jointopt.runs.readings import Reading
@@ -59,7 +65,7 @@ def execute(
     RankOrderError where the program runs other stages; the program is then not started, or ended.
     """
     count = _used_gpus(plan)
-    stated = [] if default_clocks else stated_by(command, Path.cwd())
+    stated = [] if default_clocks else read_statements(command, Path.cwd())
     order = check_order(order) if order else next((one.usual for one in stated), DEFAULT_ORDER)
     settings, ranks = _settings(plan, count, node, gpus_per_node, default_clocks, order)
     every = plan_settings(plan, default_clocks=default_clocks)
@@ -67,17 +73,23 @@ def execute(
     check_stated(plan, order, stated, by_stage)
     _log.info(_setting_words(settings, len(ranks)) if settings else "Clocks are left to the driver.")
     waits = by_stage and check_s > 0 and starts_ranks(command, Path.cwd())
-    with metered(range(len(ranks))) as meter, locked(settings, at_once=not waits) as held, scratch_folder() as folder:
+    with (
+        running_meter(range(len(ranks))) as meter,
+        settings_session(settings, at_once=not waits) as session,
+        scratch_folder() as folder,
+    ):
         check = RankCheck(plan, order, ranks, folder, check_s)
-        meter.also = held.look
+        meter.on_sample = session.check
         for one in occupants(range(len(ranks)), patience_s=0.0):
             _log.warning("%s.", one)
-        watched = (reporting(command, Path.cwd(), folder), _Watch(check, held, not waits).look) if by_stage else ()
+        watched = (
+            (report_variables(command, Path.cwd(), folder), _Watch(check, session, not waits).look) if by_stage else ()
+        )
         start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
         end = meter.now()
-    troubles = [held.trouble, *held.changed.values(), *([UNSET] if waits and not held.set_once else [])]
-    code = code or int(bool(held.trouble))  # GPUs that are not as they were are a failure too
+    troubles = [session.trouble, *session.changed.values(), *([UNSET] if waits and not session.was_applied else [])]
+    code = code or int(bool(session.trouble))  # GPUs that are not as they were are a failure too
     try:
         if series is not None:
             meter.series().write(series)
@@ -89,14 +101,14 @@ def execute(
 class _Watch:
     """Sets the clocks as soon as a check has passed, and goes on looking at what ranks show."""
 
-    def __init__(self, check: RankCheck, held: Held, is_set: bool) -> None:
-        self._check, self._held, self._set = check, held, is_set
+    def __init__(self, check: RankCheck, session: SettingsSession, is_set: bool) -> None:
+        self._check, self._session, self._is_set = check, session, is_set
 
     def look(self, mark: str) -> None:
         """Look at the processes of that mark. Raises RankOrderError, and DeviceError where clocks cannot be set."""
-        if self._check.passed(mark) and not self._set:
-            self._held.lock()
-            self._set = True
+        if self._check.passed(mark) and not self._is_set:
+            self._session.apply()
+            self._is_set = True
             _log.info(self._check.remark or "The ranks run the stages of the plan: clocks are set.")
 
 
@@ -105,7 +117,8 @@ def _used_gpus(plan: Mapping[str, Any]) -> int:
         value = plan[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COLUMNS[name].high:
             raise PlanError(
-                f"The {name} of a plan must be a whole number from 1 to {COLUMNS[name].high:,}; got {shown(value)}."
+                f"The {name} of a plan must be a whole number from 1 to {COLUMNS[name].high:,}; "
+                f"got {quoted_value(value)}."
             )
     if (used := math.prod(plan[name] for name in DEGREES)) > _MOST_GPUS:
         raise PlanError(f"The plan uses {used:,} GPUs; expected at most {_MOST_GPUS:,}.")

@@ -13,28 +13,29 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
 from jointopt.core.system import free_bytes
 from jointopt.core.units import GIB
-from jointopt.jobs.clocks import repeated, under_limits
+from jointopt.jobs.clocks import repeat_per_limit, under_limits
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
+from jointopt.jobs.plans.recompute_steps import add_recompute_steps
 from jointopt.jobs.plans.space import Space, enumerate_layouts
 from jointopt.jobs.plans.stages import (
     Split,
-    buildable,
+    can_be_built,
+    framework_split,
     heaviest_rank,
     offered_splits,
-    own_split,
     shifted_splits,
     tail_layers,
 )
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cooling import leave_power
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
+from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.layout_table import Rank
-from jointopt.search.exact import fastest, rank
+from jointopt.search.exact import fastest_layout, rank
 from jointopt.search.pareto import concat, non_dominated, take
-from jointopt.search.problem import LowerBound, Problem, leanest
+from jointopt.search.problem import LowerBound, Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
 from jointopt.workflows.remedy import remedy
@@ -94,15 +95,15 @@ def feasible_layouts(
 
 
 def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Columns, Floats, dict[str, int]]:
-    """As `feasible_layouts` of a space with its listed splits, the layouts that `leanest` appends included."""
+    """As `feasible_layouts` of a space with its listed splits, with the layouts that `add_recompute_steps` appends."""
     job, listed = model.job, space.size
-    peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+    peaks: list[Floats] = []  # of the layouts, then of the steps that `add_recompute_steps` appends to them
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
         return np.where(model.surely_out(some), 0.0, model.fit_probability_of(peaks[-1]))
 
-    layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, least)
+    layouts, fitting, needed = add_recompute_steps(job, space.layouts, fits(space.layouts), fits, least)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
@@ -160,7 +161,7 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         limits, without = searched_limits(model.job, len(peak_bytes))
         layouts, dropped = under_limits(layouts, limits), dropped | without
-        peak_bytes = repeated(peak_bytes, len(layouts["pp"]))
+        peak_bytes = repeat_per_limit(peak_bytes, len(layouts["pp"]))
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         problem, fitting = search_problem(model.job, physics, space.clocks_mhz), model.fit_probability(physics)
         rows = np.flatnonzero(np.resize(worth_starting(problem, physics, fitting), len(fitting)))
@@ -184,7 +185,7 @@ def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Boo
     if not len(sure) or not len(tight):
         return np.ones(len(fits), np.bool_)
     time_of, cost = top_times(problem, physics), cost_of_failing(fits)
-    least_s = time_of(np.array([fastest(problem, sure, time_of)]))[0]
+    least_s = time_of(np.array([fastest_layout(problem, sure, time_of)]))[0]
     for bound in (problem.quick_bound, problem.lower_bound):
         if bound is not None and len(tight):
             tight = tight[bound(tight)[0] * cost[tight] < least_s]
@@ -228,7 +229,7 @@ def _priced(model: JobModel) -> tuple[CostModel, Floats]:
     need_power(model.job)
     space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(), CERTAIN)
     layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
-    return model.cost_model(layouts, repeated(peak_bytes, len(layouts["pp"]))), space.clocks_mhz
+    return model.cost_model(layouts, repeat_per_limit(peak_bytes, len(layouts["pp"]))), space.clocks_mhz
 
 
 def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
@@ -239,7 +240,8 @@ def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
 
     if job.goals == MEMORY_GOALS:
         return replace(problem, goals=job.goals, third_goal=physics.memory_bytes / GIB)
-    return replace(problem, goals=job.goals, evaluate=evaluate if "peak_power_w" in job.goals else problem.evaluate)
+    needs_heat = not set(HEAT).isdisjoint(job.goals)
+    return replace(problem, goals=job.goals, evaluate=evaluate if needs_heat else problem.evaluate)
 
 
 def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
@@ -348,7 +350,7 @@ def _contenders(model: JobModel, layouts: Columns, peak_bytes: Floats) -> Iterat
     for one, row in best.items():
         # the load of the heaviest rank with the best of the splits, as a share of that in the layout
         pp, vpp, code = (int(some[name][row]) for name in ("pp", "vpp", "stage_layers"))
-        own = STAGE_LAYERS.numbers(code) if code else own_split(model.job, pp, vpp)
+        own = STAGE_LAYERS.numbers(code) if code else framework_split(model.job, pp, vpp)
         load = heaviest_rank(own, pp, tail_layers(model.job.model))
         hope_s[one] = time_s[row] * min(load, least[one]) / load
     for one in sorted(best, key=hope_s.__getitem__)[:PIPELINES]:
@@ -365,7 +367,7 @@ def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
     offered = offered_splits(job, pp, vpp) if pp > 1 else []
     if not offered:
         return {}
-    limit = min(heaviest_rank(split or own_split(job, pp, vpp), pp, tail) for split in offered)
+    limit = min(heaviest_rank(split or framework_split(job, pp, vpp), pp, tail) for split in offered)
     tried = {
         split: load
         for split in shifted_splits(layers, pp, vpp, math.ceil(tail) + 1)
@@ -373,7 +375,7 @@ def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
     }
     if offered == [()] and layers % (pp * vpp) == 0 and min(tried.values(), default=limit) > limit - 1e-9:
         return {}
-    return {split: load for split, load in tried.items() if buildable(job.training.framework, split)}
+    return {split: load for split, load in tried.items() if can_be_built(job.training.framework, split)}
 
 
 def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
@@ -382,7 +384,7 @@ def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
     Time at the top clock; energy at the clock of the layout's own least, with all slack used where stages may.
     """
     job, count = model.job, 1 + len(splits)
-    codes = np.array([int(layout["stage_layers"][0]), *map(STAGE_LAYERS.of, splits)])
+    codes = np.array([int(layout["stage_layers"][0]), *map(STAGE_LAYERS.code_of, splits)])
     repeated = {name: np.repeat(values, count) for name, values in layout.items()}
     physics = CostModel(job, repeated | {"stage_layers": codes})
     time_s = _top_times_s(model, physics)
@@ -417,7 +419,7 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     """
     ready = prepared(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
-    first = fastest(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
+    first = fastest_layout(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
     own, best = at_top(alone, 0)[0], at_top(ready.physics, first)[0]
     behind, energy_behind = (float(own[name][0] / best[name][0]) - 1.0 for name in OBJECTIVES)
     place = place_of(ready.problem, ready.physics, alone)

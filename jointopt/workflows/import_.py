@@ -12,7 +12,7 @@ from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.frameworks import meter_logs
 from jointopt.frameworks.failures import failure_of
-from jointopt.frameworks.import_files import Resolved, read_file, resolved
+from jointopt.frameworks.import_files import Resolved, read_files, resolved
 from jointopt.frameworks.logs import Batch, RunLog, fabric_of, flags_text, measured, read_run, version_of, window_of
 from jointopt.frameworks.meter_logs import Trace, of_traces, of_windows, read_trace
 from jointopt.frameworks.options import Taken
@@ -28,35 +28,40 @@ WARM_UP = 5  # iterations
 
 @from_files
 def import_(
-    files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, **given: Any
-) -> Imported:
+    files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, run: int | None = None,
+    **given: Any,
+) -> Imported:  # fmt: skip
     """The job, the plan that runs today and the measured rows of one run, from the files that describe it.
 
     ``given``: values that no file states, or that count more: model, gpu, nodes, gpus_per_node, seq_length,
-    global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s. ``warmup`` iterations of each log do not
-    count. Raises JobError for a file that no reader knows, and with one sentence on all that is missing.
+    global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s; and ``set``, a mapping of fields
+    (plan.tp), variables and arguments (by number) of scripts. ``run``: which of several that a script starts.
+    ``warmup`` iterations of each log do not count. Raises JobError for a file that no reader knows, and with one
+    sentence on all that is missing.
     """
     given_files = paths("files", files)
-    taken = [one for path in given_files for one in read_file(path)]
-    run = resolved(taken, name or _name(given_files), given)
-    parsed = parse_plan(run.plan, run.job)
+    variables = {key: value for key, value in (given.get("set") or {}).items() if "." not in key}
+    taken = read_files(given_files, variables, run)
+    found = resolved(taken, name or _name(given_files), given)
+    parsed = parse_plan(found.plan, found.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    rows, remarks = _rows(taken, run, record, warmup)
+    rows, remarks = _rows(taken, found, record, warmup)
     if rows:
         import pandas as pd
 
         from jointopt.runs.table import checked_results
 
         remarks = [*remarks, *checked_results(pd.DataFrame(rows))[1]]
+    assumed = [f"plan.{name}" for name in LAYOUT_COLUMNS if name not in found.plan]
     stated = "inter_node_gbytes_per_s" if given.get("inter_node_gbytes_per_s") else None
-    network = {stated: run.job.cluster.inter_node_gbytes_per_s} if stated else {}
+    network = {stated: found.job.cluster.inter_node_gbytes_per_s} if stated else {}
     return Imported(
-        job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),
+        job=found.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),
         runs=tuple(row | network for row in rows),
         formats={one.source: " and ".join(a.format for a in taken if a.source == one.source) for one in taken},
         unread={one.source: one.unread for one in taken if one.unread},
-        without_effect=sum(one.without_effect for one in taken), remarks=(*run.remarks, *remarks),
-        assumed=plan_assumptions(parsed),
+        without_effect=sum(one.without_effect for one in taken), remarks=(*found.remarks, *remarks),
+        assumed=plan_assumptions(parsed), origins=dict.fromkeys(assumed, "assumed") | found.origins,
     )  # fmt: skip
 
 
@@ -158,7 +163,7 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.precision,
         "attention": "" if training.attention_assumed else training.attention, "framework": training.framework.name,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
-        "cuda_graph": training.cuda_graph or math.nan, **training.cells,
+        "cuda_graph": training.cuda_graph or math.nan, **training.adapter_and_recipe_cells,
         "token_dispatcher": training.token_dispatcher or math.nan,
         "overlap_moe_a2a": training.overlap_moe_a2a or math.nan,
         "moe_router_force_load_balancing": training.moe_router_force_load_balancing or math.nan,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jointopt.core.errors import TableError, of_table
+from jointopt.core.errors import TableError, naming_table
 from jointopt.runs.checks import MEASUREMENT_RULES, contradicting_lines
 from jointopt.runs.ignored_columns import unused_lines
 from jointopt.runs.store import Store
@@ -34,7 +34,7 @@ def ingest(table: Path, storage: str) -> Ingested:
 
     Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
     """
-    with of_table(table):
+    with naming_table(table):
         good, problems = read_measurements(table, MEASUREMENT_RULES)
     doubts: list[str] = []
     refused = refused_rows(problems)
@@ -45,7 +45,7 @@ def ingest(table: Path, storage: str) -> Ingested:
             (good, refused) if odd is None else (good[~odd].reset_index(drop=True), refused + int(odd.sum()))
         )
     store = Store(storage)
-    store.take_in()
+    store.add_spilled()
     added = store.add(good, origin=str(table.resolve()))
     if not good.empty:
         repeats = contradicting_lines(with_results(good), readable_runs(good)[0])
@@ -63,7 +63,7 @@ def retract(table: Path, storage: str) -> Ingested:
 
     Rows that an earlier version let pass and no rule would now are found too.
     """
-    with of_table(table):
+    with naming_table(table):
         rows, problems = read_measurements(table, rules=())
     done = Store(storage).retract(rows, origin=str(table.resolve()))
     absent = done.absent + refused_rows(problems)

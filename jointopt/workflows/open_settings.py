@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import JointOptError
-from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.defaults import default_attention
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import ATTENTIONS, RECIPE_CLASSES, Job
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
-from jointopt.search.exact import fastest
+from jointopt.search.exact import fastest_layout
 from jointopt.surrogate.features import network_assumed
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
@@ -136,6 +136,6 @@ def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
         raise JointOptError(f"No layout of {job.name!r} within these degrees fits in memory.")
     problem = search_problem(job, physics, space.clocks_mhz)
     some = np.flatnonzero(worth_starting(problem, physics, fitting) & (fitting >= FEASIBLE))
-    best = fastest(problem, some, top_times(problem, physics))
+    best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     return float(at_top(physics, best)[0]["iteration_time_s"][0]), layout

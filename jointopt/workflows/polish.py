@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, UsageError, nearest
+from jointopt.core.errors import InfeasibleError, UsageError, nearest_hint
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats, Ints
 from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.catalog.limits import most
+from jointopt.jobs.catalog.limits import limit_of
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
@@ -106,10 +106,10 @@ class Schedule:
     def __init__(self, physics: CostModel, stage_clock_mhz: Floats) -> None:
         costs = physics.groups[0]
         pp, vpp, batches = costs.depth, int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
-        if (turns := 2 * pp * vpp * batches) > most("plan.instructions"):
+        if (turns := 2 * pp * vpp * batches) > limit_of("plan.instructions"):
             raise InfeasibleError(
                 f"The plan's {batches:,} micro-batches over {pp * vpp:,} chunks are {turns:,} passes, and at most "
-                f"{most('plan.instructions'):,} are polished; choose larger micro-batches, more replicas or fewer "
+                f"{limit_of('plan.instructions'):,} are polished; choose larger micro-batches, more replicas or fewer "
                 "stages."
             )
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
@@ -278,7 +278,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:
     if solver not in SOLVERS:
-        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
+        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest_hint(solver, SOLVERS)}.")
     if not 0.0 <= slowdown <= 1.0:
         raise UsageError(f"slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
     if not 0.0 < seconds < float("inf"):

@@ -17,15 +17,15 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.core.system import one_blas_thread
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.jobs.catalog.frameworks import recognise_framework
-from jointopt.jobs.cluster import Machine, table_lines
+from jointopt.jobs.cluster import Machine, machine_lines
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import violations
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
 from jointopt.runs.cells import first_rows, row_codes
-from jointopt.runs.checks import class_conflicts, states_class, taken_lines
 from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
-from jointopt.runs.workloads import Workload, lacks_heads, workloads
+from jointopt.runs.other_rows import assumed_class_lines, class_conflicts, lacks_heads, states_class
+from jointopt.runs.workloads import Workload, workloads
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
@@ -84,11 +84,11 @@ def predict(
     measured_rows = None if runs is None else runs.table
     found, reasons = workloads(queried, measured_rows)
     check_calibrates(calibration, (work.job for work in found))
-    of_machine = table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
-    for line in [*taken_lines(queried, measured_rows), *of_machine]:
+    of_machine = machine_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
+    for line in [*assumed_class_lines(queried, measured_rows), *of_machine]:
         _log.warning("%s", line)
     # with what was measured of their GPU and nodes, on the site that the PUE is of
-    found = [replace(w, job=calibrated_if_same_gpu(w.job, calibration)).on(machine) for w in found]
+    found = [replace(w, job=calibrated_if_same_gpu(w.job, calibration)).on_machine(machine) for w in found]
     found = [replace(work, job=work.job.on_site(pue)) for work in found]
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
@@ -137,7 +137,7 @@ def _measured(
 
 
 def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
-    """The runs with the table that they are for as kin, where that fills what they leave open, and the table.
+    """The runs with the table that they are for as ``others``, where that fills what they leave open, and the table.
 
     Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
     """
@@ -148,7 +148,7 @@ def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.D
     table = _by_their_software(runs.table, table)
     for line in class_conflicts(runs.table, table):
         _log.warning("%s", line)
-    return (replace(runs, kin=table) if lacks_heads(runs.table) or states_class(table) else runs), table
+    return (replace(runs, others=table) if lacks_heads(runs.table) or states_class(table) else runs), table
 
 
 def _by_their_software(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
@@ -214,14 +214,14 @@ def _answers(works: Sequence[Workload], model: JobModel) -> list[tuple[Workload,
     out: list[tuple[Workload, Columns | str, Ints]] = []
     asked = []
     for work in works:
-        layout, clocks = row_codes([work.layout]), work.clock_mhz
+        layout, clocks = row_codes([work.layout_of_row]), work.clock_mhz
         if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
             clocks = clocks[:, :1]
         plan_of_row = row_codes([layout, *clocks.T])
         first, here = first_rows(plan_of_row), model.of_job(work.job, work.as_stated)
-        plans = {name: values[work.layout[first]] for name, values in work.layouts.items()}
+        plans = {name: values[work.layout_of_row[first]] for name, values in work.layouts.items()}
         plans["stage_clock_mhz"] = clocks[first]
-        distinct = {name: values[work.layout[first_rows(layout)]] for name, values in work.layouts.items()}
+        distinct = {name: values[work.layout_of_row[first_rows(layout)]] for name, values in work.layouts.items()}
         try:
             described = here.described(plans)
         except JointOptError as error:

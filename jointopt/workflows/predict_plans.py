@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS, outside
+from jointopt.core.schema import LAYOUT_COLUMNS, decode_cells
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
@@ -82,7 +82,7 @@ def of_plans(
     clocks = np.concatenate([widened(one.stage_clock_mhz, deepest) for one in parsed])
     columns = model.predict(layouts | {"stage_clock_mhz": clocks})
     layouts = {name: columns[name] for name in LAYOUT_COLUMNS}
-    cells: dict[str, Any] = {name: outside(name, values) for name, values in layouts.items()}
+    cells: dict[str, Any] = {name: decode_cells(name, values) for name, values in layouts.items()}
     cells["stage_clock_mhz"] = stage_clocks_to_text(clocks)
     cells |= as_predicted(model.job, columns, RESULTS)
     cells |= {name: columns[name] for name in ("fit_probability", "in_domain", "doubts")}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
 from jointopt.jobs.calibration import Calibration
@@ -34,7 +34,7 @@ from jointopt.report.proposal import Proposal
 from jointopt.report.published_plans import Beside
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
-from jointopt.search.exact import ExactFront, fastest, ranked
+from jointopt.search.exact import ExactFront, fastest_layout, lowest_bounds
 from jointopt.search.local_search import front_within_limits
 from jointopt.search.pareto import below_chord, concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
@@ -87,14 +87,9 @@ def propose(
     today = _today(model, baseline) if baseline else {}
     found = prepared(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
-    kept = None
-    if storage is not None and job.cluster.gpu.power is not None:
-        from jointopt.search.studies.storage import prepare_storage
-
-        with watch.phase("open", "opening the study storage"):
-            kept = prepare_storage(storage)  # before the search: it refuses what cannot be written
+    kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
     exact = _exact(model, found, watch)
-    top = fastest(problem, np.arange(problem.num_layouts), top_times(problem, physics))
+    top = fastest_layout(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
     trials = _trials(job, found.wide) if trials is None or job.cluster.gpu.power is None else trials
     searched = search_steps(problem, exact, two_step, trials, seed, watch, found.wide)
@@ -124,6 +119,14 @@ def propose(
     described = _described(problem, front, answer, searched, fitting)
     proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _writable(url: str, watch: Stopwatch) -> Storage | None:
+    """The storage of studies, None where none stays in it; UsageError before the search where it cannot be written."""
+    from jointopt.search.studies.storage import prepare_storage
+
+    with watch.phase("open", "opening the study storage"):
+        return prepare_storage(url)
 
 
 def _trials(job: Job, wide: Problem) -> int:
@@ -293,7 +296,7 @@ def _fastest_of(
     some: Ints, model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
 ) -> Beside:
     """The fastest of some layouts of the space with every clock at its highest."""
-    best = fastest(problem, some, top_times(problem, physics))
+    best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     values, clocks = at_top(physics, best)
     found = _priced_plan(model, problem, physics, answer, layout, clocks, violations=physics.broken_limits(values))
@@ -321,7 +324,6 @@ def _priced_plan(
 SHOWN = 8  # splits that a proposal keeps, and those of its front
 RANKED = 96  # layouts whose splits are distinguished
 CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
-SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that state how the GPUs are split
 
 
 def best_layouts(
@@ -334,9 +336,9 @@ def best_layouts(
     front, or of one clock on every stage, with or without slack used.
     """
     problem, physics = found.problem, found.physics
-    order, time_s = ranked(problem, RANKED)
+    order, time_s = lowest_bounds(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])
-    cells = np.stack([physics.layouts[name][order] for name in SPLIT], axis=1)
+    cells = np.stack([physics.layouts[name][order] for name in SPLIT_COLUMNS], axis=1)
     _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
     sorter = np.argsort(order)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import check_folder, replace_files, unwritten
+from jointopt.core.atomic_write import check_folder, replace_files, write_failure
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, Bools
@@ -26,7 +26,7 @@ from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.checks import contradicting_lines
 from jointopt.runs.ignored_columns import unfinished_lines, unread_lines, untimed_lines
-from jointopt.runs.row_names import together, without
+from jointopt.runs.row_names import join_named_tables, without_rows
 from jointopt.runs.table import checked_results, read_table, readable_runs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
@@ -105,7 +105,7 @@ def _check_folder(out: Path) -> None:
     try:
         check_folder(out)
     except OSError as error:
-        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {unwritten(error)}.") from error
+        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {write_failure(error)}.") from error
 
 
 def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
@@ -195,7 +195,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
     if again.any():
         count = int(again.sum())
         remarks.append(f"{count:,} row{'s are' if count > 1 else ' is'} in a table before, too: counted once.")
-    return without(together(parts), again), remarks
+    return without_rows(join_named_tables(parts), again), remarks
 
 
 def _in_an_earlier_table(tables: Sequence[pd.DataFrame]) -> Bools:

@@ -15,7 +15,7 @@ from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import concat, front_of, is_beaten, merge, spread, stacked, take, volume
+from jointopt.search.pareto import concat, farthest_rows, front_of, is_beaten, merge, stacked, take, volume
 from jointopt.search.problem import Problem
 
 _log = logging.getLogger(__name__)
@@ -106,11 +106,13 @@ def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, wat
 
     Where the layout decides the third goal the first step counts them all; then trials are spent only if requested.
     """
-    steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
+    steps = [
+        replace(step, front=wide.evaluate_again(step.front), plans=wide.evaluate_again(step.plans)) for step in steps
+    ]
     if wide.has_levels:  # the layout decides the third goal: the first step counts the exact front by all goals
         with watch.phase("levels", f"exact front of {len(wide.goals)} goals"):
             front, evaluated = exact_front_of_levels(wide, progress=watch.tick)
-        front = take(front, spread(np.log(stacked(front, wide.goals)), MOST))
+        front = take(front, farthest_rows(np.log(stacked(front, wide.goals)), MOST))
         steps = [replace(step, front=merge(front, step.front, wide.goals)) for step in steps]
         steps[0] = replace(steps[0], evaluated=steps[0].evaluated + evaluated)
     if not trials:

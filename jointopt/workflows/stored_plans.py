@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, inside, num_gpus
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, encode_cells, num_gpus
 from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.reading import parse_json, parse_yaml
 from jointopt.physics.site import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
-from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
+from jointopt.runs.cells import STRICT_READERS, floats, quoted_cell, read_columns
 from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, of_surrogate
@@ -198,7 +198,7 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
     clean, faults = read_columns(table, [*_NEEDED, "power_limit_w", "peak_power_w", "temperature_c"], STRICT_READERS)
     for name, wrong, expected in faults:
         row = int(wrong.to_numpy().argmax())
-        raise TableError(f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}.")
+        raise TableError(f"{source}: {name} of plan {row + 1} must be {expected}; got {quoted_cell(table, row, name)}.")
     # of some processors no source states the power, so that no plan has any
     powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
     needed = [name for name in _NEEDED if name not in (*blank, *powerless, *NEUTRAL)]
@@ -206,11 +206,11 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
     if missing_cells.any():
         row, column = np.argwhere(missing_cells)[0]
         raise TableError(f"{source}: {needed[column]} of plan {row + 1} is blank; expected a value.")
-    usual = {name: clean[name].where(clean[name].notna(), COLUMNS[name].outside(NEUTRAL[name])) for name in NEUTRAL}
+    usual = {name: clean[name].where(clean[name].notna(), COLUMNS[name].decode(NEUTRAL[name])) for name in NEUTRAL}
     clean, read = clean.assign(**usual), clean
     columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
     columns |= {name: clean[name].to_numpy(np.float64) > 0 for name in _SWITCHED}
-    columns |= {name: inside(name, clean[name]) for name in LAYOUT_COLUMNS if COLUMNS[name].codes is not None}
+    columns |= {name: encode_cells(name, clean[name]) for name in LAYOUT_COLUMNS if COLUMNS[name].codes is not None}
     clocks: list[tuple[float, ...]] = clean["stage_clock_mhz"].tolist()
     stages = np.array([len(row) for row in clocks])
     if (stages != columns["pp"]).any():

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core import progress
-from jointopt.core.budget import Budget, Spent, spent_of
+from jointopt.core.budget import Budget, Spent, read_spent
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
-from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
+from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
@@ -71,7 +71,7 @@ def tune(
     """
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
-    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    wanted = replace(narrow_search(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)
     check_profiles(power_profiles, model.job, listing is not None)
@@ -141,11 +141,11 @@ class _Loop(Campaign):
         if before is not None and before.get("budget") == budget.document():  # of the same budget
             # one may have been stored and not counted when the tool was killed
             ended = self._measured_plans - int(before.get("measured", self._measured_plans))
-            self.spent = spent_of(before["spent"]).with_more(ended)
+            self.spent = read_spent(before["spent"]).with_more(ended)
             self._minutes_before = self.spent.minutes
             if self.spent.runs:
                 self.note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
-        progress.report(_BAR, *budget.done(self.spent))
+        progress.report(_BAR, *budget.first_bound(self.spent))
         self.record.progress(self._state(budget))
         stopped = self.until_the_end(lambda: self._with_profiles(budget, batch), lambda: self._count > 0)
         progress.report(_BAR, 1, 1)
@@ -189,7 +189,7 @@ class _Loop(Campaign):
             if not spare:
                 return "budget"
             if posterior is None:
-                if self.record.freed():
+                if self.record.wait_for_freed():
                     continue
                 return "exhausted"
             going_on = self.left_over(self.candidates, left | self._out) if first else np.empty(0, np.int64)
@@ -344,10 +344,10 @@ class _Loop(Campaign):
                 run = self._add(at, done.row, base + bisect(ended, place), number, expected, fits, under)
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
-                self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
+                self.spent = self.spent.after_run(done.seconds, self.job.cluster.num_gpus, minutes)
                 self._timed.append((done.seconds, run.result("iteration_time_s")))
                 self.record.progress(self._state(budget))
-                progress.report(_BAR, *budget.done(self.spent))
+                progress.report(_BAR, *budget.first_bound(self.spent))
                 self.tell(run, name(place))
                 self.judge(done, name(place).capitalize())
         return not self.reason

@@ -13,13 +13,13 @@ import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, inside
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, encode_cells
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import FURTHER
+from jointopt.jobs.objectives import FURTHER_OBJECTIVES
 from jointopt.jobs.plans.text import plan_records, widened
-from jointopt.measure.base import Launcher, load_launcher, narrowed
+from jointopt.measure.base import Launcher, load_launcher, narrow_search
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take
@@ -75,7 +75,8 @@ def validate(
     runs = None if measured is None else Measurements.given(measured)
     # of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs
     wanted = replace(
-        narrowed(chosen, job), objectives=tuple(name for name in job.measured_objectives if name not in FURTHER)
+        narrow_search(chosen, job),
+        objectives=tuple(name for name in job.measured_objectives if name not in FURTHER_OBJECTIVES),
     )
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job, listing = model.job, chosen.candidates(model.job)
@@ -204,7 +205,7 @@ class _Bench(Campaign):
 def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job) -> _Chosen:
     """``chosen`` with other plans after them; each is a record, and attributes of its trial with its predictions."""
     plans = [plan for plan, _ in others]
-    columns: Columns = {name: inside(name, [plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
+    columns: Columns = {name: encode_cells(name, [plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
     width = max(len(plan["stage_clock_mhz"]) for plan in plans)
     clocks = [widened(np.array([plan["stage_clock_mhz"]], float), width) for plan in plans]
     columns["stage_clock_mhz"] = np.concatenate(clocks)

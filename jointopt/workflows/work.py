@@ -18,16 +18,25 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
-from jointopt.jobs.objectives import PAID
+from jointopt.jobs.objectives import RATE_OF_OBJECTIVE
 from jointopt.jobs.plans.text import plan_records
-from jointopt.measure.base import Launcher, load_launcher, narrowed, run_all
+from jointopt.measure.base import Launcher, load_launcher, narrow_search, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import bill
 from jointopt.report.results import Shared
 from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
-from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
+from jointopt.search.pareto import (
+    OBJECTIVES,
+    farthest_rows,
+    first_impossible,
+    front_of,
+    merge,
+    objectives,
+    stacked,
+    take,
+)
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import OUT, surely_out
@@ -64,7 +73,7 @@ def work(
     loses its plans to others. UsageError for a storage that cannot be shared, a function that is none, or both ways to
     evaluate; LauncherError for an objective that is not returned; InfeasibleError as `propose` does.
     """
-    from jointopt.search.studies.workers import share, space_hash
+    from jointopt.search.studies.workers import space_hash, work_on_study
 
     if launcher is None and options:
         raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
@@ -85,14 +94,15 @@ def work(
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
     with _answering(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
         # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
-        paid = () if runner is not None else tuple(name for name in PAID if name in job.objectives)
+        paid = () if runner is not None else tuple(name for name in RATE_OF_OBJECTIVE if name in job.objectives)
         goals = (*job.goals, *paid)
         problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
-        worked = share(
+        worked = work_on_study(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
-            ahead=int(runner is not None),
-            out_with=lambda ran: np.flatnonzero(surely_out(job, problem.layouts, [take(problem.layouts, ran)])),
+            ahead=int(runner is not None), also_out_of_memory=lambda out: np.flatnonzero(
+                surely_out(job, problem.layouts, [take(problem.layouts, out)])
+            ),
         )  # fmt: skip
     finished = len(worked.plans["slack"])
     front = front_of(worked.plans, problem.goals)
@@ -104,10 +114,10 @@ def _start(narrow: Problem, wide: Problem) -> Columns:
     start = exact_front_of_profiles(narrow).front
     if wide.goals == OBJECTIVES:
         return start
-    start = wide.again(start)
+    start = wide.evaluate_again(start)
     if wide.has_levels:
         start = merge(exact_front_of_levels(wide)[0], start, wide.goals)
-    return take(start, spread(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
+    return take(start, farthest_rows(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
 
 
 @contextmanager
@@ -134,7 +144,7 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
     """The part of the job that a launcher runs; UsageError where it lists its plans, or a function evaluates them."""
     if evaluate is not None:
         raise UsageError(f"--launcher {launcher.name} and --evaluate {evaluate} both evaluate plans; give one.")
-    wanted = narrowed(launcher, job.job if isinstance(job, JobModel) else job)
+    wanted = narrow_search(launcher, job.job if isinstance(job, JobModel) else job)
     if launcher.candidates(wanted) is not None:
         raise UsageError(f"The launcher {launcher.name} runs listed plans alone; workers search all of the job's.")
     return wanted
@@ -143,13 +153,13 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 @contextmanager
 def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
     """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
-    from jointopt.runs.store import Spill, waiting
+    from jointopt.runs.spill import Spill, waiting_spills
 
     kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
     kept = Spill(storage, study, kind)
     runs = _Runs(launcher, goals, kept.keep)
     try:
-        for _, rows in waiting(storage, kind):
+        for _, rows in waiting_spills(storage, kind):
             for _, row in rows:
                 runs.know(str(row.pop("plan", "")), row)
         yield runs

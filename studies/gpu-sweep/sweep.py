@@ -119,7 +119,7 @@ def feasible_runs(space: Mapping[str, Any], gpu: Gpu) -> list[Run]:
     for whole, mode in itertools.product(jobs(space, gpu), space["recompute"]):
         job = replace(whole, search=replace(whole.search, recompute=(mode,)))  # so that it is compared with no other
         try:
-            plans = searched(program.narrowed(job))
+            plans = searched(program.narrow_search(job))
         except InfeasibleError as error:
             print(f"left out: recompute {mode}: {error}")
             continue

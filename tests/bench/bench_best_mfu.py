@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from jointopt.jobs.catalog.best_mfu import kind_of
+from jointopt.jobs.catalog.best_mfu import model_kind
 from jointopt.physics.throughput import throughput
 from jointopt.runs.workloads import Workload, workloads
 
@@ -54,7 +54,7 @@ def of_work(work: Workload, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
         if GUESSED & set(work.assumed[at].split()) or not 0.0 < mfu[at] <= 1.0:
             continue
         yield {
-            "key": (job.cluster.gpu.id, training.precision, kind_of(job)), "mfu": float(mfu[at]),
+            "key": (job.cluster.gpu.id, training.precision, model_kind(job)), "mfu": float(mfu[at]),
             "model": job.model.name, "gpus": job.cluster.num_gpus, "source": str(rows.source[row]),
             "framework": str(rows.framework[row]),
             "tuned": (training.recipe_class or training.framework.recipe_class) in TUNED,

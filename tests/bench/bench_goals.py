@@ -35,7 +35,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.search.breeding import TRIALS, Genome
 from jointopt.search.exact import exact_front_of_profiles
-from jointopt.search.pareto import non_dominated, spread, stacked
+from jointopt.search.pareto import farthest_rows, non_dominated, stacked
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.feasible_layouts import prepared
@@ -122,7 +122,7 @@ def compare(name: str, goal: str, seeds: int) -> None:
     for label, found in fronts.items():
         shares = [
             [volume((front - low) / (high - low)) / whole for front in kept]
-            for kept in (found, [front[spread(front, most)] for front in found])
+            for kept in (found, [front[farthest_rows(front, most)] for front in found])
         ]
         counted = f"{np.median([*map(len, found)]):7,.0f} plans"
         every, few = (f"{np.median(share):.4f} ({min(share):.4f})" for share in shares)

@@ -20,7 +20,7 @@ import numpy as np
 from jointopt.core.schema import STAGE_LAYERS, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job, shipped_job
-from jointopt.jobs.plans.stages import buildable, own_split
+from jointopt.jobs.plans.stages import can_be_built, framework_split
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import concat
@@ -57,7 +57,7 @@ def neighbours(job: Job, split: Split) -> Iterator[Split]:
         for taker in range(len(split)):
             moved = list(split)
             moved[giver], moved[taker] = moved[giver] - 1, moved[taker] + 1
-            if giver != taker and min(moved) >= 0 and buildable(job.training.framework, moved):
+            if giver != taker and min(moved) >= 0 and can_be_built(job.training.framework, moved):
                 yield tuple(moved)
 
 
@@ -100,7 +100,7 @@ def lines(job: Job) -> Iterator[str]:
     seen: set[tuple[int, ...]] = set()
     for row in sorted(rows, key=lambda row: row["iteration_time_s"]):
         degrees = tuple(int(row[name]) for name in DEGREES)
-        whole = own_split(job, row["pp"], row["vpp"])
+        whole = framework_split(job, row["pp"], row["vpp"])
         if row["pp"] == 1 or degrees in seen or len(seen) == PLANS:
             continue
         seen.add(degrees)

@@ -22,14 +22,14 @@ WORKER = """
 import sys, time
 from dataclasses import replace
 from tests.fake_problem import fake_problem
-from jointopt.search.studies.workers import share
+from jointopt.search.studies.workers import work_on_study
 problem = fake_problem(1, 64, 110)
 def slow(layout, clocks):
     time.sleep(0.05 * len(layout))
     return problem.evaluate(layout, clocks)
 sys.stdin.readline()
 url, name, trials = sys.argv[1:]
-share(replace(problem, evaluate=slow), url, name=name, identity={"bench": name}, trials=int(trials), batch=4,
+work_on_study(replace(problem, evaluate=slow), url, name=name, identity={"bench": name}, trials=int(trials), batch=4,
       lease_s=2.0)
 """
 

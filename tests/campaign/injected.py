@@ -37,7 +37,8 @@ from jointopt.measure.local import CommandLauncher
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.runs import outages
-from jointopt.runs.store import Store, rows_in, spill_files
+from jointopt.runs.spill import rows_in, spill_files
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign import campaign, record
 from jointopt.workflows.tune import tune
 
@@ -176,7 +177,7 @@ def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
     finally:
         logging.getLogger("jointopt").removeHandler(sentences)
     wrong += _false(" ".join((*sentences.messages, text)), text, url, launcher.rows)
-    Store(url).take_in()
+    Store(url).add_spilled()
     found = Counter(Store(url).read()["iteration_time_s"].tolist())
     wrong["lost"] = len(set(launcher.rows) - set(found))
     wrong["twice"] = sum(count - 1 for count in found.values())

@@ -29,7 +29,8 @@ from typing import Any
 
 import optuna
 
-from jointopt.runs.store import Store, rows_in, spill_files
+from jointopt.runs.spill import rows_in, spill_files
+from jointopt.runs.store import Store
 from tests.campaign.together import FIELDS, JOB
 
 # the program writes its result, and then on a ledger that it has
@@ -212,7 +213,7 @@ def _taken_in(url: str, log: str, ended: list[float], reported: int) -> Counter[
     """What is wrong in the store after the next start."""
     files = [row["iteration_time_s"] for file in spill_files(url) for _, row in rows_in(file)]
     held = len({*stored(url), *files})
-    Store(url).take_in()
+    Store(url).add_spilled()
     rows = stored(url)
     false = any(words in log for words in KEPT) and reported > min(held, len(rows))
     return _lost(ended, rows) + Counter({"reported and lost": max(0, reported - len(rows)), "false": int(false)})

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt as commands
-from jointopt.runs.readings import Series, together
+from jointopt.runs.readings import Series, join_readings
 from tests.processes import gone
 
 PLAN = {"dp": 2, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200]}
@@ -98,7 +98,7 @@ def test_every_node_takes_its_stages_and_their_readings_add_up(driver, tmp_path:
         file = str(tmp_path / f"node{node}.json")
         assert here(*words, *option, "--reading", file, "sleep", "2.5").exit_code == 0
     assert [c for c in driver.calls() if "lock 3" in c] == ["lock 3 1410", "lock 3 1200"]
-    both = together([Series.read(tmp_path / f"node{node}.json").between() for node in range(2)])
+    both = join_readings([Series.read(tmp_path / f"node{node}.json").between() for node in range(2)])
     assert both.gpus == 8
     assert both.reason == ""
 

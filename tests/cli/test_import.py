@@ -65,3 +65,15 @@ def test_a_script_passes_the_same_limits_as_a_job_file(tmp_path: Path) -> None:
     answer = CliRunner().invoke(jointopt, ["import", str(tmp_path / "train.sh"), "--gpu", "h100-sxm5-80gb"])
     assert answer.exit_code == 2
     assert "model.num_layers must be a whole number from 1 to 1,000" in answer.stderr
+
+
+def test_a_run_is_chosen_and_questions_are_answered_on_the_command_line(tmp_path: Path) -> None:
+    options = "--num-layers 32 --hidden-size 4096 --seq-length 4096 --num-attention-heads 32 --vocab-size 32000"
+    start = f"torchrun --nproc-per-node 8 pretrain_gpt.py {options} --micro-batch-size 1 --global-batch-size 64"
+    (tmp_path / "train.sh").write_text(f"{start} --bf16\n{start} --tensor-model-parallel-size $TP\n")
+    words = ["import", str(tmp_path / "train.sh"), "--gpu", "h100-sxm5-80gb", "--run", "2", "--json"]
+    assert "--set TP=..." in CliRunner().invoke(jointopt, words).stderr
+    document = json.loads(CliRunner().invoke(jointopt, [*words, "--set", "TP=2"]).stdout)
+    assert (document["plan"]["tp"], document["origins"]["plan.tp"]) == (2, "--set TP")
+    assert document["origins"]["plan.micro_batch_size"] == "train.sh:2"
+    assert "--set must be NAME=VALUE; got 'TP'" in CliRunner().invoke(jointopt, [*words, "--set", "TP"]).stderr

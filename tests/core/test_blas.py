@@ -51,8 +51,8 @@ def test_the_first_of_two_threads_to_leave_does_not_end_it_and_the_last_restores
 
 
 def test_a_table_is_predicted_on_one_thread_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, answered = list[set[int]](), prediction._answered
-    monkeypatch.setattr(prediction, "_answered", lambda *given: found.append(threads()) or answered(*given))
+    found, answered = list[set[int]](), prediction._answers
+    monkeypatch.setattr(prediction, "_answers", lambda *given: found.append(threads()) or answered(*given))
     row = {"model": "llama-3-8b", "gpu": "h100-sxm5-80gb", "num_gpus": 8, "dp": 8, "seq_length": 8192}
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         prediction.predict(pd.DataFrame([row | {"global_batch_size": 64}]))

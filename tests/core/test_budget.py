@@ -26,9 +26,9 @@ def test_a_bound_is_above_zero(bound: dict[str, float]) -> None:
 def test_the_first_run_may_always_begin_and_none_that_would_go_beyond() -> None:
     budget = Budget(gpu_hours=1.0)
     assert budget.runs_left(Spent()) > 0
-    half = Spent().after(900.0, 2, 15.0)  # 2 GPUs, a quarter of an hour
+    half = Spent().after_run(900.0, 2, 15.0)  # 2 GPUs, a quarter of an hour
     assert budget.runs_left(half) == 1
-    assert budget.runs_left(half.after(900.0, 2, 30.0)) == 0
+    assert budget.runs_left(half.after_run(900.0, 2, 30.0)) == 0
 
 
 def test_the_tightest_bound_counts() -> None:
@@ -49,4 +49,4 @@ def test_spending_never_raises_what_is_left_by_runs_and_never_makes_it_negative(
         assert runs is None or left <= runs - spent.runs
         if not left:
             break
-        spent = spent.after(run_s, 4, spent.minutes + run_s / 60)
+        spent = spent.after_run(run_s, 4, spent.minutes + run_s / 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jointopt.core.secrets import masked, redacted
+from jointopt.core.secrets import masked, masked_words
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_secrets_are_hidden_and_everything_else_stays(text: str, shown: str) -> 
 
 def test_the_value_after_a_secret_option_is_hidden_too() -> None:
     words = ["tune", "--storage", "postgresql://me:x@h/d", "--api-key", "abc", "--password=abc", "--seed", "3"]
-    assert redacted(words) == ["tune", "--storage", "postgresql://me:***@h/d", "--api-key", "***", "--password=***",
+    assert masked_words(words) == ["tune", "--storage", "postgresql://me:***@h/d", "--api-key", "***", "--password=***",
                                "--seed", "3"]  # fmt: skip

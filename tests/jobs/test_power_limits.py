@@ -3,7 +3,7 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import POWER_LIMIT
-from jointopt.jobs.clocks import repeated, under_limits, without_limits
+from jointopt.jobs.clocks import repeat_per_limit, under_limits, without_limits
 from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job, with_changes
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_records
@@ -80,7 +80,7 @@ def test_a_job_with_limits_reads_back_from_its_own_file() -> None:
 def test_every_layout_is_there_under_every_limit_and_comes_back_without_them() -> None:
     found = under_limits(LAYOUTS, (400.0, 300.0, 200.0))
     assert found[POWER_LIMIT].tolist() == [400.0, 400.0, 300.0, 300.0, 200.0, 200.0]
-    assert repeated(np.array([1.0, 2.0]), 6).tolist() == [1.0, 2.0] * 3
+    assert repeat_per_limit(np.array([1.0, 2.0]), 6).tolist() == [1.0, 2.0] * 3
     bare, of = without_limits(found)
     assert of.tolist() == [0, 1] * 3
     assert {name: values.tolist() for name, values in bare.items()} == {k: v.tolist() for k, v in LAYOUTS.items()}

@@ -7,7 +7,7 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.jobs.job import Job
-from jointopt.jobs.jobfile import load_jobs, sized_jobs, sizes_in
+from jointopt.jobs.jobfile import gpu_counts_in, load_jobs, sized_jobs
 
 JOB = {
     "model": "opt-350m",
@@ -24,13 +24,13 @@ def jobs(gpus: tuple[int, ...] = (), weak: bool = False, **cluster: Any) -> list
     ("text", "sizes"), [("8..64", (8, 16, 32, 64)), ("8..40", (8, 16, 32)), ("48,8", (8, 48)), ("8", (8,))]
 )
 def test_numbers_of_gpus_are_doubled_between_two_or_listed(text: str, sizes: tuple[int, ...]) -> None:
-    assert sizes_in(text) == sizes
+    assert gpu_counts_in(text) == sizes
 
 
 @pytest.mark.parametrize("text", ["", "8..", "64..8", "0..8", "8,x", "-8"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--gpus takes numbers of GPUs such as 8\.\.1024"):
-        sizes_in(text)
+        gpu_counts_in(text)
 
 
 def test_lists_of_gpus_and_nodes_make_a_job_each_with_its_price() -> None:

@@ -88,7 +88,7 @@ def test_groups_that_only_repeat_are_not_walked_however_many(groups: int) -> Non
 @pytest.fixture
 def uneven(make_job: Callable[..., Job], gpt_model: Callable[..., Model], price: Callable[..., CostModel]) -> CostModel:
     """pp 2, vpp 2: the same layers on each rank, in chunks of 3, 3, 1, 1 and of 2, 2, 2, 2."""
-    codes = np.array([STAGE_LAYERS.of((3, 3, 1, 1)), 0])
+    codes = np.array([STAGE_LAYERS.code_of((3, 3, 1, 1)), 0])
     return price(make_job(model=gpt_model(8)), pp=2, vpp=2, stage_layers=codes)
 
 
@@ -123,7 +123,7 @@ def test_each_rank_holds_the_dense_layers_of_its_own_chunks(
     make_job: Callable[..., Job], catalogue_model: Callable[[str], Model], layouts_of: Callable[..., Columns]
 ) -> None:
     # 3 dense layers lead: chunk 0 of rank 0 has 2 of them, chunk 0 of rank 1 one
-    code = STAGE_LAYERS.of((2, 20, 20, 19))
+    code = STAGE_LAYERS.code_of((2, 20, 20, 19))
     lay = LayoutArrays(make_job(model=catalogue_model("deepseek-v3")), layouts_of(pp=2, vpp=2, stage_layers=code))
     assert lay.dense_layers.tolist() == [[2, 1]]
     assert lay.layers.tolist() == [[22, 39]]

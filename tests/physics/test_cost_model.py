@@ -442,7 +442,7 @@ def test_one_clock_does_so_where_chunks_differ_and_a_group_is_not_full(
 ) -> None:
     alike = (1, 3, 3, 3, 3, 3, 3, 1, 1, 2, 2, 2, 2, 2, 2, 1)  # ranks 1 to 6 do most, and are the same
     splits = alike, (3, 3, 1, 2, 2, 2, 2, 1, 2, 3, 3, 1, 4, 1, 1, 3), (0, 6, 6, 4, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2)
-    codes = np.array([STAGE_LAYERS.of(layers) for layers in splits])
+    codes = np.array([STAGE_LAYERS.code_of(layers) for layers in splits])
     job = make_job(64, gpt_model(34, vocab=512), global_batch_size=96)
     physics = price(job, dp=8, pp=8, vpp=2, stage_layers=codes, zero_stage=[1, 0, 1], micro_batch_size=[1, 1, 3])
     at, clock = np.arange(3), physics.top_mhz

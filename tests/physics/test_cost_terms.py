@@ -118,7 +118,11 @@ def test_latent_attention_gathers_no_heads_however_few_groups_it_states() -> Non
 
 
 def test_the_smallest_chunk_of_a_layout_has_its_share_or_what_is_stated() -> None:
-    columns = {"pp": [2, 4, 2, 1, 2], "vpp": [1, 2, 1, 1, 2], "stage_layers": [0, 0, *[STAGE_LAYERS.of((3, 5))], 0, 0]}
+    columns = {
+        "pp": [2, 4, 2, 1, 2],
+        "vpp": [1, 2, 1, 1, 2],
+        "stage_layers": [0, 0, *[STAGE_LAYERS.code_of((3, 5))], 0, 0],
+    }
     one = physics(model=replace(DENSE, num_layers=8))
     layouts = {name: np.repeat(values, 5) for name, values in one.layouts.items()}
     arrays = LayoutArrays(one.job, layouts)

@@ -151,7 +151,7 @@ def test_leading_dense_layers_of_an_moe_model_sit_on_the_first_stages(
     catalogue_model: Callable[[str], Model], make_job: Callable[..., Job], layouts_of: Callable[..., Columns]
 ) -> None:
     job = make_job(model=catalogue_model("deepseek-v3"))  # 3 dense, 58 MoE
-    code = STAGE_LAYERS.of((2, 29, 30))
+    code = STAGE_LAYERS.code_of((2, 29, 30))
     assert LayoutArrays(job, layouts_of(pp=3) | {"stage_layers": np.array([code])}).dense_layers.tolist() == [[2, 1, 0]]
 
 

@@ -22,7 +22,9 @@ ROW = np.array([0])
 def pipeline(*layers: int, vpp: int = 1, batches: int = 4, **cells: Any) -> StageCosts:
     """Two ranks of chunks with these layers, in the order of the pipeline, which share a rank's time by layers."""
     model = replace(DENSE, num_layers=sum(layers), vocab_size=64)
-    costs = stages(pp=2, vpp=vpp, dp=4, batches=batches, model=model, stage_layers=STAGE_LAYERS.of(layers), **cells)
+    costs = stages(
+        pp=2, vpp=vpp, dp=4, batches=batches, model=model, stage_layers=STAGE_LAYERS.code_of(layers), **cells
+    )
     units = np.zeros_like(costs.units_s)
     units[:, :, 0] = np.array([1.0, 2.0, 1.0])
     return replace(costs, units_s=units, p2p_s=np.zeros(1))

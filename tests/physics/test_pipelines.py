@@ -18,7 +18,7 @@ from jointopt.physics.stage_costs import Pipelines
 @pytest.fixture
 def pipes(make_job: Callable[..., Job], price: Callable[..., CostModel], gpt_model: Callable[..., Model]) -> Pipelines:
     """pp 4, vpp 2: ranks 1 and 2 have the same chunks, 3 and 2 layers, then other ones, 3 and 2, and 2 and 3."""
-    codes = np.array([STAGE_LAYERS.of(layers) for layers in ((1, 3, 3, 1, 1, 2, 2, 1), (1, 3, 2, 1, 1, 2, 3, 1))])
+    codes = np.array([STAGE_LAYERS.code_of(layers) for layers in ((1, 3, 3, 1, 1, 2, 2, 1), (1, 3, 2, 1, 1, 2, 3, 1))])
     return price(make_job(8, gpt_model(14)), dp=2, pp=4, vpp=2, stage_layers=codes).distinct[0].costs.pipelines
 
 

@@ -27,7 +27,7 @@ def pipelines(draw: st.DrawFn) -> dict[str, Any]:
     profile = {"pp_overlap": draw(st.sampled_from([0.0, 1.0])), "dp_overlap": draw(st.sampled_from([0.0, 0.4, 1.0]))}
     model = replace(DENSE, num_layers=sum(layers), vocab_size=draw(st.sampled_from([64, 64_000])))
     return {
-        "pp": pp, "vpp": vpp, "schedule": SCHEDULE.code(schedule), "stage_layers": STAGE_LAYERS.of(layers),
+        "pp": pp, "vpp": vpp, "schedule": SCHEDULE.code(schedule), "stage_layers": STAGE_LAYERS.code_of(layers),
         "batches": draw(st.integers(1, 3 * pp)), "dp": 4, "zero_stage": draw(st.integers(0, 3)), "framework": profile,
         "model": model, "machine": gpu_constants(FLOPS_PER_S / draw(st.sampled_from([1.0, 10.0, 100.0]))),
     }  # fmt: skip

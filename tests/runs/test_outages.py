@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from jointopt.core.errors import OutageError, UsageError
 from jointopt.runs import outages
 from jointopt.runs.database import database_errors
-from jointopt.runs.outages import passes, patience, wait_out
+from jointopt.runs.outages import ends_by_itself, patience, wait_out
 from jointopt.runs.store import Store
 
 URL = "postgresql+psycopg://me:s3cret@host/runs"
@@ -76,7 +76,7 @@ def test_a_worker_may_wait_for_as_long_as_it_takes(caplog: pytest.LogCaptureFixt
 )
 def test_an_error_that_passes_by_itself_is_an_outage_and_another_is_not(words: str, passing: bool) -> None:
     error = sa.exc.OperationalError("x", {}, sqlite3.OperationalError(words))
-    assert passes(error) == passing
+    assert ends_by_itself(error) == passing
     with pytest.raises(OutageError if passing else UsageError), database_errors(URL, "store"):
         raise error
 

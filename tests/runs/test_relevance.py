@@ -10,7 +10,15 @@ import pytest
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.runs.relevance import Kind, distance_from, kin_of, kind_of, related_to, wanted_by, wanted_by_table
+from jointopt.runs.relevance import (
+    Kind,
+    distance_from,
+    kind_of,
+    related_to,
+    wanted_by,
+    wanted_by_table,
+    wanted_elsewhere,
+)
 
 H100 = Kind("NVIDIA H100 80GB HBM3", 8, "Megatron-LM", "llama-3-8b", 8, 8192, 128)
 
@@ -58,7 +66,7 @@ def test_another_model_is_further_than_any_other_difference(change: dict[str, ob
 def test_a_job_wants_rows_of_its_own_gpus_nodes_and_framework(job: Job) -> None:
     job = replace(job, training=replace(job.training, framework=load_framework("megatron-lm")))
     wanted = wanted_by(job, 50, 5, 2, ("plan",))
-    assert (wanted.whole, wanted.most, wanted.kinds, wanted.plans) == (50, 5, 2, ("plan",))
+    assert (wanted.all_up_to, wanted.most_rows, wanted.most_kinds, wanted.plans) == (50, 5, 2, ("plan",))
     assert wanted.related(H100)
     assert not wanted.related(H100._replace(gpus_per_node=4))
     assert not wanted.related(H100._replace(framework="torchtitan"))
@@ -75,8 +83,8 @@ def test_kin_share_the_gpu_or_the_framework_and_are_not_of_the_jobs_own_kind(
     change: dict[str, object], kin: bool, job: Job
 ) -> None:
     job = replace(job, training=replace(job.training, framework=load_framework("megatron-lm")))
-    wanted = kin_of(job, 30, 2)
-    assert (wanted.whole, wanted.most, wanted.kinds) == (30, 30, 2)
+    wanted = wanted_elsewhere(job, 30, 2)
+    assert (wanted.all_up_to, wanted.most_rows, wanted.most_kinds) == (30, 30, 2)
     assert wanted.related(H100._replace(**change)) == kin  # type: ignore[arg-type]
 
 
@@ -91,7 +99,7 @@ def test_kin_share_the_gpu_or_the_framework_and_are_not_of_the_jobs_own_kind(
 def test_a_table_wants_rows_of_its_gpus_or_its_frameworks(gpu: str, framework: str, model: str, distance: int) -> None:
     table = pd.DataFrame({"gpu": "H100 SXM5 80GB", "framework": "Megatron-LM", "model": ["A", "b", None]})
     wanted, kind = wanted_by_table(table, 7), Kind(gpu, 8, framework, model)
-    assert (wanted.distance(kind), wanted.related(kind), wanted.whole) == (distance, distance < 6, 7)
+    assert (wanted.distance(kind), wanted.related(kind), wanted.all_up_to) == (distance, distance < 6, 7)
 
 
 def test_fields_that_a_row_does_not_state_are_blank_in_its_kind() -> None:
@@ -102,5 +110,5 @@ def test_fields_that_a_row_does_not_state_are_blank_in_its_kind() -> None:
 
 
 def test_a_plain_kind_is_spelled_in_one_way() -> None:
-    assert H100._replace(model="Llama").plain == Kind("h100-sxm5-80gb", 8, "megatron-lm", "llama", 8, 8192, 128)
-    assert Kind("abacus", 1, "unheard of", "").plain == Kind("abacus", 1, "", "")
+    assert H100._replace(model="Llama").canonical == Kind("h100-sxm5-80gb", 8, "megatron-lm", "llama", 8, 8192, 128)
+    assert Kind("abacus", 1, "unheard of", "").canonical == Kind("abacus", 1, "", "")

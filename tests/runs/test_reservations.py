@@ -63,7 +63,7 @@ def test_a_plan_that_was_run_since_the_last_look_is_not_run_again(shared_url: st
     assert not second.take("plan")
     first.end("plan")
     assert not second.take("plan")
-    second.look()  # now it may read the result, and want another
+    second.read()  # now it may read the result, and want another
     assert second.take("plan")
 
 
@@ -79,7 +79,7 @@ def test_a_dead_runners_plan_is_taken_once_more_and_no_third_time(shared_url: st
     assert dies(shared_url) == 9
     assert dies(shared_url) == 9
     third = Reservations(shared_url, "study")
-    assert [one.abandoned for one in third.look().values()] == [True]
+    assert [one.abandoned for one in third.read().values()] == [True]
     assert not third.take("plan")
     assert third.take("plan", again=True)
 
@@ -102,7 +102,7 @@ def test_a_silent_runner_of_another_machine_loses_its_plan_when_its_lease_is_ove
     at_s[0] = reservations.LEASE_S - 1.0
     assert not mine.take("plan")
     monkeypatch.setattr(time, "sleep", lambda _: at_s.__setitem__(0, reservations.LEASE_S + 1.0))
-    assert mine.freed()
+    assert mine.wait_for_freed()
     assert mine.take("plan")
 
 
@@ -116,9 +116,9 @@ def test_a_runner_that_renews_its_reservation_keeps_it(shared_url, monkeypatch) 
     monkeypatch.setattr(reservations, "now_s", now_s)
     other = other_machines(shared_url, monkeypatch)
     mine = Reservations(shared_url, "study")
-    assert not mine.freed()
+    assert not mine.wait_for_freed()
     until = time.monotonic() + 60
-    while mine.look()["plan"].silent_s > next(at_s) - 0.9 and time.monotonic() < until:
+    while mine.read()["plan"].silent_s > next(at_s) - 0.9 and time.monotonic() < until:
         time.sleep(0.05)
     at_s = itertools.count(4.1, 0.01)
     assert not mine.take("plan")
@@ -132,4 +132,4 @@ def test_a_clock_that_is_set_takes_no_plan_from_a_runner_of_this_machine(tmp_pat
     assert runner.take("plan")
     now_s = time.time
     monkeypatch.setattr(time, "time", lambda: now_s() + ahead_s)
-    assert (other.look()["plan"].elsewhere, other.take("plan")) == (True, False)
+    assert (other.read()["plan"].runs_elsewhere, other.take("plan")) == (True, False)

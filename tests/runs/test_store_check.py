@@ -17,7 +17,8 @@ from jointopt.core.errors import UsageError
 from jointopt.runs.cells import json_rows
 from jointopt.runs.migrations import VERSION
 from jointopt.runs.relevance import Wanted, plan_key, plan_keys, related_to
-from jointopt.runs.store import Added, Spill, Store, content_hash, rows_in, spill_files, waiting
+from jointopt.runs.spill import Spill, rows_in, spill_files, waiting_spills
+from jointopt.runs.store import Added, Store, content_hash
 from jointopt.runs.store_check import backup, check, repair
 
 
@@ -71,7 +72,7 @@ def test_up_to_the_number_that_is_read_whole_all_rows_are_and_of_one_more_the_mo
 ) -> None:
     caplog.set_level("INFO")
     store, every = Store(f"sqlite:///{file}"), [runs(1, first=i).assign(model=f"m{i % kinds}") for i in range(6)]
-    wanted = Wanted(related_to({"h100-sxm5-80gb"}), whole=5, most=2)
+    wanted = Wanted(related_to({"h100-sxm5-80gb"}), all_up_to=5, most_rows=2)
     store.add(pd.concat(every[:5]), "as many as are read whole")
     assert len(store.read(wanted)) == 5
     assert "nearest" not in caplog.text
@@ -227,11 +228,11 @@ def test_a_row_that_the_database_does_not_take_waits_in_a_file_for_the_next_star
     assert [kept] == spill_files(url) == list(file.parent.glob("runs.db.spill.*.jsonl"))
     with kept.open("a") as stream:
         stream.write('{"origin": "tune", "ro')  # torn by a full disk
-    assert Store(url).take_in() == 0  # a living process has it
+    assert Store(url).add_spilled() == 0  # a living process has it
     mine.close()
-    assert Store(url).take_in() == 1
+    assert Store(url).add_spilled() == 1
     assert Store(url).read()[["dp", "iteration_time_s", "origin"]].values.tolist() == [[2, 1.5, "tune"]]
-    assert (Store(url).take_in(), spill_files(url)) == (0, [])
+    assert (Store(url).add_spilled(), spill_files(url)) == (0, [])
 
 
 def test_a_file_that_somebody_removed_is_made_again_for_the_next_row(file: Path) -> None:
@@ -252,7 +253,7 @@ def test_where_the_disk_of_the_database_is_full_the_file_is_elsewhere(small_disk
     assert spilled <= set(spill_files(url))
     assert any(file.parent.parent.parent == tmp_path / "state" for file in spilled)
     mine.close()
-    assert sum(len(rows) for _, rows in waiting(url)) == 5
+    assert sum(len(rows) for _, rows in waiting_spills(url)) == 5
 
 
 @pytest.mark.parametrize(("mode", "faults"), [(0o600, 0), (0o664, 0), (0o666, 1), (0o602, 1)])

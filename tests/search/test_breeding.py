@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jointopt.search.breeding import CLOCK, SLACK, Genome, Seen, breed, elite, local_moves, unseen
+from jointopt.search.breeding import CLOCK, SLACK, Genome, Seen, breed, decode_unseen, elite, local_moves
 from jointopt.search.pareto import front_of, take
 from tests.fake_problem import fake_problem
 
@@ -63,7 +63,7 @@ def test_local_moves_differ_in_one_gene_of_the_layout_or_in_the_clocks_profile(g
 def test_local_moves_are_new_and_no_more_than_requested(genome, plans):
     seen, rng = Seen(), np.random.default_rng(0)
     first = local_moves(genome, front_of(plans), seen, 30, rng, clocks=True)
-    unseen(genome, first, seen, rng)
+    decode_unseen(genome, first, seen, rng)
     layout, clock, slack = genome.decode(local_moves(genome, front_of(plans), seen, 30, rng, clocks=True))
     assert len(layout) == len(first) == 30
     assert seen.lacks(layout, genome.problem.decode_clocks(layout, clock, slack)).all()
@@ -72,7 +72,7 @@ def test_local_moves_are_new_and_no_more_than_requested(genome, plans):
 def test_what_was_seen_is_replaced_by_something_new(genome, plans):
     seen, rng = Seen(), np.random.default_rng(0)
     seen.add(plans["layout_index"], plans["stage_clock_mhz"])
-    layout, _, _, stages = unseen(genome, genome.encode(plans)[:50], seen, rng)
+    layout, _, _, stages = decode_unseen(genome, genome.encode(plans)[:50], seen, rng)
     assert len(layout) == 50
     assert len(np.unique(np.column_stack([layout, np.nan_to_num(stages)]), axis=0)) == 50
 

@@ -10,7 +10,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import with_clock_shares
-from jointopt.search.exact import SLACKS, _of_halves, exact_front, exact_front_of_profiles
+from jointopt.search.exact import SLACKS, _least_by_range, exact_front, exact_front_of_profiles
 from jointopt.search.pareto import front_of, is_covered, objectives
 from jointopt.workflows.feasible_layouts import priced_problem, search_problem
 from tests.fake_problem import fake_problem, loosely
@@ -110,7 +110,7 @@ def halves(low, high):
 @pytest.mark.parametrize("count", [1, 2, 7, 12])
 def test_the_least_clock_of_every_half_is_that_of_its_clocks(count):
     clocks = np.random.default_rng(count).permuted(np.arange(5 * count * 3.0)).reshape(5, count, 3)
-    place, least = _of_halves(clocks)
+    place, least = _least_by_range(clocks)
     for low, high in halves(0, count - 1):
         np.testing.assert_array_equal(least[place[low, high]], clocks[:, low : high + 1].min(axis=1))
     assert len(least) == len(halves(0, count - 1))

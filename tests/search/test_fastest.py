@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.exact import count_faster, exact_front, fastest, ranked
+from jointopt.search.exact import count_faster, exact_front, fastest_layout, lowest_bounds
 from tests.fake_problem import fake_problem
 
 
@@ -22,7 +22,7 @@ def test_the_fastest_of_some_layouts_has_the_least_bound_whatever_the_quick_boun
     problem, loose = quick(seed)
     some = np.flatnonzero(np.random.default_rng(seed).random(problem.num_layouts) < 0.7)
     if len(some):
-        assert fastest(loose, some) == some[problem.lower_bound(some)[0].argmin()]
+        assert fastest_layout(loose, some) == some[problem.lower_bound(some)[0].argmin()]
 
 
 @settings(max_examples=20, deadline=None)
@@ -31,7 +31,7 @@ def test_by_times_above_the_bounds_the_fastest_is_that_of_the_least_time_and_as_
     problem, loose = quick(seed)
     layouts = np.arange(problem.num_layouts)
     times = problem.lower_bound(layouts)[0] * np.random.default_rng(seed).uniform(1.0, 1.1, len(layouts))
-    assert fastest(loose, layouts, lambda some: times[some]) == times.argmin()
+    assert fastest_layout(loose, layouts, lambda some: times[some]) == times.argmin()
     limit = float(np.median(times))
     assert count_faster(loose, limit, 10_000, lambda some: times[some]) == (times < limit).sum()
 
@@ -58,7 +58,7 @@ def test_times_are_worked_out_only_of_layouts_that_bounds_on_both_sides_leave_op
 def test_layouts_are_ranked_by_their_bounds_whatever_the_quick_bound_leaves(seed, most):
     problem, loose = quick(seed)
     times, _ = problem.lower_bound(np.arange(problem.num_layouts))
-    order, least_s = ranked(loose, most)
+    order, least_s = lowest_bounds(loose, most)
     assert order.tolist() == np.argsort(times, kind="stable")[:most].tolist()
     np.testing.assert_array_equal(least_s, times[order])
 

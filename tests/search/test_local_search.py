@@ -4,8 +4,8 @@ import pytest
 from jointopt.search import local_search
 from jointopt.search.breeding import Genome
 from jointopt.search.exact import exact_front, exact_front_of_profiles
-from jointopt.search.local_search import RESOLUTION, LocalSearch, explicit, move_stages, noticeable
-from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
+from jointopt.search.local_search import RESOLUTION, LocalSearch, gaining_plans, move_stages, plans_at_clocks
+from jointopt.search.pareto import evenly_spaced, front_of, is_covered, objectives, take
 from tests.fake_problem import fake_problem, loosely
 
 
@@ -66,11 +66,11 @@ def test_single_stages_move_to_neighbouring_clocks_of_the_grid_only(problem):
 
 def test_gains_below_the_resolution_do_not_bloat_the_front(problem):
     front = exact_front(problem).front
-    middle = take(front, evenly(front, 3))
+    middle = take(front, evenly_spaced(front, 3))
     almost = middle | {"energy_j": middle["energy_j"] * (1 - RESOLUTION / 10)}
     clear = middle | {"energy_j": middle["energy_j"] * (1 - RESOLUTION * 10)}
-    assert len(noticeable(front, almost)["energy_j"]) == 0
-    assert len(noticeable(front, clear)["energy_j"]) == 3
+    assert len(gaining_plans(front, almost)["energy_j"]) == 0
+    assert len(gaining_plans(front, clear)["energy_j"]) == 3
 
 
 def test_a_quick_bound_leaves_the_moves_of_single_stages_as_they_are(problem):
@@ -84,10 +84,12 @@ def test_a_quick_bound_leaves_the_moves_of_single_stages_as_they_are(problem):
 
 def test_moves_that_several_at_once_rule_out_are_not_evaluated_one_by_one(problem, monkeypatch):
     exact, bounded, tried = exact_front_of_profiles(problem).front, loosely(problem, np.random.default_rng(0)), []
-    monkeypatch.setattr(local_search, "explicit", lambda *plans: tried.append(len(plans[1])) or explicit(*plans))
+    monkeypatch.setattr(
+        local_search, "plans_at_clocks", lambda *plans: tried.append(len(plans[1])) or plans_at_clocks(*plans)
+    )
     move_stages(bounded, exact, 50_000)
     few = sum(tried)
-    monkeypatch.setattr(local_search, "_together_s", lambda _, layout, *__: np.zeros(len(layout)))
+    monkeypatch.setattr(local_search, "_least_of_groups_s", lambda _, layout, *__: np.zeros(len(layout)))
     move_stages(bounded, exact, 50_000)
     assert 0 < few < 0.7 * (sum(tried) - few)
 

@@ -102,8 +102,8 @@ def test_recall_counts_points_that_are_equalled_or_beaten():
 
 def test_evenly_picked_points_keep_both_ends():
     front = plans_of(np.arange(100.0), np.arange(100.0)[::-1])
-    assert pareto.evenly(front, 5).tolist() == [0, 25, 50, 74, 99]
-    assert len(pareto.evenly(front, 1000)) == 100
+    assert pareto.evenly_spaced(front, 5).tolist() == [0, 25, 50, 74, 99]
+    assert len(pareto.evenly_spaced(front, 1000)) == 100
 
 
 @pytest.mark.parametrize("scale", [1.0, 7.0])
@@ -120,12 +120,12 @@ def test_where_one_plan_is_best_in_both_the_product_of_both_decides() -> None:
 
 def test_rows_are_spread_from_the_best_of_each_column_to_those_missed_most() -> None:
     values = np.array([[0.0, 10.0], [0.1, 9.9], [1.0, 4.0], [3.9, 2.0], [4.0, 0.0]])
-    assert pareto.spread(values, 2).tolist() == [0, 4]
-    assert pareto.spread(values, 3).tolist() == [0, 2, 4]
-    assert pareto.spread(values, 9).tolist() == [0, 1, 2, 3, 4]
-    assert pareto.spread(values[:1], 3).tolist() == [0]
+    assert pareto.farthest_rows(values, 2).tolist() == [0, 4]
+    assert pareto.farthest_rows(values, 3).tolist() == [0, 2, 4]
+    assert pareto.farthest_rows(values, 9).tolist() == [0, 1, 2, 3, 4]
+    assert pareto.farthest_rows(values[:1], 3).tolist() == [0]
 
 
 def test_a_row_that_a_chosen_one_is_hardly_worse_than_is_missed_least() -> None:
     values = np.array([[0.0, 1.0, 5.0], [0.5, 0.0, 5.0], [1.0, 1.0, 0.0], [0.9, 0.4, 4.0], [0.6, 0.1, 4.9]])
-    assert pareto.spread(values, 4).tolist() == [0, 1, 2, 3]
+    assert pareto.farthest_rows(values, 4).tolist() == [0, 1, 2, 3]

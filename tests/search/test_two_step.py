@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jointopt.jobs.clocks import under_limits
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.search.exact import exact_front_of_profiles, fastest
+from jointopt.search.exact import exact_front_of_profiles, fastest_layout
 from jointopt.search.pareto import is_covered, objectives
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.workflows.propose import propose
@@ -45,7 +45,7 @@ def test_without_plans_nothing_can_be_compared():
 @given(SEEDS)
 def test_two_steps_try_every_clock_of_the_fastest_layout_and_no_other_layout(seed):
     problem = fake_problem(seed, 8, 7)
-    best = fastest(problem, np.arange(problem.num_layouts))
+    best = fastest_layout(problem, np.arange(problem.num_layouts))
     front = two_step_front(problem, best, 1000)
     assert set(front["layout_index"].tolist()) == {best}
     clocks = np.arange(problem.num_clocks)
@@ -58,7 +58,7 @@ def test_two_steps_try_every_clock_of_the_fastest_layout_and_no_other_layout(see
 def test_no_plan_of_two_steps_or_of_the_exact_front_beats_the_joint_front(seed):
     problem = fake_problem(seed, 12, 7)
     exact = exact_front_of_profiles(problem)
-    two_step = two_step_front(problem, fastest(problem, np.arange(12)), LOCAL_EVALUATIONS)
+    two_step = two_step_front(problem, fastest_layout(problem, np.arange(12)), LOCAL_EVALUATIONS)
     joint = search_steps(problem, exact, two_step, 0, 0, Stopwatch(quiet=True))[-1].front
     for other in (two_step, exact.front):
         assert is_covered(*objectives(joint), *(value * (1 + 1e-12) for value in objectives(other))).all()

@@ -33,7 +33,7 @@ def hold(at: int, number: int) -> int:
 
     sys.settrace(trace)
     try:
-        with gpu_clocks.locked([gpu_clocks.Setting(i, 1410.0, 500.0) for i in range(2)]):
+        with gpu_clocks.settings_session([gpu_clocks.Setting(i, 1410.0, 500.0) for i in range(2)]):
             pass
     finally:
         sys.settrace(None)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.runs.row_names import row_names, together
+from jointopt.runs.row_names import join_named_tables, row_names
 from jointopt.runs.table import checked_results
 from jointopt.studies.learning import truths
 from jointopt.surrogate.data_doubts import MeasuredWatts, power_lines, power_log_ratio
@@ -110,7 +110,9 @@ def test_half_of_the_energy_of_two_nodes_is_refused_before_it_is_half_of_the_phy
 
 
 def test_training_learns_time_and_not_the_power_of_one_gpu_and_names_the_file(caplog):
-    data = training_set(together([("a.csv", runs().head(20)), ("b.csv", of_energy(0.3 * np.ones(60)).tail(40))]), 5.0)
+    data = training_set(
+        join_named_tables([("a.csv", runs().head(20)), ("b.csv", of_energy(0.3 * np.ones(60)).tail(40))]), 5.0
+    )
     assert len(data.source) == 60
     assert np.isfinite(data.log_power).sum() == 20
     assert "row 1 of b.csv is the first" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 from jointopt.core.schema import STAGE_LAYERS
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.jobs.plans.stages import buildable, offered_splits, shifted_splits
+from jointopt.jobs.plans.stages import can_be_built, offered_splits, shifted_splits
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.feasible_layouts import feasible_layouts
 from jointopt.workflows.propose import propose
@@ -31,7 +31,7 @@ def small_job(**search: Any) -> Job:
 def all_splits(job: Job) -> list[tuple[int, ...]]:
     every = itertools.product(range(LAYERS + 1), repeat=PP * VPP)
     framework = job.training.framework
-    return [s for s in every if sum(s) == LAYERS and buildable(framework, s) and len(set(s)) > 1]
+    return [s for s in every if sum(s) == LAYERS and can_be_built(framework, s) and len(set(s)) > 1]
 
 
 def splits_in_space(job: Job) -> set[tuple[int, ...]]:

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import PlanError
+from jointopt.core.schema import SPLIT_COLUMNS
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.layout_table import Rank
 from jointopt.report.results import Proposal
-from jointopt.search.exact import ranked
+from jointopt.search.exact import lowest_bounds
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import prepared, top_times
-from jointopt.workflows.propose import RANKED, SPLIT, propose
+from jointopt.workflows.propose import RANKED, propose
 from jointopt.workflows.search_steps import Stopwatch
 
 JOB = "llama-3-70b-4x8-h200"
@@ -95,8 +96,8 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
 
 def test_near_layouts_are_those_of_the_same_split_within_one_percent_of_its_fastest(proposal) -> None:
     found = prepared(MODEL, Stopwatch(quiet=True))
-    order, time_s = ranked(found.problem, RANKED)
-    split = [name for name in SPLIT if name != "etp"]  # of a dense model
+    order, time_s = lowest_bounds(found.problem, RANKED)
+    split = [name for name in SPLIT_COLUMNS if name != "etp"]  # of a dense model
     for layout in proposal.best_layouts:
         of_split = np.all([found.physics.layouts[n][order] == layout.plans[0][n] for n in split], 0)
         times = time_s[of_split[: len(time_s)]]

@@ -14,7 +14,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job
-from jointopt.jobs.objectives import words
+from jointopt.jobs.objectives import objective_words
 from jointopt.jobs.reading import parse_yaml
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
@@ -216,7 +216,9 @@ def test_the_best_plan_in_one_objective_is_named_as_such_among_methods_and_costs
     proposal = propose(priced(f"[{objective}]"))
     text = " ".join(proposal.text().split())
     assert len(proposal.front["pp"]) == 1
-    assert f"Plans of the front of {words(proposal.job.goals)}, of which these are the best, by method: " in text
+    assert (
+        f"Plans of the front of {objective_words(proposal.job.goals)}, of which these are the best, by method: " in text
+    )
     costs = text.split("At the site's meter")[1].split("Joint space")[0]
     assert " front " in costs
     assert "least energy" not in costs

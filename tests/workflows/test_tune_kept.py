@@ -16,9 +16,10 @@ from jointopt.core.budget import Budget
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.base import Ended, Report
+from jointopt.measure.base import EndedRun, ReportState
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.runs.store import Spill, Store
+from jointopt.runs.spill import Spill
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune
@@ -94,10 +95,12 @@ class Both:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         return next(self.run_all(job, [plan], lambda place, text: None)).row
 
-    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
+    def run_all(
+        self, job: Job, plans: Iterable[Mapping[str, Any]], report: ReportState
+    ) -> Generator[EndedRun, None, None]:
         begun = list(plans)
         for seconds, place in enumerate(reversed(range(len(begun))), 1):
-            yield Ended(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
+            yield EndedRun(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
 
 
 def test_every_run_is_a_trial_with_what_was_expected_of_it(make_runs, timed: Job, url: str) -> None:
@@ -134,7 +137,7 @@ def test_a_run_that_was_stored_and_not_recorded_when_the_tool_was_killed_counts_
     with pytest.raises(SystemExit):
         tune(timed, "replay", 3, table=make_runs(), storage=url)
     monkeypatch.setattr(Record, "progress", original)
-    monkeypatch.setattr("jointopt.search.studies.measured._lives", lambda process: False)
+    monkeypatch.setattr("jointopt.search.studies.measured.may_be_alive", lambda process: False)
     again = tune(timed, "replay", 3, table=make_runs(), storage=url)
     assert (len(again.runs), again.spent.runs) == (3, 3)
 

@@ -18,13 +18,13 @@ class BestMfu:
     rows: int  # recorded runs of that kind
 
 
-def kind_of(job: Job) -> str:
-    """The kind of model whose runs are comparable: adapters beside frozen weights, experts, or dense."""
+def model_kind(job: Job) -> str:
+    """The kind of model by which records are kept: ``adapters`` (beside frozen weights), ``moe`` or ``dense``."""
     return "adapters" if job.training.frozen else "moe" if job.model.is_moe else "dense"
 
 
 def best_mfu(job: Job) -> BestMfu | None:
     """The record of the job's GPU, precision and kind of model; None where no tuned runs of these were recorded."""
     of_gpu = read_yaml("best_mfu.yaml")["best"].get(job.cluster.gpu.id, {})
-    found = of_gpu.get(job.training.precision, {}).get(kind_of(job))
+    found = of_gpu.get(job.training.precision, {}).get(model_kind(job))
     return None if found is None else BestMfu(**found)

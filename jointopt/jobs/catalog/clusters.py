@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jointopt.core.errors import CatalogError, JobError, nearest
+from jointopt.core.errors import CatalogError, JobError, nearest_hint
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, LEAST_LINK_GBYTES_PER_S
 from jointopt.jobs.catalog.catalog_files import cite, read_yaml
 from jointopt.jobs.catalog.gpus import load_gpu, own_gpu
-from jointopt.jobs.catalog.limits import number, whole
+from jointopt.jobs.catalog.limits import limited_number, limited_whole
 from jointopt.jobs.catalog.networks import LINKS, bandwidth, link_of
 from jointopt.jobs.cluster import Cluster, Gpu, parse_machine, with_machine
 from jointopt.jobs.reading import Section, is_whole
@@ -67,7 +67,7 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
         name, entries = given.text("catalog"), read_yaml("clusters.yaml")
         if name.lower() not in entries:
             raise CatalogError(
-                f"The {where} {name!r} is not in the catalogue{nearest(name, entries)}; expected one of "
+                f"The {where} {name!r} is not in the catalogue{nearest_hint(name, entries)}; expected one of "
                 f"{', '.join(entries)}, or a mapping with gpu, nodes and gpus_per_node."
             )
         entry = {key: value for key, value in entries[name.lower()].items() if key in KEYS}
@@ -78,10 +78,10 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
         raise JobError(
             f"{section.at('nodes')} is a list; `jointopt scale` compares several sizes, other verbs take one."
         )
-    nodes = whole(section, "nodes", "cluster.nodes")
+    nodes = limited_whole(section, "nodes", "cluster.nodes")
     per_node, assumed = gpu.usual_gpus_per_node or 0, []
     if section.has("gpus_per_node") or not per_node:
-        per_node = whole(section, "gpus_per_node", "cluster.gpus_per_node")
+        per_node = limited_whole(section, "gpus_per_node", "cluster.gpus_per_node")
     else:
         usual = f"the usual {per_node} of {gpu.id} are assumed"
         assumed.append(Assumption.not_given("gpus_per_node", per_node, str(per_node), usual))
@@ -114,13 +114,15 @@ def _gpu(section: Section) -> Gpu:
         raise CatalogError(f"{section.at('gpu')}: {error}") from error
     if not section.has("memory_gib"):
         return gpu
-    return dataclasses.replace(gpu, memory_gib=number(section, "memory_gib", "cluster.memory_gib"))
+    return dataclasses.replace(gpu, memory_gib=limited_number(section, "memory_gib", "cluster.memory_gib"))
 
 
 def _site(section: Section, per_node: int) -> dict[str, Any]:
     """Carbon and price of electricity, price of a GPU, cooling and exhaust row, where they are given."""
     rates = ("carbon_kg_per_kwh", "price_per_kwh", "price_per_gpu_hour")
-    site: dict[str, Any] = {key: number(section, key, f"cluster.{key}", zero=True) for key in rates if section.has(key)}
+    site: dict[str, Any] = {
+        key: limited_number(section, key, f"cluster.{key}", zero=True) for key in rates if section.has(key)
+    }
     if section.has("cooling"):
         site["cooling"] = section.choice("cooling", COOLINGS)
     if section.has("currency"):
@@ -149,7 +151,7 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
     if key == "inter_node_gbytes_per_s":  # which tables have too; `check_links` has what a job file may state
         value = section.number(key, COLUMNS[key].high)
     else:
-        value = number(section, key, f"cluster.{key}", zero=_UNITS.get(key, "") != "")
+        value = limited_number(section, key, f"cluster.{key}", zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
     if key in LINKS and value < LEAST_LINK_GBYTES_PER_S:
@@ -212,7 +214,7 @@ def link_defaults(gpu: Gpu, gpus_per_node: int | None = None, cooling: str = "")
     cells = {key: facts[key][link] for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
     cells |= {key: facts[key] for key in (*of_all, "fan_share")}
     of_node = ("host_power_w_per_gpu", "host_load_share", "cooling")
-    nodes = {key: facts[key].get(gpu.kin, facts[key]["other"]) for key in of_node}
+    nodes = {key: facts[key].get(gpu.catalogue_id, facts[key]["other"]) for key in of_node}
     cells |= {key: nodes[key] for key in of_node[:2]}
     found = {key: StandIn(float(cell[0]), cite(cell, "links.yaml")) for key, cell in cells.items()}
     host, supplies, fans = (found.pop(key) for key in ("host_power_w_per_gpu", "host_load_share", "fan_share"))

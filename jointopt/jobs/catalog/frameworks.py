@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jointopt.core.errors import CatalogError, nearest
+from jointopt.core.errors import CatalogError, nearest_hint
 from jointopt.core.schema import RECIPE_CLASSES
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.framework import Framework
@@ -52,7 +52,7 @@ def load_framework(name: str) -> Framework:
     if name not in profiles:
         raise CatalogError(
             f"training.framework must be one of {', '.join(profiles)} (generic is for all others); got {name!r}"
-            f"{nearest(name, profiles)}."
+            f"{nearest_hint(name, profiles)}."
         )
     return profiles[name]
 
@@ -73,9 +73,9 @@ def names_release(text: str) -> bool:
 
 
 def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
-    """Whether software that ``text`` names is of one of the newer releases of a framework; ``otherwise``: none named.
+    """Whether ``text`` names a release (its first number with a dot) that is none of the framework's older ones.
 
-    A release is the first number with a dot.
+    ``otherwise``: the answer where it names none.
     """
     found = _RELEASE.search(text)
     return otherwise if found is None else not any(f"{found[1]}.".startswith(f"{r}.") for r in framework.older_releases)
@@ -85,9 +85,9 @@ _RELEASE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)+)")
 
 
 def framework_of_words(text: str) -> Framework | None:
-    """The profile that free text of several words means ("MLPerf submission, NeMo"); None for any other text.
+    """The profile that free text of several words means ("MLPerf submission, NeMo"), else None.
 
-    So it is where a name that is not the profile's own is nearer: "megatron deepsped" is no megatron-lm.
+    None too where the text is nearer to another profile's name: "megatron deepsped" is no megatron-lm.
     """
     profile, known = recognise_framework(text)
     close = difflib.get_close_matches(text.strip().lower(), framework_names(), n=1)
@@ -113,13 +113,13 @@ def _whole_words(alias: str) -> re.Pattern[str]:
 
 
 def class_factors(name: str) -> tuple[float, float]:
-    """Time of products and of element-wise kernels of a class of `RECIPE_CLASSES`, over those of a vendor's recipe."""
+    """(products, element-wise kernels): times under a class of `RECIPE_CLASSES` over those of a vendor's recipe."""
     entry: Mapping[str, float] = read_yaml("recipe_classes.yaml")[name]
     return entry["compute"], entry["elementwise"]
 
 
-def of_class(profile: Framework, name: str) -> Framework:
-    """The profile with the efficiency of class ``name``; itself where that is its own, or blank."""
+def profile_of_class(profile: Framework, name: str) -> Framework:
+    """The profile with the kernel times of class ``name``; itself where that is blank or its own class."""
     if name in ("", profile.recipe_class):
         return profile
     pairs = zip(class_factors(name), class_factors(profile.recipe_class), strict=True)
@@ -131,8 +131,8 @@ def of_class(profile: Framework, name: str) -> Framework:
     )
 
 
-def of_efficiency(job: Job, name: str) -> Job:
-    """`job_of_class`, or the very job where its own class is as efficient."""
+def job_of_efficiency(job: Job, name: str) -> Job:
+    """The job as `job_of_class`, or itself where its own class has the same kernel times."""
     training = job.training
     usual = training.framework.recipe_class
     same = class_factors(name or usual) == class_factors(training.recipe_class or usual)
@@ -140,19 +140,20 @@ def of_efficiency(job: Job, name: str) -> Job:
 
 
 def job_of_class(job: Job, name: str) -> Job:
-    """The job by class ``name`` in place of its own; blank: the usual one of its framework."""
+    """The job with recipe class ``name`` in place of its own; blank: the usual one of its framework."""
     profile, now = job.training.framework, job.training.recipe_class
-    efficient = of_class(replace(profile, recipe_class=now or profile.recipe_class), name or profile.recipe_class)
-    framework = replace(efficient, recipe_class=profile.recipe_class)
+    usual = profile.recipe_class
+    efficient = profile_of_class(replace(profile, recipe_class=now or usual), name or usual)
+    framework = replace(efficient, recipe_class=usual)
     return replace(job, training=replace(job.training, framework=framework, recipe_class=name))
 
 
 def same_efficiency(classes: list[str]) -> bool:
-    """Whether classes, none blank, have one efficiency."""
+    """Whether all classes, of which none is blank, have the same kernel times."""
     return len({class_factors(name) for name in classes}) == 1
 
 
-def conflict(source: str, classes: list[str]) -> str:
+def conflict_sentence(source: str, classes: list[str]) -> str:
     """The sentence on measured and predicted rows of one source that state ``classes`` of different efficiency."""
     return (
         f"Rows of {source or 'one source'} state different recipe classes ({', '.join(classes)}): each is priced by "

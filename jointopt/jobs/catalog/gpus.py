@@ -13,16 +13,16 @@ from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from jointopt.core.errors import CatalogError, JobError, close, did_you_mean
+from jointopt.core.errors import CatalogError, JobError, close_words, did_you_mean
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import DTYPES
 from jointopt.jobs.catalog.catalog_files import cite, read_yaml
-from jointopt.jobs.catalog.limits import number, whole
+from jointopt.jobs.catalog.limits import limited_number, limited_whole
 from jointopt.jobs.cluster import Gpu, PowerConstants
 from jointopt.jobs.reading import Section
 
 _IDENTITY = ("id", "name", "vendor", "architecture")
-_NO_FIGURES = (*_IDENTITY, "peak_tflops", "power", "product_time_factor", "sources", "like", "written")
+_NO_FIGURES = (*_IDENTITY, "peak_tflops", "power", "product_time_factor", "sources", "like", "own_figures")
 _NOT_TELLING = {"nvidia", "amd", "instinct", "tesla", "geforce"}
 FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in _NO_FIGURES)
 POWER_FIGURES = tuple(f.name for f in fields(PowerConstants) if f.name != "assumed")
@@ -92,7 +92,7 @@ def _nearly(name: str) -> tuple[str, ...]:
             alike = word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8
             if word[:1].isalpha() and re.findall(r"\d+", word)[:1] == number and alike:
                 near |= {known, model}
-    return tuple(gpu for found in close(name, near, alike=0.5) for gpu in fitting_gpus(found))
+    return tuple(gpu for found in close_words(name, near, alike=0.5) for gpu in fitting_gpus(found))
 
 
 @functools.cache
@@ -135,13 +135,13 @@ def power_constants(gpu: Gpu) -> PowerConstants | None:
     ``assumed`` has an entry by figure, or ``power`` with the GPU that stands in for all of them.
     """
     table = read_yaml("power.yaml")
-    measured, same_chip, references = table["measured"], table["like"].get(gpu.kin), table["reference"]
-    if gpu.id in measured and not gpu.written:
+    measured, same_chip, references = table["measured"], table["like"].get(gpu.catalogue_id), table["reference"]
+    if gpu.id in measured and not gpu.own_figures:
         return _measured(gpu.id)
-    if same_chip and not gpu.written:
+    if same_chip and not gpu.own_figures:
         reason = f"power constants are those of {same_chip}"
         return _with_own_readings(gpu, _measured(same_chip), same_chip, reason, " (same chip)")
-    like = (same_chip or gpu.like) if gpu.written else ""
+    like = (same_chip or gpu.like) if gpu.own_figures else ""
     reference_id = str(like if like in measured else references.get(gpu.architecture, references["other"]))
     base, reference, peak = _measured(reference_id), load_gpu(reference_id), gpu.peak_16_bit_tflops
     if gpu.tdp_w is None or peak is None:
@@ -216,17 +216,17 @@ def own_gpu(mapping: Mapping[str, Any], where: str = "cluster.gpu") -> Gpu:
     figures: dict[str, Any] = {key: getattr(like, key, None) for key in FIGURES}
     for key in FIGURES:
         if section.has(key) or (key in _NEEDED and not like):
-            figures[key] = (whole if key in _WHOLE else number)(section, key, f"gpu.{key}")
+            figures[key] = (limited_whole if key in _WHOLE else limited_number)(section, key, f"gpu.{key}")
     if like and figures["tdp_w"] != like.tdp_w and not section.has("power_limit_min_w"):
         figures["power_limit_min_w"] = None  # of another TDP, a driver takes other limits
     peaks, stated = dict(like.peak_tflops) if like else {}, section.section("peak_tflops", DTYPES)
-    peaks |= {dtype: number(stated, dtype, "gpu.peak_tflops") for dtype in stated.values}
+    peaks |= {dtype: limited_number(stated, dtype, "gpu.peak_tflops") for dtype in stated.values}
     if not {"bf16", "fp16"} & peaks.keys():  # one of 16 bit, as matrix products are timed by it
         raise section.refuse("peak_tflops", "dense TFLOP/s by precision, with bf16 or fp16, such as {bf16: 989}")
     gpu = Gpu(
         id=name, name=name, vendor=section.text("vendor", like.vendor if like else "unknown"),
         architecture=section.text("architecture", like.architecture if like else "unknown"),
-        peak_tflops=peaks, **figures, like=like.id if like else "", written=dict(mapping),
+        peak_tflops=peaks, **figures, like=like.id if like else "", own_figures=dict(mapping),
     )  # fmt: skip
     _check(section, gpu)
     return replace(gpu, power=power_constants(gpu))

@@ -34,7 +34,7 @@ def kernel_constants(gpu: Gpu) -> KernelConstants:
     Raises `CatalogError` if the GPU has no 16-bit peak.
     """
     table = read_yaml("kernels.yaml")
-    entry = table["gpus"].get(gpu.kin) or table["architectures"].get(gpu.architecture) or table["default"]
+    entry = table["gpus"].get(gpu.catalogue_id) or table["architectures"].get(gpu.architecture) or table["default"]
     known = {*entry.get("measured", ()), *(() if gpu.sm_count is None else ("sm_count",))}
     scaled = f" at {entry['gemm_rate']:g} times its share of the peak" if "gemm_rate" in entry else ""
     gemm, collectives = entry["gemm"], entry["collectives"]

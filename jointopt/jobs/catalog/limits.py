@@ -35,19 +35,19 @@ def limits() -> dict[str, Limit]:
     return {key: Limit(cell[0], cell[2] if len(cell) > 2 else "", cite(cell, _FILE)) for key, cell in cells.items()}
 
 
-def most(key: str) -> int:
+def limit_of(key: str) -> int:
     """The most of a figure that is counted."""
     return int(limits()[key].most)
 
 
-def whole(section: Section, name: str, key: str, low: int = 1, default: int | None = None) -> int:
+def limited_whole(section: Section, name: str, key: str, low: int = 1, default: int | None = None) -> int:
     """The whole number under ``name`` of a section, within the limit of ``key``; JobError beyond it."""
     limit, value = limits()[key], section.values.get(name)
     why = limit.why if is_number(value) and value > limit.most else ""
     return section.whole(name, low, int(limit.most), default, why)
 
 
-def number(section: Section, name: str, key: str, *, zero: bool = False, default: float | None = None) -> float:
+def limited_number(section: Section, name: str, key: str, *, zero: bool = False, default: float | None = None) -> float:
     """The number under ``name`` of a section, within the limit of ``key``; JobError beyond it."""
     limit, value = limits()[key], section.values.get(name)
     why = limit.why if is_number(value) and value > limit.most else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from jointopt.core.errors import CatalogError, close, did_you_mean
+from jointopt.core.errors import CatalogError, close_words, did_you_mean
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.model import Model
@@ -53,7 +53,7 @@ def published_model(name: str) -> PublishedModel:
 
 def near_models(name: str) -> str:
     """`` (did you mean 'llama-3-8b' or 'llama-3-70b'?)`` for a name that none has; empty where none is like it."""
-    near = close(name, _names(), 6)
+    near = close_words(name, _names(), 6)
     return did_you_mean([*dict.fromkeys(_names()[one] for one in near)][:3])
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jointopt.core.errors import JobError, nearest
+from jointopt.core.errors import JobError, nearest_hint
 from jointopt.core.units import BITS_PER_BYTE
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.kernels import slot_gbytes_per_s
@@ -32,11 +32,11 @@ _FIGURE = re.compile(
 _GIGA = {"M": 1e-3, "G": 1.0, "T": 1e3}
 
 
-def figure_in(text: str) -> tuple[float, str, bool] | None:
-    """(GB/s, of a ``gpu`` or ``node`` where it says so, whether it is in bytes); None where it may mean several.
+def bandwidth_in(text: str) -> tuple[float, str, bool] | None:
+    """(GB/s, ``gpu`` or ``node`` or blank for whose it is, whether the text is in bytes); None for unclear text.
 
-    ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither; several ports must
-    say of what.
+    ``400G`` is a port of 400 Gb/s. ``gb/s`` is unclear, since bits and bytes differ by one letter, and so are several
+    ports without a word for whose they are.
     """
     form = _FORM.fullmatch(text.strip())
     if form is None or (form["ports"] and not form["of"]):
@@ -57,13 +57,13 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
     JobError for other text.
     """
     text = str(section.values[key])
-    found = figure_in(text)
+    found = bandwidth_in(text)
     if found is None or not found[0]:
         names = read_yaml("links.yaml")["ports"]
         raise section.refuse(
             key, "a number in GB/s of one GPU in one direction, a figure with its unit (400Gb/s, 50GB/s, 3.2Tb/s per "
             f"node), or a port of each GPU (400G, {', '.join(names)}) or node (8x400G per node)"
-            f"{nearest(text, names) if text[:1].isalpha() else ''}",
+            f"{nearest_hint(text, names) if text[:1].isalpha() else ''}",
         )  # fmt: skip
     return found[0] / (gpus_per_node if found[1] == "node" else 1)
 
@@ -71,13 +71,13 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
 def link_of(gpu: Gpu) -> str:
     """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
     links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
-    return next((link for link, gpus in links.items() if gpu.kin in gpus), "nvlink")
+    return next((link for link, gpus in links.items() if gpu.catalogue_id in gpus), "nvlink")
 
 
 def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
     """The most GB/s of a link of that GPU that is taken as a bare number."""
     table, rated = read_yaml("limits.yaml"), _rated_gbytes_per_s(gpu, key)
-    if gpu.is_cpu or (gpu.written and not rated):
+    if gpu.is_cpu or (gpu.own_figures and not rated):
         return limits()[f"gpu.{_FIGURES[key]}"].most
     if key == "intra_node_gbytes_per_s":
         bridge = float(table["pcie_link_gbytes_per_s"][0]) if link_of(gpu) == "pcie" else 0.0
@@ -88,7 +88,7 @@ def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
 def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
     """GB/s that the GPU has by its sheet, or usually; 0 where that is not known, or is another's that it is like."""
     name = _FIGURES[key]
-    return 0.0 if gpu.written and name not in gpu.written else float(getattr(gpu, name) or 0.0)
+    return 0.0 if gpu.own_figures and name not in gpu.own_figures else float(getattr(gpu, name) or 0.0)
 
 
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
@@ -103,7 +103,7 @@ def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "clust
         most, usual = most_gbytes_per_s(gpu, key), _rated_gbytes_per_s(gpu, key)
         may_have = f"{gpu.id} may have ({f'usually {usual:g}' if usual else 'no source states more'})"
         if isinstance(value, str):
-            text, (gbytes, of, in_bytes) = value.strip(), figure_in(value) or (0.0, "", False)
+            text, (gbytes, of, in_bytes) = value.strip(), bandwidth_in(value) or (0.0, "", False)
             if gbytes > most and not (of or in_bytes):
                 raise JobError(
                     f"{place} {value!r} is {gbytes:g} GB/s, more than the {most:g} that {may_have}; write "
@@ -129,7 +129,7 @@ def _warn_once(text: str) -> None:
 
 
 def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
-    """The beginning of a question: what else the number may be, in its right words."""
+    """The part of a refusal that says what else the number may mean, and how to write that."""
     per_gpu = value / BITS_PER_BYTE
     of_node = per_gpu / cluster.gpus_per_node
     if key == "intra_node_gbytes_per_s" and value / 2 <= most:
@@ -141,7 +141,7 @@ def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
     return "write the figure with its unit, such as 400Gb/s, or "
 
 
-def written(cluster: Cluster, key: str, value: Any) -> Any:
-    """A bandwidth as a job file has it: with its unit where the bare number would be refused; others as they are."""
+def link_with_unit(cluster: Cluster, key: str, value: Any) -> Any:
+    """The value of a key as a job file has it: with its unit where `check_links` refuses the bare number."""
     beyond = key in LINKS and is_number(value) and value > most_gbytes_per_s(cluster.gpu, key)
     return f"{value:.15g}GB/s" if beyond else value

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import DEGREES, SPLIT, Columns, Ints
+from jointopt.core.schema import DEGREES, SPLIT_COLUMNS, Columns, Ints
 from jointopt.jobs.cluster import Cluster
 
 
@@ -37,7 +37,7 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
     framework keeps them inside dp*cp (not ``experts_span_tp``), ep has tp's ranks in between.
     """
     layouts = {"etp": layouts["tp"], "dp_replicate": np.ones_like(layouts["tp"]), **layouts}
-    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in SPLIT])
+    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in SPLIT_COLUMNS])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
     starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
     lengths = np.diff(starts, append=degrees.shape[1])

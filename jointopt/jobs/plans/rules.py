@@ -17,6 +17,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import (
     COLUMNS,
     DEGREES,
+    EXPRESSION_NAMES,
     LAYOUT_COLUMNS,
     MODULES,
     NEUTRAL,
@@ -24,22 +25,21 @@ from jointopt.core.schema import (
     RECOMPUTE_CODES,
     SCHEDULE,
     STAGE_LAYERS,
-    WORDS,
     Columns,
     columns_in,
+    encode_cells,
     evaluate,
-    inside,
     num_gpus,
 )
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.catalog.limits import most
+from jointopt.jobs.catalog.limits import limit_of
 from jointopt.jobs.clocks import refused_limits
 from jointopt.jobs.defaults import canonical, idle_modules
-from jointopt.jobs.framework import KINDS, not_offered, usual_share
+from jointopt.jobs.framework import OVERLAP_KINDS, overlap_not_offered, usual_overlap_share
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import even_domain
-from jointopt.jobs.plans.stages import buildable, by_split, largest_chunk, states_even
+from jointopt.jobs.plans.stages import can_be_built, largest_chunk, split_mask, states_even
 
 SEARCHED, DUPLICATE = "outside the job's search", "is the same plan"  # in reasons that call for no change
 SEARCH = "search."  # begins the names of the rules that the job itself sets
@@ -50,7 +50,7 @@ FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reac
 class Rule:
     """One rule of the joint space for one job.
 
-    ``counted`` or ``sentence`` is empty where another rule covers that use.
+    ``counted`` is blank for rules of single plans alone, ``sentence`` for rules of a search alone.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Rule:
         return evaluate(self.breaks, columns, self.figures)
 
     @property
-    def of_starting(self) -> bool:
-        """Whether a plan that breaks the rule cannot be started; else the rule keeps it out of the space alone."""
+    def prevents_start(self) -> bool:
+        """Whether a plan that breaks the rule cannot be started; other rules only keep a plan out of a search."""
         return bool(self.sentence) and not self.name.startswith(SEARCH) and DUPLICATE not in self.counted
 
 
@@ -102,7 +102,7 @@ def _searched(job: Job, column: str, where: str | None, figures: dict[str, Any])
     listed: tuple[Any, ...] | None = getattr(job.search, column)
     if listed is None:
         return []
-    codes = inside(column, listed).tolist()
+    codes = encode_cells(column, listed).tolist()
     if column == "recompute":
         codes = recompute_codes(job.training, listed)
     if column == "recompute_modules" and MODULES.bit("core_attn") in codes:
@@ -121,16 +121,20 @@ def _figures(job: Job) -> dict[str, Any]:
 
     listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
     offered, unusual = framework.schedules, set(framework.zero_stages) - set(framework.usual_zero_stages)
-    kinds = [kind for kind in KINDS if getattr(framework, f"chosen_{kind}_overlap")]
-    fixed = [f"{kind} {'on' if usual_share(framework, kind) else 'off'}" for kind in KINDS if kind not in kinds]
+    kinds = [kind for kind in OVERLAP_KINDS if getattr(framework, f"chosen_{kind}_overlap")]
+    fixed = [
+        f"{kind} {'on' if usual_overlap_share(framework, kind) else 'off'}"
+        for kind in OVERLAP_KINDS
+        if kind not in kinds
+    ]
     with_fixed = f", with {' and '.join(fixed)}" if fixed else ""
     choice = f"leaves the choice of {' and '.join(kinds)}{with_fixed}"
     # Megatron Core refuses modules that this model has no place for, and passes over those it has no layer of
     refused = [] if model.kv_lora_rank else ["mla_up_proj"]
     core = MODULES.bit("core_attn")
-    return WORDS | {
+    return EXPRESSION_NAMES | {
         "job": job, "model": model, "training": training, "framework": framework, "search": job.search,
-        "degrees": "*".join(DEGREES), "deepest": most("plan.pp"), "domain": even_domain(job.cluster),
+        "degrees": "*".join(DEGREES), "deepest": limit_of("plan.pp"), "domain": even_domain(job.cluster),
         "fewest_tokens": FEWEST_TOKENS, "most_domains": MOST_DOMAINS,
         "shared_ffn": model.num_shared_experts * model.moe_ffn_hidden_size,
         "attention": training.attention if model.has_attention else "no attention",
@@ -144,11 +148,12 @@ def _figures(job: Job) -> dict[str, Any]:
         "idle_modules": idle_modules(model) | (core if job.selective_is_none else 0),
         "sharing_an_expert": "dp*cp*tp/(ep*etp)" if framework.experts_span_tp else "dp*cp/ep",
         "choice_of_overlap": choice if kinds else "leaves no choice of what overlaps",
-        "is_no_split": lambda c: by_split(c, lambda split, chunks: (chunks != len(split)) | (sum(split) not in sums)),
-        "is_unbuildable": lambda c: by_split(c, lambda split, _: not buildable(framework, split)),
+        "is_no_split": lambda c: split_mask(c, lambda split, chunks: (chunks != len(split)) | (sum(split) not in sums)),
+        "is_unbuildable": lambda c: split_mask(c, lambda split, _: not can_be_built(framework, split)),
         # numbers of chunks whose even split, which a blank means, is listed
         "listed_even": [len(split) for split in listed if len(set(split)) == 1 and sum(split) == model.num_layers],
-        "states_even": states_even, "largest_chunk": largest_chunk, "not_offered": not_offered, "num_gpus": num_gpus,
+        "states_even": states_even, "largest_chunk": largest_chunk, "num_gpus": num_gpus,
+        "overlap_not_offered": overlap_not_offered,
     }  # fmt: skip
 
 
@@ -187,8 +192,8 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
     `jointopt.jobs.plans.text.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
-    usual = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
-    columns = {name: inside(name, [(usual | dict(plan))[name]]) for name in LAYOUT_COLUMNS}
+    usual = {name: COLUMNS[name].decode(value) for name, value in NEUTRAL.items()}
+    columns = {name: encode_cells(name, [(usual | dict(plan))[name]]) for name in LAYOUT_COLUMNS}
     if not job.model.is_moe:  # whose experts have no degree
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and np.asarray(rule.broken(columns)).item()]
@@ -217,7 +222,7 @@ def violations(job: Job, layouts: Columns) -> npt.NDArray[np.object_]:
         layouts |= {"recompute_modules": layouts["recompute_modules"] & ~MODULES.bit("mla_up_proj")}
     out = np.full(len(layouts["dp"]), "", dtype=object)
     for rule in layout_rules(job):
-        if rule.of_starting and rule.name != "gpus":
+        if rule.prevents_start and rule.name != "gpus":
             at = np.broadcast_to(rule.broken(layouts), out.shape)
             if at.any():
                 out[at] = [f"{names};{rule.name}" if names else rule.name for names in out[at]]
@@ -233,7 +238,7 @@ def abilities(training: Training) -> dict[str, tuple[Any, ...]]:
 
 
 def _recomputes_of(training: Training) -> tuple[str, ...]:
-    """Recompute modes that the framework has; so is one that is none: selective recompute under flash attention."""
+    """Recompute modes that the framework has, and both none and selective where these are the same plan."""
     recomputes = training.framework.recomputes
     same = training.selective_is_none and {"none", "selective"} & set(recomputes)
     return tuple(dict.fromkeys(("none", "selective", *recomputes))) if same else recomputes

@@ -26,8 +26,8 @@ from jointopt.core.schema import (
     Columns,
     Floats,
     Ints,
+    encode_cells,
     evaluate,
-    inside,
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import even_domain
@@ -37,7 +37,7 @@ from jointopt.jobs.plans.stages import MOST_CHUNKS, offered_splits
 # In the order in which they are tried: those that drop most first.
 _EXPANDED: tuple[str, ...] = ("ep", "etp", "micro_batch_size", "vpp", "stage_layers", "schedule")
 _EXPANDED += tuple(name for name in CHOICES if name not in _EXPANDED and not name.startswith("recompute"))
-_EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `search.leanest` relies on it
+_EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `add_recompute_steps` relies on it
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _candidates(job: Job, column: str) -> Ints:
     }  # fmt: skip
     usual = [NEUTRAL[column]] if column in NEUTRAL else COLUMNS[column].values
     could_fit = evaluate(COLUMNS[column].searched, {}, figures) if COLUMNS[column].searched else usual
-    listed = inside(column, getattr(job.search, column) or ()).tolist()
+    listed = encode_cells(column, getattr(job.search, column) or ()).tolist()
     return np.asarray(sorted({*could_fit, *listed}), dtype=np.int64)
 
 
@@ -158,5 +158,5 @@ def _splits(job: Job, pp: Ints, vpp: Ints) -> dict[tuple[int, int], list[int]]:
     found = {}
     for pipeline in itertools.product(np.unique(pp).tolist(), vpp.tolist()):
         stated = [split for split in uneven if len(split) == math.prod(pipeline)]
-        found[pipeline] = [*dict.fromkeys(map(STAGE_LAYERS.of, [*offered_splits(job, *pipeline), *stated]))]
+        found[pipeline] = [*dict.fromkeys(map(STAGE_LAYERS.code_of, [*offered_splits(job, *pipeline), *stated]))]
     return found

@@ -18,7 +18,7 @@ from jointopt.jobs.model import Model
 
 MOST_CHUNKS = 12  # per rank; published runs have up to 12
 Split = tuple[int, ...]  # layers of each chunk in the order of the pipeline
-_UNEVEN = 1.1  # a split is listed where its heaviest chunk, on all, is at most this much more than the whole
+_UNEVEN = 1.1  # most that the heaviest chunk of an interleaved split holds, over an equal share of layers and ends
 
 
 def token_costs(model: Model) -> tuple[int, int]:
@@ -29,19 +29,19 @@ def token_costs(model: Model) -> tuple[int, int]:
 
 
 def tail_layers(model: Model) -> float:
-    """Cost of what follows the last layer, in layers: the head, and for each further token predicted a layer and one.
+    """Cost of what follows the last layer, in layers: the head, and each multi-token-prediction module.
 
-    And the projection before that layer (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+    A module is a projection, a layer and a head (DeepSeek-V3, arXiv:2412.19437, section 2.2).
     """
     per_layer, head = token_costs(model)
     return (head + model.mtp_num_layers * (per_layer + head + 2 * model.hidden_size**2)) / per_layer
 
 
-def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
-    """Layers of each chunk in the order of the pipeline, (pp*vpp,), where a plan states none.
+def framework_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
+    """Layers of each chunk in the order of the pipeline, (pp*vpp,), as the framework splits them by itself.
 
-    Even where pp divides the layers, as Megatron does; else the head counts, by its multiplications, as it does for a
-    framework that splits by cost. Interleaved chunks of a rank are equal shares of it.
+    Even where pp divides the layers, as in Megatron; else, and for a framework that splits by cost, the head counts by
+    its multiplications. Chunks of a rank are equal, so that they may be fractions of layers.
     """
     if job.training.framework.layers_by_cost:
         ranks: tuple[float, ...] = layers_by_cost(job.model.num_layers, pp, *token_costs(job.model))
@@ -51,11 +51,11 @@ def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
 
 
 def offered_splits(job: Job, pp: int, vpp: int) -> list[Split]:
-    """The splits of the layers over pp*vpp chunks that the space holds, each once; the empty one is a plan's blank.
+    """The splits of the layers over pp*vpp chunks that a search tries, each once; () stands for a blank.
 
-    What the framework splits by itself; embedding and head counted as layers where that divides; one balanced split
-    where nothing else is there, or where its heaviest rank is 5 % lighter. Uneven interleaved chunks cost time, so that
-    few of them are listed: those of `_UNEVEN`.
+    These are the framework's own; those with embedding and head counted as layers, where that divides; and a balanced
+    one where there is no other, or where its heaviest rank is 5 % lighter. Uneven interleaved chunks cost time, so that
+    a balanced one is left out beyond `_UNEVEN`.
 
     Meta's Llama 3 405B (arXiv:2407.21783, section 3.3.2), 126 layers over 16 x 8 chunks, is one with both ends counted.
     """
@@ -100,10 +100,10 @@ def shifted_splits(layers: int, pp: int, vpp: int, most_off: int) -> list[Split]
     return list(found)
 
 
-def usual_split(job: Job, pp: int, vpp: int) -> Split:
-    """The split that a blank means to a framework that starts uneven pipelines only where theirs is stated; else ().
+def recipe_split(job: Job, pp: int, vpp: int) -> Split:
+    """The uneven split that a blank means for a framework whose recipes must state one; () for all others.
 
-    Its recipes count embedding and head as layers where that divides; else the balanced one.
+    Embedding and head count as layers where that divides, as in the recipes; else it is the balanced split.
     """
     layers, framework = job.model.num_layers, job.training.framework
     stated = "even_stages" in framework.rules and "ends" in framework.stage_splits
@@ -112,15 +112,15 @@ def usual_split(job: Job, pp: int, vpp: int) -> Split:
     return next(iter(_with_ends(layers, pp * vpp)), None) or balanced_split(layers, pp, vpp, tail_layers(job.model))
 
 
-def buildable(framework: Framework, split: Sequence[int]) -> bool:
+def can_be_built(framework: Framework, split: Sequence[int]) -> bool:
     """Whether the framework can be given these layers per chunk, in a pipeline of at least two chunks."""
     if "any" in framework.stage_splits:
         return all(split[1:-1])  # the first and the last chunk have embedding and head to run
     return "ends" in framework.stage_splits and split in _with_ends(sum(split), len(split))
 
 
-def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
-    """A mask: ``holds(numbers, pp*vpp)`` of stated ``stage_layers``, false for blank ones; columns broadcast."""
+def split_mask(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
+    """A mask of ``holds(layers of the split, pp*vpp)`` where ``stage_layers`` is stated, else false."""
     codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
     out = np.zeros(codes.shape, np.bool_)
     for code in np.unique(codes[codes > 0]).tolist():
@@ -130,13 +130,13 @@ def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
 
 
 def states_even(model: Model, c: Columns) -> Bools:
-    """A mask, true where stated ``stage_layers`` state only that all chunks are equal, as a blank does."""
+    """A mask, true where ``stage_layers`` states equal chunks, which is what a blank means."""
     layers = model.num_layers
-    return by_split(c, lambda split, chunks: (chunks == len(split)) & (len(set(split)) == 1) & (sum(split) == layers))
+    return split_mask(c, lambda split, chunks: (chunks == len(split)) & (len(set(split)) == 1) & (sum(split) == layers))
 
 
 def largest_chunk(model: Model, c: Columns) -> Ints:
-    """Layers of the chunk that has most: as stated, else of equal chunks, rounded up."""
+    """Layers of the largest chunk of each layout: as stated, else of equal chunks, rounded up; columns broadcast."""
     most = -(-model.num_layers // (c["pp"] * c["vpp"]))
     for code in np.unique(c["stage_layers"]).tolist():
         if code:
@@ -155,7 +155,7 @@ def _with_ends(layers: int, chunks: int) -> list[Split]:
 
 
 def heaviest_rank(split: Sequence[float], pp: int, head_layers: float) -> float:
-    """Load of the heaviest rank in layers."""
+    """Layers of the heaviest rank, with ``head_layers`` more on the last one."""
     ranks = [sum(split[rank::pp]) for rank in range(pp)]
     return float(max([*ranks[:-1], ranks[-1] + head_layers]))
 

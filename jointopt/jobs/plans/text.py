@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.errors import PlanError, nearest
+from jointopt.core.errors import PlanError, nearest_hint
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import (
     COLUMNS,
@@ -31,7 +31,7 @@ from jointopt.core.schema import (
     Floats,
     Ints,
 )
-from jointopt.jobs.catalog.limits import most
+from jointopt.jobs.catalog.limits import limit_of
 from jointopt.jobs.defaults import canonical, default_plan
 from jointopt.jobs.job import Job
 
@@ -162,7 +162,7 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
     records = []
     for i in map(int, index):
         values = NEUTRAL | {name: layouts[name][i] for name in LAYOUT_COLUMNS if name in layouts}
-        record: dict[str, Any] = {name: COLUMNS[name].outside(values[name]) for name in LAYOUT_COLUMNS}
+        record: dict[str, Any] = {name: COLUMNS[name].decode(values[name]) for name in LAYOUT_COLUMNS}
         record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
         if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
             record["power_limit_w"] = float(layouts["power_limit_w"][i])
@@ -204,7 +204,7 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     for key in times:
         if key not in PLAN_KEYS:
             known = ", ".join(PLAN_KEYS)
-            raise PlanError(f"A plan has no key {key!r}{nearest(key, PLAN_KEYS)}; the keys are {known}.")
+            raise PlanError(f"A plan has no key {key!r}{nearest_hint(key, PLAN_KEYS)}; the keys are {known}.")
     for key in (key for key in times if times[key] > 1):
         often = "twice" if times[key] == 2 else f"{times[key]} times"
         raise PlanError(f"The plan states {key} {often}; give each key once.")
@@ -216,17 +216,17 @@ def _value(key: str, value: Any) -> int | bool:
     column, must_be = COLUMNS[key], f"The {key} of a plan must be"
     if column.codes is not None:
         try:
-            return column.inside(value)
+            return column.encode(value)
         except ValueError as error:
-            hint = nearest(str(value), getattr(column.codes, "names", ()))
+            hint = nearest_hint(str(value), getattr(column.codes, "names", ()))
             raise PlanError(f"{must_be} {column.codes.expected}; got {value!r}{hint}.") from error
     if column.dtype == "bool":
         word = str(value).strip().lower()
         if word not in _WORDS:
             names = ", ".join(name for name in _WORDS if len(name) > 1 or name.isdigit())
-            raise PlanError(f"{must_be} one of {names}; got {value!r}{nearest(word, _WORDS)}.")
+            raise PlanError(f"{must_be} one of {names}; got {value!r}{nearest_hint(word, _WORDS)}.")
         return _WORDS[word]
-    lowest, highest = int(column.low), int(min(column.high, most("plan.pp") if key == "pp" else _LARGEST))
+    lowest, highest = int(column.low), int(min(column.high, limit_of("plan.pp") if key == "pp" else _LARGEST))
     with suppress(ValueError):
         if not isinstance(value, bool) and lowest <= int(str(value)) <= highest:
             return int(str(value))

@@ -19,41 +19,47 @@ from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.schema import num_gpus
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import stage_of_rank
-from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings
+from jointopt.measure.hardware.gpu_clocks import Setting, SettingsSession, plan_settings, settings_session
 from jointopt.measure.hardware.host import occupants
-from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, metered
+from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, running_meter
 from jointopt.measure.hardware.rank_check import UNSET
-from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, not_measured, together
+from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, join_readings, not_measured
 from jointopt.runs.rows import failed_row, is_blank, plan_cells
 
 _log = logging.getLogger(__name__)
 MEASURE_S = 1.5 * LEAST_WINDOW_S
-_HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting
-_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+_THROTTLED = 0.97  # of the clock that was set: a GPU below was throttled, or lowered its clock while it waited
+_DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
 @dataclass
 class Conditions:
-    """The conditions of one run of a plan; without a meter clocks are left alone, and GPUs, if any, are not read."""
+    """How the GPUs of this machine are set, metered and occupied during one run of a plan.
+
+    Without a ``meter`` nothing is set here and nothing read.
+    """
 
     plan: Mapping[str, Any]
     meter: Meter | None = None
-    held: Held | None = None  # settings of GPUs here
+    session: SettingsSession | None = None  # that has set the GPUs of this machine
     settings: Sequence[Setting] = ()  # of each GPU of the plan
     default_clocks: bool = False
-    started_s: float = 0.0
+    started_s: float = 0.0  # s since 1970, as is the end
     ended_s: float = 0.0
-    shared: Sequence[str] = ()  # others that held memory of these GPUs before the run
-    left: Sequence[str] = ()  # or after it, when no process of the run was there any more
+    occupied_before: Sequence[str] = ()  # sentences on others that held memory of these GPUs before the run
+    occupied_after: Sequence[str] = ()  # and after it, when no process of the run was there any more
 
     def with_meter(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
     ) -> dict[str, Any]:
-        """``row`` with the meter's results between two times (s since 1970), in which so many iterations ran."""
+        """``row`` with the meter's results in a window (start and end, s since 1970) of so many ``iterations``.
+
+        By default the window is the whole run, in which only peak power and temperature count. A run out of memory on
+        GPUs that others used becomes one from which nothing is learned.
+        """
         if self.meter is None:
             return dict(row)
-        if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
-            # others held memory: a failure from which nothing is learned
+        if row["status"] == FailureKind.OOM and (taken := [*self.occupied_before, *self.occupied_after]):
             words = f"out of memory, with {'; '.join(dict.fromkeys(taken))}"
             failed = failed_row(Failure(FailureKind.OCCUPIED, words))
             row = dict(row) | failed | {"notes": joined_notes(words, row.get("notes"))}
@@ -63,9 +69,10 @@ class Conditions:
     def with_reading(
         self, row: Mapping[str, Any], reading: Reading, window_s: Sequence[float] | None, iterations: int
     ) -> dict[str, Any]:
-        """``row`` with a ``reading`` of all GPUs of the plan, by rank; results that the row has already stay.
+        """``row`` with results of a ``reading`` of all GPUs of the plan, by rank, where the row has none of its own.
 
-        Without a window it gains peak power and temperature alone. Clocks left to the driver are those measured (MHz).
+        Without a window it gains peak power and temperature alone. Where clocks are left to the driver, those measured
+        (MHz, mean of each stage) stand for the plan's.
         """
         results = reading.results(iterations)
         if not window_s:
@@ -82,18 +89,18 @@ class Conditions:
                 out["stage_clock_mhz"] = [round(float(mean_mhz), 1) for mean_mhz in means]
         for setting in self.settings:
             seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
-            if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
+            if window_s and setting.clock_mhz and seen < _THROTTLED * setting.clock_mhz:
                 remarks.append(f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}")
-        if self.shared:
-            remarks.append(f"not alone: {'; '.join(self.shared)}")
-        if self.held:
-            remarks += [self.held.trouble, *self.held.changed.values()]
+        if self.occupied_before:
+            remarks.append(f"not alone: {'; '.join(self.occupied_before)}")
+        if self.session:
+            remarks += [self.session.trouble, *self.session.changed.values()]
         return out | {"notes": joined_notes(row.get("notes"), *remarks)}
 
 
 @contextmanager
 def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Any = CLOCK) -> Iterator[Conditions]:
-    """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
+    """Set and meter the GPUs of this machine as ``plan`` (plan columns) has them, while the body trains on all of them.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
     PlanError where they have no such clock or power limit.
@@ -102,24 +109,24 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Any
     try:
         Gpus()
     except DeviceError as error:
-        driver = any(driver.exists() for driver in _DRIVERS)
+        driver = any(driver.exists() for driver in _DRIVER_FILES)
         if driver and not default_clocks:
             raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
     if not driver:
         yield Conditions(plan)
         return
     settings, ranks = plan_settings(plan, default_clocks=default_clocks), range(int(num_gpus(plan)))
-    with metered(ranks, clock) as meter, locked(settings) as held:
-        meter.also = held.look
-        conditions = Conditions(plan, meter, held, settings, default_clocks, shared=occupants(ranks))
-        for one in conditions.shared:
+    with running_meter(ranks, clock) as meter, settings_session(settings) as session:
+        meter.on_sample = session.check
+        conditions = Conditions(plan, meter, session, settings, default_clocks, occupied_before=occupants(ranks))
+        for one in conditions.occupied_before:
             _log.warning("%s.", one)
         conditions.started_s = clock.time()
         try:
             yield conditions
         finally:
             conditions.ended_s = clock.time()
-            conditions.left = occupants(ranks, patience_s=0.0)
+            conditions.occupied_after = occupants(ranks, patience_s=0.0)
 
 
 # Clocks and meters of the nodes of a run: `jointopt exec` around its program, and its readings added up.
@@ -129,12 +136,13 @@ _PLAN, _READING = "plan.json", "reading-{}.json"
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
 
 
-def metered_words(
+def exec_words(
     words: Sequence[str], job: Job, folder: Path, default_clocks: bool, shows_ranks: bool = True
 ) -> list[str]:
-    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter.
+    """``words`` behind those of `jointopt exec`, which sets the plan's clocks on each node and meters its GPUs.
 
-    Not ``shows_ranks``: clocks are set at once, since nothing will show which stages the program's ranks run.
+    ``default_clocks``: the driver chooses clocks. Not ``shows_ranks``: clocks are set at once, since nothing will show
+    which stages the program's ranks run.
     """
     python = job.slurm.python or sys.executable
     return [
@@ -164,9 +172,10 @@ def check_settable(folder: Path, code: int, log: str) -> None:
 def with_readings(
     row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool, log: str = ""
 ) -> dict[str, Any]:
-    """``row`` with the results of the nodes' meters in its window, its ``measured_s`` and ``iterations``.
+    """``row`` with the results of the meters of all ``nodes``, whose readings `jointopt exec` has left in ``folder``.
 
-    Where the ``log`` has it that the clocks of a node were never set, so do the notes.
+    The window is the row's ``measured_s``, in which its ``iterations`` ran. The notes say so where the ``log`` says
+    that clocks of a node were never set.
     """
     rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
     window = row.get("measured_s")
@@ -178,5 +187,5 @@ def with_readings(
             readings.append(not_measured("its meter wrote nothing"))
     settings = plan_settings(plan, default_clocks=default_clocks)
     conditions = Conditions(plan, settings=settings, default_clocks=default_clocks)
-    found = conditions.with_reading(rest, together(readings), window, row.get("iterations", 1))
+    found = conditions.with_reading(rest, join_readings(readings), window, row.get("iterations", 1))
     return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}

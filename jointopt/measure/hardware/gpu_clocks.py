@@ -33,13 +33,13 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
 from jointopt.jobs.plans.text import parse_stage_clocks
-from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, handlers, is_locked, tool_words
+from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, is_locked, own_command_line, signal_handlers
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
-_ABOVE = 1.03  # of the clock that was set: no locked GPU runs there
+_ABOVE = 1.03  # of the clock that was set: a GPU that is held there never runs as fast
 FOLDER_VARIABLE = "JOINTOPT_CLOCKS"  # another folder, the same for all that share the GPUs
-_PATIENCE_S = 1.0  # for one that looks, or that puts back what a killed owner has left
+_PATIENCE_S = 1.0  # for the lock of a file: others hold it briefly to look, or to put back what a killed owner left
 _FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
 NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is then not 0
 
@@ -70,9 +70,9 @@ def plan_settings(
 ) -> list[Setting]:  # fmt: skip
     """Settings of the GPUs of ``node`` under ``plan`` (plan columns), whose ranks are numbered in ``order``.
 
-    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits and profiles alone, as
-    where the plan has a ``power_profile``, which chooses clocks by itself. Raises PlanError where the plan has no such
-    node, or not a clock or power limit for each stage.
+    ``gpus_per_node`` is by default the number that the plan uses. ``default_clocks``: power limits and profiles alone;
+    so it is where the plan has a ``power_profile``, which chooses clocks by itself. Raises PlanError where the plan has
+    no such node, or not a clock or power limit for each stage.
     """
     pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
     stated = {
@@ -88,57 +88,57 @@ def plan_settings(
 
 
 @contextmanager
-def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
-    """GPUs at ``settings`` while the body runs; whatever ends it but SIGKILL, they are put back.
+def settings_session(settings: Sequence[Setting], at_once: bool = True) -> Iterator[SettingsSession]:
+    """Set GPUs to ``settings`` while the body runs, and put them back whatever ends it but SIGKILL.
 
-    Not ``at_once``: from the moment that the body calls `Held.lock`.
+    Not ``at_once``: nothing is set until the body calls `SettingsSession.apply`.
 
     SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless the program handles them itself. Raises
     DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights, PlanError where they have
     no such clock or power limit. A meter is started before: a signal then never meets a main thread inside NVML.
     """
-    held = Held(settings)
+    session = SettingsSession(settings)
     if not settings:
-        yield held
+        yield session
         return
     if threading.current_thread() is threading.main_thread():  # no other may handle signals
-        held.handlers = handlers()
-    for number in held.handlers:
-        signal.signal(number, held.handle)
-    atexit.register(held.restore)
+        session.handlers = signal_handlers()
+    for number in session.handlers:
+        signal.signal(number, session.handle_signal)
+    atexit.register(session.restore)
     try:
         if at_once:
-            held.lock()
-        yield held
+            session.apply()
+        yield session
     finally:
         try:
-            held.restore()
+            session.restore()
         finally:
-            held.restore()  # again, where a signal came between; the second call does what the first left
-            atexit.unregister(held.restore)
-            for number, handler in held.handlers.items():
+            session.restore()  # again, where a signal came between; the second call does what the first left
+            atexit.unregister(session.restore)
+            for number, handler in session.handlers.items():
                 signal.signal(number, handler)
 
 
-class Held:
-    """Settings of GPUs while they are held; signals wait while they are being set or put back."""
+class SettingsSession:
+    """What is set on GPUs, and how to undo it; signals wait while settings are being applied or put back."""
 
     def __init__(self, settings: Sequence[Setting]) -> None:
-        self.trouble = ""
+        self.trouble = ""  # a sentence on the last thing that could not be put back
         self.changed: dict[str, str] = {}  # sentences on what somebody else has set meanwhile
-        self.set_once = False  # whether anything was ever set
+        self.was_applied = False  # whether anything was ever set
         self._settings = settings
         self._gpus: Gpus | None = None
         self._owned: Ownership | None = None
         self._guardian: Guardian | None = None
-        self._undo: list[tuple[str, Callable[[], None]]] = []
-        self._busy = False
-        self._waiting: list[int] = []
-        self.handlers: dict[int, Any] = {}
+        self._undo: list[tuple[str, Callable[[], None]]] = []  # what was set, in words, and how to undo it
+        self._busy = False  # settings are being applied or put back
+        self._waiting: list[int] = []  # signals that came meanwhile
+        self.handlers: dict[int, Any] = {}  # what handled signals before
 
-    def lock(self) -> None:
-        """Become the owner, write down what will be set, then set it."""
-        self.set_once = True
+    def apply(self) -> None:
+        """Become the owner of the GPUs, write down what is to be put back, then set them."""
+        self.was_applied = True
         with self._delaying_signals():
             gpus = self._gpus = Gpus()
             most = 1 + max(setting.index for setting in self._settings)
@@ -164,8 +164,8 @@ class Held:
             for setting in self._settings:
                 self._set(gpus, setting, before[ids[setting.index]])
 
-    def look(self) -> None:
-        """Compare what the GPUs are set to with what was set; what only another program can have changed is noted."""
+    def check(self) -> None:
+        """Note in ``changed`` where GPUs are not as they were set, which only another program can have done."""
         gpus, found = self._gpus, {}
         if gpus is None or self._busy or not self._undo:
             return
@@ -188,7 +188,7 @@ class Held:
 
     def restore(self) -> None:
         """Put everything back; what fails is in ``trouble`` and remains written down."""
-        self.look()
+        self.check()
         with self._delaying_signals():
             while self._undo:
                 what, undo = self._undo[-1]
@@ -206,8 +206,8 @@ class Held:
                 self._guardian.close()
                 self._guardian = None
 
-    def handle(self, number: int, frame: Any) -> None:
-        """Handle a signal while settings are held."""
+    def handle_signal(self, number: int, frame: Any) -> None:
+        """Put the GPUs back and raise what the signal means, or let the program's own handler decide."""
         if self._busy:
             self._waiting.append(number)
             return
@@ -221,7 +221,7 @@ class Held:
         raise SystemExit(128 + number)
 
     def _set(self, gpus: Gpus, setting: Setting, before: Setting) -> None:
-        """Set what a setting states, after how to undo it was remembered; a change that is refused needs no undoing."""
+        """Set what a setting states, each after noting how to undo it; a change that is refused needs no undoing."""
         index = setting.index
         clock_mhz, profiles, limit_w = setting.clock_mhz, setting.profiles, setting.power_limit_w
         changes: list[tuple[str, Callable[[], None], Callable[[], None]]] = []
@@ -250,23 +250,23 @@ class Held:
             self._busy = outer
             if not outer and self._waiting:
                 number, self._waiting = self._waiting[0], []
-                self.handle(number, None)
+                self.handle_signal(number, None)
 
 
 def leftovers() -> list[Owner]:
-    """GPUs on which killed processes have left their settings, with those processes."""
+    """The killed processes that have left settings on GPUs, one per GPU."""
     return [one for one in owners() if not is_locked(one.file)]
 
 
 def restore_offer() -> str:
-    """One line for the start of a command that measures; blank where nothing is left."""
+    """A line that offers to put back what killed runs have left set, for commands that measure; blank: nothing."""
     found = leftovers()
     words = "set; put them back with: jointopt clocks restore"
     return f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs {words}" if found else ""
 
 
 def restore() -> list[str]:
-    """Undo what killed processes have left set; a sentence for each. Raises DeviceError where a GPU refuses."""
+    """Put back what killed processes have left set; a sentence for each GPU. DeviceError where a GPU refuses."""
     sentences = []
     for one in leftovers():
         with claim(one) as mine:
@@ -275,7 +275,7 @@ def restore() -> list[str]:
 
 
 def reset_all() -> list[str]:
-    """Every GPU of this machine at the driver's own clock, limit and profiles, whoever set others; a sentence each."""
+    """Give every GPU here the driver's own clock, its default limit and no profile; a sentence for each."""
     gpus = Gpus(visible=False)
     for index in range(len(gpus)):
         gpus.reset_clock(index)
@@ -389,7 +389,8 @@ class Ownership:
         except (KeyError, OSError):  # a container without a name for its user
             user = str(os.geteuid())
         about = {
-            "pid": os.getpid(), "user": user, "host": socket.gethostname(), "command": tool_words(), "boot": boot_id(),
+            "pid": os.getpid(), "user": user, "host": socket.gethostname(), "command": own_command_line(),
+            "boot": boot_id(),
         }  # fmt: skip
         for gpu in self.new:
             own = {"limit_before_w": before[gpu].power_limit_w, "profiles_before": before[gpu].profiles}
@@ -417,7 +418,7 @@ def owners() -> Iterator[Owner]:
 @contextmanager
 def claim(owner: Owner) -> Iterator[bool]:
     """The file of a dead owner locked for the block, and emptied at its end; False where somebody owns it by now."""
-    handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW)
+    handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         mine = _lock(handle)
         yield mine
@@ -440,6 +441,7 @@ def _lock(handle: int) -> bool:
 
 
 def _folders() -> Sequence[Path]:
+    """The folders in which owners are written down."""
     given = os.environ.get(FOLDER_VARIABLE)
     return (Path(given),) if given else _FOLDERS
 
@@ -471,14 +473,19 @@ def _open_lock(file: Path) -> int:
 
 
 def _rewrite(handle: int, text: str) -> None:
+    """Let an open file hold this text alone, in one write at its beginning."""
     os.pwrite(handle, text.encode(), 0)
     os.ftruncate(handle, len(text.encode()))
 
 
 def _read(file: Path) -> Owner:
-    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    """The owner that a file states; OSError, ValueError, KeyError or TypeError where it states none since the start."""
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer would block
     try:
-        whose = os.fstat(handle).st_uid
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError
+        whose = facts.st_uid
         content = json.loads(os.read(handle, 65_536).split(b"\n")[0])
     finally:
         os.close(handle)
@@ -492,6 +499,7 @@ def _read(file: Path) -> Owner:
 
 
 def _refusal(gpu: str, file: Path) -> DeviceError:
+    """The error that somebody else owns a GPU, by the file that states who."""
     owner: object = "another process"
     with suppress(OSError, ValueError, KeyError, TypeError):
         owner = _read(file)

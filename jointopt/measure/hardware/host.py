@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from jointopt.core.errors import CatalogError, DeviceError, LauncherError
-from jointopt.core.secrets import redacted
+from jointopt.core.secrets import masked_words
 from jointopt.core.units import GIB
 from jointopt.frameworks.failures import failure_of
 from jointopt.jobs.catalog.gpus import fitting_gpus, load_gpu
@@ -126,10 +126,10 @@ def _lines(command: list[str]) -> tuple[str, ...]:
 
 
 def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Variables that make this process the rank of torchrun or srun that it is, RANK at least; None where it is alone.
+    """The variables that torchrun gives a rank, worked out where srun started this process; None where it is alone.
 
-    Ranks of srun are numbered node by node, however it has spread them. Raises LauncherError where its nodes have
-    different numbers of tasks.
+    Of a rank of torchrun RANK alone is returned. Ranks of srun are numbered node by node, however it has spread them.
+    LauncherError where its nodes have different numbers of tasks.
     """
     if environ.keys() >= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
         return {"RANK": environ["RANK"]}
@@ -154,9 +154,9 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-    """The result of `jointopt.measure.trainer.probe`, blank on ranks but the first; LauncherError where it fails.
+    """The readings of `jointopt.measure.trainer.probe`, empty on all ranks but the first; LauncherError if it fails.
 
-    It runs with so many processes of this machine, or as this process' own ``rank`` of several (`rank_variables`).
+    It runs as so many ``processes`` of this machine, or as the one ``rank`` that this process is (`rank_variables`).
     """
     with scratch_folder() as folder:
         result, log = folder / "result.json", folder / "log"
@@ -173,7 +173,7 @@ def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Map
 
 
 def speeds(readings: Mapping[str, Any]) -> dict[str, Any]:
-    """Rates of one device that readings show: TFLOP/s of its best products, GB/s of a copy, and of a ring all-reduce.
+    """The best rates in readings of a probe: TFLOP/s of products by dtype, GB/s of a copy and of a ring all-reduce.
 
     A copy reads every byte and writes it; a ring moves 2 (n - 1) / n of the buffer over every link and direction.
     """
@@ -194,10 +194,10 @@ def speeds(readings: Mapping[str, Any]) -> dict[str, Any]:
 # Whether a training runs on the GPU that the job names: on another one it is no measurement of the job.
 
 
-# Of this project's tests, whose GPUs are stand-ins of a driver: what they train on cores counts as trained on those.
+# variable of this project's tests, whose GPUs are a stand-in: what trains on cores counts as trained on those
 FOR_TESTS = "JOINTOPT_TESTS_TRAIN_ON_CORES"
-_DRIVERS_S = 120.0  # that importing PyTorch may take from a slow disk
-_DRIVERS = """
+_LIST_GPUS_S = 120.0  # that importing PyTorch may take from a slow disk
+_LIST_GPUS = """
 import json, os
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 import torch
@@ -234,8 +234,8 @@ def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
     return ""
 
 
-def remarks(gpu_id: str, dtype: str, name: str) -> list[str]:
-    """Remarks for a run's notes on the GPU of that name (blank: cores) on which it trained in ``dtype``."""
+def device_remarks(gpu_id: str, dtype: str, name: str) -> list[str]:
+    """Remarks for the notes of a run that trained in ``dtype`` on the GPU called ``name`` (blank: on cores)."""
     if not name:
         return [] if dtype == "fp32" else [f"cores train in fp32, not {dtype}"]
     return [] if fitting_gpus(name) else [f"on {name}, which the catalogue does not know, taken for {gpu_id}"]
@@ -253,7 +253,7 @@ def _pytorch_gpus() -> tuple[str, ...] | None:
     """Names of the GPUs that PyTorch sees; None where it fails, as the training will, whose log says why."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _DRIVERS], capture_output=True, text=True, timeout=_DRIVERS_S, check=True
+            [sys.executable, "-c", _LIST_GPUS], capture_output=True, text=True, timeout=_LIST_GPUS_S, check=True
         )
         return tuple(map(str, json.loads(done.stdout.splitlines()[-1])))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
@@ -263,17 +263,16 @@ def _pytorch_gpus() -> tuple[str, ...] | None:
 # Who holds memory of the GPUs that a run is to have: a run that finds it taken is no evidence about its plan.
 
 
-_LEAST_BYTES = 256 * 2**20  # less takes no plan's memory: a monitor, a display
+_LEAST_BYTES = 256 * 2**20  # a process with less, such as a monitor or a display, takes no plan's memory
 _IDLE_BYTES = 2 * 2**30  # that a driver may keep for itself on a GPU without processes
 _IDLE_SHARE = 0.03
 _PATIENCE_S = 10.0  # for a driver to free the memory of processes that have just ended
 
 
 def occupants(indices: Iterable[int], patience_s: float = _PATIENCE_S) -> list[str]:
-    """What holds memory of these GPUs (local ranks) now, in words; nothing where the driver does not say.
+    """A phrase for each process that holds memory of these GPUs (local ranks); none where the driver does not say.
 
-    Memory that no process shown here holds, as in containers, is waited for: the driver frees that of a process after
-    its end.
+    Memory without a process, because that has just ended or is in another container, has ``patience_s`` to be freed.
     """
     until = time.monotonic() + patience_s
     while True:
@@ -295,13 +294,13 @@ def occupants(indices: Iterable[int], patience_s: float = _PATIENCE_S) -> list[s
 
 
 def _occupant(gpu: int, pid: int, size: int) -> str:
-    """A holder of memory in words: its number, whose it is and what it runs, as far as this user may know."""
+    """A process (0: unseen) that holds ``size`` bytes of a GPU, in words: its user and command where they are known."""
     known, who = "", f"process {pid}" if pid else "a process that cannot be seen from here"
     with suppress(psutil.Error, OSError):
         if pid:
             process = psutil.Process(pid)
             known = process.username()
             with suppress(psutil.Error, OSError):
-                known += ": " + " ".join(redacted(process.cmdline()) or [process.name()])[:80]
+                known += ": " + " ".join(masked_words(process.cmdline()) or [process.name()])[:80]
     much = f"{size / GIB:.1f} GiB of " if size else ""
     return f"{much}GPU {gpu} taken by {who}" + (f" ({known})" if known else "")

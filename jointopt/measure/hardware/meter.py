@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest
+from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest_hint
 from jointopt.core.schema import Floats
 from jointopt.measure.hardware.guard.guarded import delay_signals, end_with_parent
 from jointopt.runs.readings import QUANTITIES, Reading, Series, no_series
 
 _PERIOD_S = 0.1
 _MOST_SAMPLES = 20_000  # beyond that every second sample is dropped, and the period doubled
-_ALSO = 10  # samples
+_CALL_EVERY = 10  # samples from one call of `Meter.on_sample` to the next
 _PATIENCE_S = 5.0  # for the last sample, where a driver hangs
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 PERMISSION = (
@@ -38,12 +38,12 @@ PERMISSION = (
     "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
     "default clocks with --default-clocks, with plans that have no power limit"
 )
-_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # of dcgmi; N/A where the GPU has no such field
-_PERIOD_MS = 100
+_DCGM_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # of dcgmi; N/A where the GPU has no such field
+_DCGM_PERIOD_MS = 100
 _DCGM_PATIENCE_S = 2.0
-_PREFIX = "NVML_POWER_PROFILE_"
+_PROFILE_PREFIX = "NVML_POWER_PROFILE_"
 _NO_PROFILES = "its driver offers none (they begin with Blackwell and driver 570)"
-_BITS = 32  # of a word of a mask
+_MASK_BITS = 32  # of a word of a mask
 # the machine's time, as samples and windows that are cut from them need it: seconds since 1970, a wait for an event
 CLOCK = SimpleNamespace(time=time.time, wait=threading.Event.wait)
 
@@ -75,13 +75,13 @@ class Gpus:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Identities of the GPUs, whatever is visible: the UUID (NVIDIA), else name and index."""
+        """Identities of the GPUs, the same whichever are visible: the UUID (NVIDIA), else name and index."""
         if self._nvml is None:
             return tuple(f"{gpu.get_name()} {gpu.gpu_index}" for gpu in self._gpus)
         return tuple(str(self._nvml.nvmlDeviceGetUUID(gpu.handle)) for gpu in self._gpus)
 
     def number(self, index: int) -> int:
-        """The driver's number of the GPU, whatever is visible."""
+        """The driver's number of the GPU, the same whichever are visible."""
         return int(self._gpus[index].gpu_index)
 
     def name(self, index: int) -> str:
@@ -168,7 +168,9 @@ class Gpus:
         has = f"it has {', '.join(offered)}" if offered else _NO_PROFILES
         for name in names:
             if name not in offered:
-                raise PlanError(f"{self.name(index)} has no power profile {name!r}{nearest(name, offered)}; {has}.")
+                raise PlanError(
+                    f"{self.name(index)} has no power profile {name!r}{nearest_hint(name, offered)}; {has}."
+                )
 
     def request_profiles(self, index: int, names: Iterable[str]) -> None:
         """Request these profiles and no others; PlanError where one is not offered."""
@@ -182,7 +184,7 @@ class Gpus:
             request = self._nvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
             for number, name in self._profiles_by_number().items():
                 if name in changed:
-                    request.requestedProfilesMask.mask[number // _BITS] |= 1 << number % _BITS
+                    request.requestedProfilesMask.mask[number // _MASK_BITS] |= 1 << number % _MASK_BITS
             call = getattr(self._nvml, f"nvmlDeviceWorkloadPowerProfile{how}RequestedProfiles")
             words = f"{what} the power profile {'+'.join(changed)}"
             try:
@@ -194,23 +196,25 @@ class Gpus:
 
     def _profiles_in(self, mask: Any) -> tuple[str, ...]:
         names = self._profiles_by_number()
-        return tuple(names[i] for i in names if mask.mask[i // _BITS] >> i % _BITS & 1)
+        return tuple(names[i] for i in names if mask.mask[i // _MASK_BITS] >> i % _MASK_BITS & 1)
 
     def _profiles_by_number(self) -> dict[int, str]:
         """Names of all profiles by NVML's number; those that this pynvml has no name for are profile-N."""
         nvml = self._nvml
         known = {
-            getattr(nvml, name): name.removeprefix(_PREFIX).lower().replace("_", "-")
+            getattr(nvml, name): name.removeprefix(_PROFILE_PREFIX).lower().replace("_", "-")
             for name in dir(nvml)
-            if name.startswith(_PREFIX) and not name.startswith(f"{_PREFIX}OPERATION") and name != f"{_PREFIX}MAX"
+            if name.startswith(_PROFILE_PREFIX)
+            and not name.startswith(f"{_PROFILE_PREFIX}OPERATION")
+            and name != f"{_PROFILE_PREFIX}MAX"
         }
         numbers = range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)
         return {number: known.get(number, f"profile-{number}") for number in numbers}
 
     def memory(self, index: int) -> tuple[int, int, dict[int, int]]:
-        """Bytes of the GPU's memory that are in use, by whatever, that it has, and that each process holds, by its pid.
+        """Bytes of the GPU's memory: used by anybody, in all, and held by each process, by its pid.
 
-        Of a process 0 where the driver does not say; DeviceError where it says nothing at all.
+        A process has 0 where the driver does not say; DeviceError where it says nothing at all.
         """
         nvml = self._nvml
         if nvml is None:
@@ -234,14 +238,14 @@ class Gpus:
 
 
 class Meter:
-    """Samples GPUs (local ranks, by default all) from `start` to `stop` in a thread; its readings say why it cannot.
+    """Samples GPUs (local ranks, by default all) in a thread from `start` to `stop`.
 
-    Nothing here raises: a run without a meter counts for time.
+    Nothing here raises, since a run without a meter still counts for its time: a reading has the reason instead.
     """
 
     def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Any = CLOCK) -> None:
         self._indices, self._period_s, self._clock = indices, period_s, clock
-        self.also: Callable[[], None] | None = None  # called at every `_ALSO`th sample
+        self.on_sample: Callable[[], None] | None = None  # called every `_CALL_EVERY` samples
         self._reason = ""
         self._times: list[float] = []
         self._samples: list[list[tuple[float, ...]]] = []
@@ -278,9 +282,9 @@ class Meter:
                 self._reason = self._reason or "the driver does not answer any more"
 
     def now(self) -> float:
-        """The time, seconds since 1970, before or after which every sample was taken: none that is being taken.
+        """The time, seconds since 1970, at a moment when no sample is being taken.
 
-        The edge of a window at which clocks change: a sample that began before they did must not be of it.
+        It is for windows whose edge is a change of clocks, so that no sample spans the edge.
         """
         waited = self._sampling.acquire(timeout=_PATIENCE_S)
         try:
@@ -298,7 +302,7 @@ class Meter:
         columns = {name: values[:, :, i] for i, name in enumerate(QUANTITIES)}
         at = np.array(self._times[:count])
         if self._activity is not None:
-            columns["utilisation"] = self._activity.instead_of(columns["utilisation"], at)
+            columns["utilisation"] = self._activity.replaced_in(columns["utilisation"], at)
         return Series(self._ids, at, **columns, reason=self._reason)
 
     def reading(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
@@ -310,8 +314,8 @@ class Meter:
             self._sample(gpus, wanted)
             while not self._clock.wait(self._over, self._period_s):
                 self._sample(gpus, wanted)
-                if self.also is not None and len(self._times) % _ALSO == 0:
-                    self.also()
+                if self.on_sample is not None and len(self._times) % _CALL_EVERY == 0:
+                    self.on_sample()
             self._sample(gpus, wanted)
         except DeviceError as error:
             self._reason = str(error).rstrip(".")
@@ -327,8 +331,8 @@ class Meter:
 
 
 @contextmanager
-def metered(indices: Sequence[int] | None = None, clock: Any = CLOCK) -> Iterator[Meter]:
-    """A meter that runs while the body does, for its `Meter.reading` afterwards."""
+def running_meter(indices: Sequence[int] | None = None, clock: Any = CLOCK) -> Iterator[Meter]:
+    """A meter that samples GPUs while the body runs, for `Meter.reading` during and after it."""
     meter = Meter(indices, clock=clock)
     meter.start()
     try:
@@ -389,7 +393,7 @@ def _zeus_errors() -> tuple[type[Exception], ...]:
 
 
 def _answer(query: Callable[[], Any], index: int, what: str = "") -> Any:
-    """The answer of GPU ``index``; a refusal becomes one sentence, with what to do where rights are missing."""
+    """The answer of GPU ``index`` to ``query``; errors become DeviceError in one sentence, about ``what`` was asked."""
     import pynvml
     from zeus.device.gpu.common import ZeusGPUNoPermissionError
 
@@ -424,9 +428,9 @@ def _sentence(error: Exception) -> str:
 
 
 class SmActivity:
-    """SM activity by NVIDIA's DCGM, the share of time that streaming multiprocessors had work, from now to `stop`.
+    """Reads SM activity, the share of time that streaming multiprocessors had work, from NVIDIA's DCGM until `stop`.
 
-    ``gpus`` are numbers of GPUs as NVML and DCGM count them. Where ``dcgmi`` is missing or fails, it saw nothing.
+    ``gpus`` are numbers of GPUs as NVML and DCGM count them. Where ``dcgmi`` is missing or fails, nothing is read.
     """
 
     def __init__(self, gpus: Sequence[int]) -> None:
@@ -437,7 +441,7 @@ class SmActivity:
         dcgmi = shutil.which("dcgmi")
         if dcgmi is None:
             return
-        command = [dcgmi, "dmon", "-e", "1002", "-d", str(_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
+        command = [dcgmi, "dmon", "-e", "1002", "-d", str(_DCGM_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
         with suppress(OSError), delay_signals():
             self._program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -457,7 +461,7 @@ class SmActivity:
             self._program.wait()
         self._thread.join(_DCGM_PATIENCE_S)
 
-    def instead_of(self, utilisation: Floats, time_s: Floats) -> Floats:
+    def replaced_in(self, utilisation: Floats, time_s: Floats) -> Floats:
         """``utilisation`` (n, gpus) with columns of GPUs that DCGM knows replaced by SM activity at ``time_s``."""
         out = utilisation.copy()
         for column, gpu in enumerate(self._gpus):
@@ -468,7 +472,7 @@ class SmActivity:
 
     def _read(self) -> None:
         for line in (self._program and self._program.stdout) or ():
-            found = _ROW.match(line)
+            found = _DCGM_ROW.match(line)
             if found and int(found[1]) in self._seen:
                 with suppress(ValueError):
                     self._seen[int(found[1])].append((time.time(), float(found[2])))

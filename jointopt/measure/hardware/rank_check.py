@@ -72,15 +72,15 @@ class Statement:
     usual: str = DEFAULT_ORDER
 
 
-def stated_by(words: Sequence[str], folder: Path) -> list[Statement]:
-    """The statements of a command and of the scripts and configs that it names (from ``folder``); none where unknown.
+def read_statements(words: Sequence[str], folder: Path) -> list[Statement]:
+    """What a command, and scripts and configs that it names (relative to ``folder``), state of degrees and rank order.
 
-    Known are the words and configs that `jointopt import` reads, but for logs.
+    The words and configs that `jointopt import` reads are known, logs aside; of others there are no statements.
     """
     commands = [list(words)]  # itself, those inside of its words (``sh -c "..."``) and those of its scripts
     for text in [*(word for word in words if re.search(r"\s", word.strip())), *_texts(words, folder, _SCRIPTS)]:
         with suppress(ValueError, RecursionError):  # text that no shell would take
-            commands += read_script(text).commands
+            commands += map(list, read_script(text).commands)
     found = [one for command in commands if (one := _megatron(command))]
     if found:
         return found
@@ -157,10 +157,10 @@ def _imported(taken: Taken, text: str) -> Statement | None:
     return Statement(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
 
 
-def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, str]:
-    """Variables of a command by which its ranks report their stages into ``reports``.
+def report_variables(words: Sequence[str], folder: Path, reports: Path) -> dict[str, str]:
+    """Environment variables that let the ranks of a command report their stages into the folder ``reports``.
 
-    In a container they do so by `jointopt.report_stage` alone: it has a PYTHONPATH of its own, and not these files.
+    In a container, which has a PYTHONPATH of its own, they report by `jointopt.report_stage` alone.
     """
     found, path = {FOLDER: str(reports)}, os.environ.get("PYTHONPATH")
     if any(map(_CONTAINERS.search, [" ".join(words), *_texts(words, folder, _SCRIPTS)])):
@@ -170,10 +170,10 @@ def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, st
 
 
 class RankCheck:
-    """The ``ranks`` of a started program on one node, against the stages of a plan whose ranks are in ``order``.
+    """Compares the ``ranks`` (n,) of a running program on this node with the stages of a plan, ranked by ``order``.
 
-    ``folder`` is where ranks report their stages; ``wait_s`` begins when all have been seen, and is ten times as long
-    where they are hidden.
+    Ranks report their stages into ``folder``. Ranks that show no stage are taken as the plan has them: ``wait_s`` after
+    all of this node were seen, ten times as long after the start where they are hidden.
     """
 
     def __init__(self, plan: Mapping[str, Any], order: str, ranks: Ints, folder: Path, wait_s: float = WAIT_S) -> None:
@@ -188,9 +188,9 @@ class RankCheck:
         self.remark = ""
 
     def passed(self, mark: str, now_s: float | None = None) -> bool:
-        """Whether every rank of this node is known to run its stage; of silent ones it is taken so after a while.
+        """Whether every rank of this node runs its stage of the plan, as it shows or as is assumed after the wait.
 
-        ``mark`` is that of the program's processes. RankOrderError where one runs another stage.
+        ``mark`` is that of the program's processes. RankOrderError where a rank runs another stage.
         """
         self._check_reports()
         now_s = time.monotonic() if now_s is None else now_s
@@ -246,11 +246,11 @@ class RankCheck:
                 f"{min(self._stages) + local}: its clocks are not applied; say with --node which node of the program "
                 "this is, or give its launcher node ranks."
             )
-        found = _stated_by(words, Path(folder))
+        found = _read_statements(words, Path(folder))
         check_stated(self._plan, self._order, found)
         if any("pp" in one.degrees for one in found):
             self._known.add(rank)
         self._seen.add(rank)
 
 
-_stated_by = functools.lru_cache(maxsize=64)(stated_by)  # each rank of a node has the same words
+_read_statements = functools.lru_cache(maxsize=64)(read_statements)  # each rank of a node has the same words

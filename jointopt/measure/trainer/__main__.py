@@ -2,8 +2,8 @@
 
 import sys
 
-from jointopt.measure.trainer.device import leave
+from jointopt.measure.trainer.device import exit_at_once
 from jointopt.measure.trainer.run import main
 
 main(*sys.argv[1:3])
-leave()
+exit_at_once()

@@ -32,14 +32,14 @@ def now_s(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def slowest(values: list[float], device: torch.device) -> list[float]:
-    """The largest of each value over all ranks."""
+def largest_of_ranks(values: list[float], device: torch.device) -> list[float]:
+    """The largest of each value over all ranks, the same on every rank."""
     out = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(out, op=dist.ReduceOp.MAX)
     return out.tolist()
 
 
-def leave() -> NoReturn:
+def exit_at_once() -> NoReturn:
     """Ends this process here, without what Python does at its end.
 
     Threads of gloo still hold Python objects. One that frees them while the interpreter ends is unwound by Python, and

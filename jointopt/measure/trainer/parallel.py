@@ -54,7 +54,7 @@ def device_mesh(spec: TrainSpec, device: torch.device) -> DeviceMesh:
     return mesh
 
 
-def stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dict[int, Stage]:
+def build_stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dict[int, Stage]:
     """The stages of this rank by number, laid out, sharded and with the weights that every layout starts from."""
     if spec.num_query_groups % spec.tp:
         raise ValueError(

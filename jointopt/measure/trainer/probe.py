@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jointopt.measure.trainer.device import leave, now_s, own_device, slowest
+from jointopt.measure.trainer.device import exit_at_once, largest_of_ranks, now_s, own_device
 
 _SECONDS = 0.1  # that each measurement lasts at least, after one call to warm up
 _REPEATS = 3
@@ -141,11 +141,12 @@ def _seconds(act: Callable[[], Any], device: torch.device, together: bool = Fals
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
-    return float(f"{slowest([seconds], device)[0]:.4g}")
+    """The largest value of all ranks, to four digits."""
+    return float(f"{largest_of_ranks([seconds], device)[0]:.4g}")
 
 
 if __name__ == "__main__":
     readings = probe()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[1]).write_text(json.dumps(readings), encoding="utf-8")
-    leave()
+    exit_at_once()

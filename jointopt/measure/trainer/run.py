@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.hardware.host import remarks, wrong_device
-from jointopt.measure.trainer.device import now_s, own_device, slowest
+from jointopt.measure.hardware.host import device_remarks, wrong_device
+from jointopt.measure.trainer.device import largest_of_ranks, now_s, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
-from jointopt.measure.trainer.parallel import device_mesh, stages
+from jointopt.measure.trainer.parallel import build_stages, device_mesh
 from jointopt.measure.trainer.spec import JUDGED_ON, TrainSpec
 
 Step = Callable[[], Tensor]  # one iteration's passes: this rank's mean loss (0 where it has none)
@@ -29,7 +29,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     """Results of one run, the same on every rank: seconds by iteration, losses, memory."""
     torch.manual_seed(spec.seed)
     mesh = device_mesh(spec, device)
-    parts = stages(spec, mesh, device)
+    parts = build_stages(spec, mesh, device)
     inputs, targets = _batch(spec, mesh, device)
     step = (
         _pipeline_step(spec, mesh, parts, inputs, targets)
@@ -58,17 +58,17 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         _print_progress(spec, measured, device)
         left -= 1
         if not left and spec.least_s:
-            passed_s = slowest([sum(measured)], device)[0]
+            passed_s = largest_of_ranks([sum(measured)], device)[0]
             left = max(0, math.ceil((spec.least_s - passed_s) / passed_s * len(measured)))
-        if spec.behind_s and len(measured) == JUDGED_ON and min(slowest(measured, device)) > spec.behind_s:
+        if spec.behind_s and len(measured) == JUDGED_ON and min(largest_of_ranks(measured, device)) > spec.behind_s:
             behind_s = spec.behind_s
             break
     return {
         "measured_s": [begun_s, time.time()],
-        "iteration_s": slowest(seconds, device)[warmup:],
+        "iteration_s": largest_of_ranks(seconds, device)[warmup:],
         "behind_s": behind_s,
         "loss": losses,
-        "peak_memory_gib": slowest([_memory_gib(device)], device)[0],
+        "peak_memory_gib": largest_of_ranks([_memory_gib(device)], device)[0],
     }
 
 
@@ -162,7 +162,7 @@ def main(spec_path: str, out_path: str) -> None:
     if not cuda:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
-    found = train(spec, device) | {"remarks": remarks(spec.gpu, spec.dtype, name)}
+    found = train(spec, device) | {"remarks": device_remarks(spec.gpu, spec.dtype, name)}
     if dist.get_rank() == 0:
         Path(out_path).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier(device_ids=[device.index] if cuda else None)

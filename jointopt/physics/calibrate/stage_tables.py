@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import CatalogError, TableError, nearest
+from jointopt.core.errors import CatalogError, TableError, nearest_hint
 from jointopt.core.schema import DEGREES, Ints
 from jointopt.jobs.catalog.gpus import load_gpu
 
@@ -178,7 +178,7 @@ def check_results(table: ResponseTable) -> None:
 
 
 def _missing(rows: pd.DataFrame, name: str, what: str, meaning: str) -> TableError:
-    near = nearest(name, [str(c) for c in rows.columns if c != name and rows[c].notna().any()])
+    near = nearest_hint(name, [str(c) for c in rows.columns if c != name and rows[c].notna().any()])
     return TableError(f"The table lacks the column {name!r}{near}, which {what} needs: {meaning}.")
 
 

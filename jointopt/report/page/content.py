@@ -9,7 +9,7 @@ from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import words
+from jointopt.jobs.objectives import objective_words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
 from jointopt.report.doubts import reasons_of, wider_lines
@@ -65,7 +65,7 @@ def content(
         f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
         f"{training.precision} with {training.software}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
-        f"layout{'s' * (layouts != 1)} that no other plan beats in {words(job.objectives)}."
+        f"layout{'s' * (layouts != 1)} that no other plan beats in {objective_words(job.objectives)}."
     )
     most = max(probability_of_fitting(entry) for entry in front)
     alert = f"Not feasible: none of these plans is expected to fit in memory (probability {most:.2f} at most)."

@@ -14,7 +14,7 @@ from wsgiref.util import setup_testing_defaults
 
 import optuna
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.quote import header_value, local_url
 from jointopt.core.secrets import masked
 from jointopt.runs.database import has_table
@@ -83,7 +83,7 @@ def _found(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tu
     if study is None:
         return storage, max(ids.items(), key=lambda item: item[1])
     if study not in ids:
-        raise UsageError(f"There is no study {study!r} in {place}{nearest(study, ids)}.")
+        raise UsageError(f"There is no study {study!r} in {place}{nearest_hint(study, ids)}.")
     return storage, (study, ids[study])
 
 

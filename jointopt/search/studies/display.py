@@ -12,7 +12,7 @@ import numpy as np
 from jointopt.core.quote import our_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.plans.text import format_plan
-from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
+from jointopt.search.pareto import OBJECTIVES, evenly_spaced, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def front_note(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> str:
     rows = front_rows(plans, goals)
     if not len(rows):
         return "## The front\n\nNo plan of this study keeps its constraints.\n"
-    listed = rows[evenly(take(plans, rows), LISTED)]
+    listed = rows[evenly_spaced(take(plans, rows), LISTED)]
     more = goals[len(OBJECTIVES) :]
     lines = [f"| {plans[OBJECTIVES[0]][row]:.4g} | {plans[OBJECTIVES[1]][row]:.6g} | "
              f"{''.join(f'{plans[name][row]:.4g} | ' for name in more)}{_relative(plans, row, rows[0])} "
@@ -139,7 +139,7 @@ def show(
     figure = front_figure(plans if background is None else background, goals)
     attributes |= dict(pieces(f"{PLOT}front:", json.dumps(figure)))
     front = front_rows(plans, goals)
-    for row in front[evenly(take(plans, front), LISTED)].tolist():
+    for row in front[evenly_spaced(take(plans, front), LISTED)].tolist():
         trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, numbers[row])
         attributes |= dict(note_attributes(plan_note(plans, row, front[0]), trial_id))
     set_attributes(storage, study, attributes.items())

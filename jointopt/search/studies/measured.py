@@ -19,22 +19,19 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.quote import our_command
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
-from jointopt.core.system import may_live, this_process
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns
+from jointopt.core.system import may_be_alive, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.search.studies.display import PLOT, note_attributes, pieces
 from jointopt.search.studies.storage import made_study, numbered, on_studies, open_storage, set_attributes
-from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
+from jointopt.search.studies.trials import CONSTRAINTS, PLAN, UNLISTED, distributions_of, is_ours
 
 MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
     "notes",
 )  # fmt: skip
-_UNITS = {
-    "iteration_time_s": "s", "energy_j": "J", "avg_power_w": "W per GPU", "peak_power_w": "W",
-    "peak_memory_gib": "GiB", "temperature_c": "°C",
-}  # fmt: skip
+_UNITS = {name: COLUMNS[name].unit for name in MEASURED if COLUMNS[name].unit} | {"avg_power_w": "W per GPU"}
 KIND = "measured runs"  # attribute `kind` of such a study
 _GOING, _PROCESS, _LEFT = "going", "process", "left"
 _EXPLANATION = (
@@ -69,11 +66,13 @@ class MeasuredStudy:
     @on_studies
     def _open(self) -> None:
         self._storage = open_storage(self.url)
-        self._study = self._opened()
+        self._study = self._load_or_make()
         for trial in self._trials():  # those whose process was killed do not run any more
             process = trial.user_attrs.get(_PROCESS, "")
-            if trial.state == TrialState.RUNNING and not (process and may_live(process)):
-                self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
+            if trial.state == TrialState.RUNNING and not (process and may_be_alive(process)):
+                self.end_without_result(
+                    self._trial_id(trial), "the process that waited for the run was killed", left=True
+                )
 
     @property
     def name(self) -> str:
@@ -86,41 +85,44 @@ class MeasuredStudy:
 
     @property
     @on_studies
-    def going(self) -> dict[str, Any] | None:
-        """The message of `go` of a process that has ended without taking it back."""
+    def unfinished(self) -> dict[str, Any] | None:
+        """What a process that has ended wanted to continue, by `set_unfinished`; None where nothing is left."""
         message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-        return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
+        return None if message is None or (message[_PROCESS] and may_be_alive(message[_PROCESS])) else message
 
     @on_studies
-    def go(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:
-        """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
+    def set_unfinished(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:
+        """Remember the state (JSON values) from which this work can be continued; None: nothing is to be continued.
+
+        ``paused``: another process may continue it while this one lives.
+        """
         process = "" if paused else this_process()
         self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: process})
 
     def pause(self, message: Mapping[str, Any]) -> None:
-        """Remember a message for whoever continues, this process or another."""
-        self.go(message, paused=True)
+        """As `set_unfinished`, for whoever continues, this process or another."""
+        self.set_unfinished(message, paused=True)
 
     @on_studies
-    def holds(self, plan: Mapping[str, Any]) -> bool:
-        """Whether a trial of the plan (a record of `jointopt.jobs.plans.text.plan_records`) has ended or runs."""
+    def has_trial_of(self, plan: Mapping[str, Any]) -> bool:
+        """Whether a trial of ``plan`` (a record of `plan_records`) runs, or has ended other than by an interrupt."""
         mine = record_text(plan)
         known = [trial.user_attrs for trial in self._trials()]
         return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
 
     @on_studies
-    def left(self, origin: str) -> list[FrozenTrial]:
-        """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
+    def abandoned(self, origin: str) -> list[FrozenTrial]:
+        """Trials of ``origin`` whose process was killed and whose plans have no later trial; runs may go on."""
         trials = self._trials()
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
         return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
     @on_studies
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
-        """A running trial; returns its id. ``predicted`` are columns without the prefix."""
+        """Make a running trial and return its id. ``predicted``: columns, ``more``: further attributes."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
         same = {PLAN: record_text(plan), _PROCESS: this_process()}
-        params = {name: plan[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plan and name not in OPEN}
+        params = {name: plan[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plan and name not in UNLISTED}
         params["clock_mhz"] = float(max(plan["stage_clock_mhz"]))
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING, params=params, user_attrs={**same, **more, **known},
@@ -134,12 +136,12 @@ class MeasuredStudy:
 
     @on_studies
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
-        """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
+        """End the trial with its measurement ``row`` (result columns); ``broken``: limits that it did not keep."""
         trial_id = self._moved.get(trial_id, trial_id)
         if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
             return self._draw()
         if row["status"] == "ok":
-            trial_id = self._suited(trial_id, row)
+            trial_id = self._move_to_measured_goals(trial_id, row)
         figures = {name: figure for name in _UNITS if math.isfinite(figure := _number(row.get(name)))}
         words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
         for name, value in {**figures, **words, **more}.items():
@@ -153,8 +155,8 @@ class MeasuredStudy:
         self._draw()
 
     @on_studies
-    def lose(self, trial_id: int, why: str, left: bool = False) -> None:
-        """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
+    def end_without_result(self, trial_id: int, why: str, left: bool = False) -> None:
+        """End the trial of a run that was interrupted, ``why`` in words; ``left``: its run may go on unwatched."""
         trial_id = self._moved.get(trial_id, trial_id)
         # a connection may have been cut after it ended, and of several starts each ends what a killed one has left
         if self._storage.get_trial(trial_id).state.is_finished():
@@ -165,8 +167,8 @@ class MeasuredStudy:
             self._note(trial_id, ())
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    def _opened(self) -> optuna.Study:
-        """The newest study of the job with these objectives, made where there is none."""
+    def _load_or_make(self) -> optuna.Study:
+        """The study of the job with these objectives, made where there is none; the first such name that is free."""
         facts = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
         for name in numbered(self._base):
             try:
@@ -190,8 +192,12 @@ class MeasuredStudy:
     def _trial_id(self, trial: FrozenTrial) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
-    def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
-        """A trial in a study of what is measured: before the first success it is open whether there is a meter."""
+    def _move_to_measured_goals(self, trial_id: int, row: Mapping[str, Any]) -> int:
+        """The id of the trial in a study of the objectives that ``row`` has measured, made where there is none.
+
+        Only the first success shows whether there is a meter. Where there is none, trials so far move to a study of
+        time alone, unless other processes or programs look for theirs here.
+        """
         measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or TIME_ALONE
         trials, everyones = self._trials(), len(self._study.get_trials(deepcopy=False))
         if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
@@ -200,12 +206,12 @@ class MeasuredStudy:
         if shared := len(trials) < everyones or any(elsewhere):
             # others will make the same step; what they run, or added with Optuna, stays where they look for it
             trials = [self._storage.get_trial(trial_id)]
-            self.lose(trial_id, "shown in the study of what could be measured")
+            self.end_without_result(trial_id, "shown in the study of what could be measured")
         going, old = self._study.user_attrs.get(_GOING), [self._trial_id(trial) for trial in trials]
         if not shared:
             optuna.delete_study(study_name=self.name, storage=self._storage)
         self.objectives = measured
-        self._study = self._opened()
+        self._study = self._load_or_make()
         if not shared:
             self._study.set_user_attr(_GOING, going)
         new = [self._storage.create_new_trial(self._study_id, template_trial=trial) for trial in trials]

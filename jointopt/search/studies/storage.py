@@ -23,10 +23,10 @@ from jointopt.runs.database import (
     database_errors,
     file_of,
     in_turn,
+    make_private_file,
     now_s,
     on_database,
     open_database,
-    private_file,
 )
 
 _MADE_WITHIN_S = 30  # the tables of a database, by another program
@@ -43,7 +43,7 @@ def prepare_storage(url: str) -> Storage | None:
     storage = Storage(url)
     if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
         return None
-    with storage.alone("jointopt-probe"):
+    with storage.exclusive_turn("jointopt-probe"):
         if storage.dialect == "sqlite":
             # write what SQLite has of the file already: an error where it can only be read
             with storage.rdb.engine.connect() as connection:
@@ -82,9 +82,9 @@ def _parsed(url: str) -> sa.URL:
 
 
 class _OneTransaction(sqlite3.Connection):
-    """A connection whose transactions begin and end where `Storage.together` says, and not with each of Optuna's steps.
+    """A connection whose transactions begin and end by `Storage.one_transaction`, not with each step of Optuna's.
 
-    A step that fails after something was written undoes them all, so that the commit at the end fails.
+    A step that fails after something was written undoes all of them, so that the commit at the end fails.
     """
 
     begun_at = 0  # rows changed by this connection before the transaction
@@ -126,7 +126,7 @@ class Storage:
         return self._connections[-1]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def one_transaction(self) -> Iterator[None]:
         """On SQLite one transaction around all steps, with the write lock from its beginning; elsewhere nothing."""
         if self.dialect != "sqlite":
             yield
@@ -141,13 +141,13 @@ class Storage:
                 connection.execute("ROLLBACK")
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """`together`, while other processes that want to be alone with the same ``name`` wait.
+    def exclusive_turn(self, name: str) -> Iterator[None]:
+        """One process at a time runs a block of this ``name``; on SQLite it is `one_transaction` too.
 
-        That is the write lock on SQLite and an advisory lock on PostgreSQL; both end with the process that holds them.
+        The lock, SQLite's write lock or an advisory lock of PostgreSQL, ends with the process that holds it.
         """
         if self._turns is None:
-            with self.together():
+            with self.one_transaction():
                 yield
             return
         with in_turn(self._turns, name):
@@ -169,7 +169,7 @@ def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBSt
     its version is there and makes it, which is not one step; on a loaded machine its maker may be seconds between two.
     """
     is_new = (file := file_of(url)) is not None and not file.exists()
-    private_file(url)
+    make_private_file(url)
     dialect = _parsed(url).get_backend_name()
     if file is not None and not is_new:
         with suppress(SQLAlchemyError), open_database(url).connect():

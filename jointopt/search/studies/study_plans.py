@@ -6,14 +6,14 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel, TrialSystemAttributeModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
 
-from jointopt.core.errors import UsageError, nearest
+from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.secrets import masked
 from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import has_table, open_database
@@ -21,9 +21,6 @@ from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.storage import on_studies, open_storage
 from jointopt.search.studies.trials import COMPLETE, CONSTRAINTS, DOCUMENT, GENES, PLAN, PLANS, RESULTS, WORKER, is_ours
-
-if TYPE_CHECKING:
-    pass
 
 
 @on_studies
@@ -64,7 +61,7 @@ def _known_study(url: str, name: str) -> optuna.Study:
         names = optuna.get_all_study_names(storage)  # which reads all attributes of all studies
         known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise UsageError(
-            f"{masked(url)!r} holds no study {name!r}{nearest(name, names)}; expected one of {known}."
+            f"{masked(url)!r} holds no study {name!r}{nearest_hint(name, names)}; expected one of {known}."
         ) from None
 
 

@@ -17,10 +17,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, decode_cells
 from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.outages import wait_out
-from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
+from jointopt.search.pareto import OBJECTIVES, evenly_spaced, front_rows, is_beaten, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
 
@@ -40,8 +40,8 @@ GENES = "jointopt:genes"  # and, of the system's: layout index, clock index, sha
 RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
 
 
-# Columns whose values no list could hold: Optuna's parameters are of lists that never change. `PLAN` has them.
-OPEN = tuple(c.name for c in COLUMNS.values() if c.codes is not None and not isinstance(c.codes, Names))
+# Plan columns that are no parameters: Optuna's have fixed lists of values, and no list holds all of these. `PLAN` does.
+UNLISTED = tuple(c.name for c in COLUMNS.values() if c.codes is not None and not isinstance(c.codes, Names))
 
 
 def is_ours(trial: FrozenTrial) -> bool:
@@ -64,14 +64,14 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     made: dict[str, BaseDistribution] = {}
     for name in LAYOUT_COLUMNS:
         column = COLUMNS[name]
-        if name not in plans or name in OPEN:
+        if name not in plans or name in UNLISTED:
             continue
         if isinstance(column.codes, Names):
             made[name] = CategoricalDistribution(column.codes.names)
         elif column.dtype == "bool":
             made[name] = CategoricalDistribution((False, True))
         else:
-            low, high = outside(name, (plans[name].min(), plans[name].max()))
+            low, high = decode_cells(name, (plans[name].min(), plans[name].max()))
             made[name] = IntDistribution(low, high, log=column.log)
     made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
     limits = plans.get(POWER_LIMIT, np.zeros(0))
@@ -82,8 +82,8 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     return made
 
 
-def searched(plans: Columns) -> dict[str, BaseDistribution]:
-    """The distributions of those columns that have more than one value: every parameter costs when it is written."""
+def varying_distributions(plans: Columns) -> dict[str, BaseDistribution]:
+    """`distributions_of` the columns with more than one value, since every parameter costs when it is written."""
     known = distributions_of(plans)
     return {name: kind for name, kind in known.items() if np.ptp(np.nan_to_num(plans[name]).astype(float)) > 0.0}
 
@@ -94,11 +94,11 @@ def trials_of(
     state: TrialState = TrialState.COMPLETE,
     goals: tuple[str, ...] = OBJECTIVES,
 ) -> list[FrozenTrial]:
-    """A trial per described plan (`jointopt.search.problem.Problem.describe`); of finished ones also what came out."""
+    """A trial in ``state`` per plan of a `Problem.describe`; those that are complete have their outcome too."""
     columns: dict[str, list[Any]] = {}
     for name in distributions:
         cells = np.nan_to_num(plans[name]) if name == "slack" else plans[name]
-        columns[name] = outside(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
+        columns[name] = decode_cells(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
     trials = []
     for row, plan in enumerate(plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))):
         params = {name: values[row] for name, values in columns.items()}
@@ -109,7 +109,7 @@ def trials_of(
 
 
 def outcome_of(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> dict[str, Any]:
-    """What came out of a plan, as a trial has it: its goals, the `RESULTS` that are known, and its violation."""
+    """The outcome of a plan in the fields of a trial: its goals, the `RESULTS` that are known, and its violation."""
     known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
     return {
         "values": [float(plans[name][row]) for name in goals],
@@ -139,13 +139,13 @@ def save_study(
 
     The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``; where it is taken, a
     suffix ``-2``, ``-3``, ... is appended, unless that study holds the same job and trials: then nothing is written.
-    Of more than ``max_trials`` plans some are chosen (`choose`). ``note`` (Markdown), ``attributes`` (JSON values) and
-    ``document`` (of the whole proposal) belong to the study, whose values are the ``goals``. UsageError where the
+    Of more than ``max_trials`` plans some are chosen (`choose_rows`). ``note`` (Markdown), ``attributes`` (JSON values)
+    and ``document`` (of the whole proposal) belong to the study, whose values are the ``goals``. UsageError where the
     storage cannot be opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows = choose(plans, max_trials, seed, goals)
-    trials = trials_of(shown := take(plans, rows), searched(shown), goals=goals)
+    rows = choose_rows(plans, max_trials, seed, goals)
+    trials = trials_of(shown := take(plans, rows), varying_distributions(shown), goals=goals)
     # a second after one another, up to now: the timeline of the dashboard shows nothing of shorter ones
     end, second = datetime.datetime.now().replace(microsecond=0), datetime.timedelta(seconds=1)
     for before, trial in enumerate(reversed(trials)):
@@ -160,7 +160,7 @@ def save_study(
     def saved() -> str:
         with study_errors(url):
             to = Storage(storage) if isinstance(storage, str) else storage
-            with to.alone(first):
+            with to.exclusive_turn(first):
                 for title in numbered(first):
                     try:
                         there = optuna.load_study(study_name=title, storage=to.rdb).user_attrs
@@ -198,25 +198,26 @@ def _write(
         study.set_user_attr(key, value)
 
 
+# columns of a plan that `_mapping` writes in another form, or not at all
+_NOT_CHOICES = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", "clock_mhz", "slack", "violation")
+
+
 def _mapping(plans: Columns) -> dict[str, list[Any]]:
     """The plans by column, as JSON: layouts as in a table, stage clocks as text, unknown values as null."""
     columns: dict[str, list[Any]] = {}
-    for name in (*(n for n in LAYOUT_COLUMNS if n in plans), *(n for n in plans if n not in _LEFT_OUT)):
+    for name in (*(n for n in LAYOUT_COLUMNS if n in plans), *(n for n in plans if n not in _NOT_CHOICES)):
         columns[name] = [None if value != value else value for value in plans[name].tolist()]
-    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
+    columns |= {name: decode_cells(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = list(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return columns
 
 
-_LEFT_OUT = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", "clock_mhz", "slack", "violation")
+def choose_rows(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
+    """At most ``count`` rows of distinct plans, ascending: of the front, the nearest to it, and a random sample.
 
-
-def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
-    """Rows of at most ``count`` distinct plans: the front, half of the rest near it, half at random; sorted.
-
-    Of the front at most `FRONT_SHARE` of ``count``. A feasible plan beyond it is beaten by one of those chosen, so that
-    Optuna's best trials are of the front. Of the random ones those beyond `OUTLIER` come last, for one of them squeezes
-    the front in every plot of the dashboard.
+    The front has at most `FRONT_SHARE` of the rows, plans near it `NEAR_SHARE` of the others. Every feasible plan that
+    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. Of the
+    sample plans beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
     """
     # of those tied in all goals the first: Optuna calls all of a tie best trials
     values = stacked(plans, goals)
@@ -225,7 +226,7 @@ def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJEC
     rows = np.sort(finite[np.unique(keys, axis=0, return_index=True)[1]]).astype(np.int64)
     some = take(plans, rows)
     front = front_rows(some, goals)
-    kept = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
+    kept = front[evenly_spaced(take(some, front), math.ceil(count * FRONT_SHARE))]
     beaten = is_beaten(stacked(take(some, kept), goals), stacked(some, goals))
     others = np.setdiff1d(np.flatnonzero(beaten | (some["violation"] > 0.0)), front)
     # by how much the nearest point of the front is better, as the larger of the two relative differences

@@ -1,7 +1,7 @@
 """The database side of a study that several workers share: every plan is a trial of one worker at a time.
 
 A worker holds trials for as long as its lease runs, which it renews while it lives; then others take them over. Trials
-are taken in turns (`Storage.alone`), so that each worker sees what the others have taken; all else is Optuna's own.
+are taken in turns (`Storage.exclusive_turn`), so that each worker sees what others have taken; the rest is Optuna's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from jointopt.core.errors import JointOptError, LauncherError, OutageError, OutO
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.secrets import masked
 from jointopt.runs.outages import patience
-from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, half_local, starting_genes, unseen
+from jointopt.search.breeding import (
+    POPULATION,
+    Genome,
+    Seen,
+    breed,
+    decode_unseen,
+    elite,
+    mix_in_local_moves,
+    starting_genes,
+)
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.display import show
@@ -42,8 +51,8 @@ from jointopt.search.studies.trials import (
     is_evaluated,
     is_shared,
     outcome_of,
-    searched,
     trials_of,
+    varying_distributions,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +70,7 @@ UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 class Queue:
     """One worker's view of a shared study that minimises ``goals``.
 
-    ``lease_s``: how long a silent worker keeps its trials.
+    ``lease_s``: how long a worker that does not renew its lease keeps its trials.
     """
 
     def __init__(
@@ -70,7 +79,8 @@ class Queue:
     ) -> None:  # fmt: skip
         self.name, self.lease_s, self.goals, self.url = name, lease_s, goals, url
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._renewed_s, self._back_s = time.monotonic(), -math.inf  # the lease; after it had run out
+        # when the lease was renewed, and when it last was after it had run out
+        self._renewed_s, self._back_s = time.monotonic(), -math.inf
         self._open(identity)
 
     @on_studies
@@ -82,7 +92,7 @@ class Queue:
                 f"Workers cannot share a study in {masked(self.url)!r}; expected a PostgreSQL URL such as "
                 f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
             )
-        with self._storage.alone(self.name):
+        with self._storage.exclusive_turn(self.name):
             try:
                 self.study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
             except KeyError:
@@ -110,11 +120,11 @@ class Queue:
     def claim(
         self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]], begun: Collection[int] = ()
     ) -> list[FrozenTrial]:
-        """At most ``count`` trials to evaluate: those of workers that fell silent or left, else ``breed(trials)``.
+        """Take at most ``count`` trials to evaluate: those of lost workers, else new ones by ``breed(trials)``.
 
-        ``begun``: numbers of this worker's own that are on their way.
+        ``begun``: numbers of trials that this worker evaluates already.
         """
-        with self._storage.alone(self.name):
+        with self._storage.exclusive_turn(self.name):
             trials = self.trials()
             if free := [trial for trial in self._free(trials) if trial.number not in begun][:count]:
                 for trial in free:
@@ -129,6 +139,7 @@ class Queue:
             return self.trials()[len(trials) :]
 
     def _free(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Unfinished trials that this worker may evaluate: its own, those that wait, and those whose lease is over."""
         unfinished = [trial for trial in trials if trial.state in UNFINISHED]
         if all(trial.user_attrs[WORKER] == self.worker for trial in unfinished):
             return unfinished
@@ -148,12 +159,9 @@ class Queue:
 
     @on_studies
     def finish(self, numbers: Sequence[int], plans: Columns | None, error: str = "") -> int:
-        """Writes what came of claimed trials, a row of ``plans`` each, or the ``error`` of those without a result.
-
-        Returns how many were still this worker's.
-        """
+        """Finish claimed trials with a row of ``plans`` each, or with an ``error``; how many were still its own."""
         done, storage = 0, self._storage.rdb
-        with self._storage.together():
+        with self._storage.one_transaction():
             for row, number in enumerate(numbers):
                 trial_id = self._trial_id(number)
                 if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
@@ -175,7 +183,7 @@ class Queue:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Renews this worker's lease in the background, and lets what it holds wait for others at the end."""
+        """Renew this worker's lease in the background, and give its unfinished trials back at the end."""
         stop = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(stop,), daemon=True)
         thread.start()
@@ -189,7 +197,7 @@ class Queue:
 
     @on_studies
     def _give_back(self) -> None:
-        with self._storage.alone(self.name):
+        with self._storage.exclusive_turn(self.name):
             for trial in self.trials():
                 if trial.state == TrialState.RUNNING and trial.user_attrs[WORKER] == self.worker:
                     self._storage.rdb.set_trial_state_values(self._trial_id(trial.number), TrialState.WAITING)
@@ -199,7 +207,7 @@ class Queue:
         while not stop.wait(self.lease_s / 4.0):
             try:
                 storage = storage or Storage(self.url)
-                with storage.together():
+                with storage.one_transaction():
                     self._renew(storage)
             except (SQLAlchemyError, sqlite3.Error, OSError, optuna.exceptions.OptunaError):
                 continue  # it may be back before the lease ends; if not, others take over
@@ -214,7 +222,7 @@ class Queue:
     @on_studies
     def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:
         """Sets what the dashboard shows of the study: its note, and these finished plans."""
-        with self._storage.alone(self.name):
+        with self._storage.exclusive_turn(self.name):
             show(self._storage.rdb, self.name, plans, note, numbers, goals=self.goals)
 
 
@@ -226,44 +234,44 @@ FAILURES_IN_A_ROW = 5  # plans; after so many it is not they that are to blame
 
 
 @dataclass(frozen=True)
-class Worked:
-    """The work of one worker, and the finished plans (described) that the study had when it left."""
+class WorkDone:
+    """The work of one worker, and all finished plans of the study."""
 
-    evaluated: int
-    failed: int
-    plans: Columns
+    evaluated: int  # plans of this worker
+    failed: int  # plans of this worker
+    plans: Columns  # as of `Problem.describe`
 
 
-def share(
+def work_on_study(
     problem: Problem, url: str, *, name: str, identity: Mapping[str, Any], trials: int, seed: int = 0, batch: int = 1,
     start: Columns | None = None, lease_s: float = 60.0, note: str = "", progress: Progress | None = None,
-    at_once: int = 1, ahead: int = 0, out_with: Callable[[Ints], Ints] = np.asarray,
-) -> Worked:  # fmt: skip
+    at_once: int = 1, ahead: int = 0, also_out_of_memory: Callable[[Ints], Ints] = np.asarray,
+) -> WorkDone:  # fmt: skip
     """Works on the shared study ``name`` until it has ``trials`` finished plans, by all goals of the problem.
 
     ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
-    front; ``at_once``: batches that are evaluated at a time, by threads; ``ahead``: batches that are held besides, to
-    go on with while the database is away; ``out_with``: layouts that surely run out of
-    memory, since these did. A worker that is silent for ``lease_s`` loses
-    its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
-    LauncherError where one plan after the other cannot be evaluated.
+    front; ``batch``: plans evaluated in one call; ``at_once``: batches that are evaluated at a time, by threads;
+    ``ahead``: batches that are claimed besides, to go on with while the database is away;
+    ``also_out_of_memory(layout_index)``: layouts that need as much memory as these, which ran out of it. A worker that
+    does not renew its lease for ``lease_s`` loses its plans to others. Raises UsageError for a storage that cannot be
+    shared or a study of another search, LauncherError where one plan after the other cannot be evaluated.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
         queue = Queue(url, name, identity, lease_s=lease_s, goals=problem.goals)
-        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once, ahead, out_with)
+        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once, ahead, also_out_of_memory)
         with patience(math.inf):  # others may wait for what it holds
             worker.run()
         finished = [trial for trial in worker.queue.trials() if is_evaluated(trial)]
         plans = problem.describe(worker.plans(finished))
         if finished:
             worker.queue.show(plans, note, [trial.number for trial in finished])
-    return Worked(worker.evaluated, worker.failed, plans)
+    return WorkDone(worker.evaluated, worker.failed, plans)
 
 
 @dataclass
 class _Worker:
-    """A problem, a queue, the plans that the study has seen, and claimed batches: in the pool, and to begin then."""
+    """One worker's loop: the batches that its pool evaluates, those that wait for it, and the plans seen so far."""
 
     problem: Problem
     queue: Queue
@@ -274,7 +282,7 @@ class _Worker:
     progress: Progress | None = None
     at_once: int = 1
     ahead: int = 0
-    out_with: Callable[[Ints], Ints] = np.asarray
+    also_out_of_memory: Callable[[Ints], Ints] = np.asarray
     evaluated: int = 0
     failed: int = 0
     _failed_in_a_row: int = 0
@@ -285,7 +293,7 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self._genome = Genome.of(self.problem)
-        self._distributions: dict[str, BaseDistribution] = searched(
+        self._distributions: dict[str, BaseDistribution] = varying_distributions(
             self.problem.layouts | {"clock_mhz": self.problem.clocks_mhz, "slack": np.array([0.0, 1.0])}
         )
         self._pool = ThreadPoolExecutor(self.at_once)
@@ -306,7 +314,7 @@ class _Worker:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _claim(self) -> bool:
-        """Claim batches as long as there is room, and begin those that may run; whether any is on its way."""
+        """Claim batches while there is room, and begin those that the pool has room for; whether any is evaluated."""
         while len(self._running) + len(self._waiting) < self.at_once + self.ahead:
             begun = {trial.number for trials in (*self._running.values(), *self._waiting) for trial in trials}
             if not (claimed := self.queue.claim(self.batch, self._breed, begun)):
@@ -323,7 +331,7 @@ class _Worker:
             self._running[self._pool.submit(self._evaluated, claimed)] = claimed
 
     def _work(self, claimed: list[FrozenTrial], evaluated: Callable[[], Columns] | None = None) -> None:
-        """Keep what the evaluation of claimed plans has come to, by default evaluated now."""
+        """Finish claimed trials with the plans that ``evaluated()`` returns, by default evaluated here and now."""
         try:
             plans = self._evaluated(claimed) if evaluated is None else evaluated()
         except JointOptError:
@@ -337,7 +345,8 @@ class _Worker:
             self.progress(self.evaluated, self.trials, 0)
 
     def _evaluated(self, claimed: list[FrozenTrial]) -> Columns:
-        bare = self._bare(claimed)
+        """The plans of claimed trials, evaluated; ValueError for a goal that no plan can have."""
+        bare = self._without_results(claimed)
         if np.isin(bare["layout_index"], list(self._seen.closed)).any():
             raise OutOfMemoryError("not evaluated, since its layout, or one that needs no more memory, ran out of it")
         plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
@@ -348,13 +357,13 @@ class _Worker:
         return plans
 
     def _fail(self, claimed: list[FrozenTrial], error: Exception) -> None:
-        """One plan that cannot be evaluated must not take the others of its batch along."""
+        """Finish trials whose evaluation failed: of a batch each alone, so that only plans at fault fail."""
         if len(claimed) > 1:
             for trial in claimed:
                 self._work([trial])
             return
         if isinstance(error, OutOfMemoryError):
-            self._seen.closed |= set(self.out_with(self._bare(claimed)["layout_index"]).tolist())
+            self._seen.closed |= set(self.also_out_of_memory(self._without_results(claimed)["layout_index"]).tolist())
         self.failed += self.queue.finish([claimed[0].number], None, f"{type(error).__name__}: {error}")
         self._failed_in_a_row += not isinstance(error, RunFailedError)
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
@@ -364,21 +373,22 @@ class _Worker:
             ) from error
 
     def _breed(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        """The next running trials; none where the study has its trials, or nothing unseen is within reach."""
+        """New trials to evaluate; none where the study has its trials, or nothing unseen is within reach."""
         count, problem = len(trials), self.problem
         size = min(self.batch, self.trials - count)
         if size <= 0:
             return []
-        new = self._bare(trials[self._marked :])
+        new = self._without_results(trials[self._marked :])
         self._seen.add(new["layout_index"], new["stage_clock_mhz"])
         self._marked = count
         # layouts that any worker ran out of memory, and those that hold as much: at every clock
         out = [trial for trial in trials if str(trial.user_attrs.get(ERROR)).startswith(OutOfMemoryError.__name__)]
         if out:
-            self._seen.closed |= set(self.out_with(np.unique(self._bare(out)["layout_index"])).tolist())
+            ran_out = np.unique(self._without_results(out)["layout_index"])
+            self._seen.closed |= set(self.also_out_of_memory(ran_out).tolist())
         rng = np.random.default_rng((self.seed, count))
         genes = self._genes(trials, size, rng)
-        bred = unseen(self._genome, genes, Seen(set(self._seen.keys), self._seen.closed), rng)
+        bred = decode_unseen(self._genome, genes, Seen(set(self._seen.keys), self._seen.closed), rng)
         chosen = rng.permutation(len(bred[0]))[:size]
         layout, clock, slack, stages = (values[chosen] for values in bred)
         plans = problem.describe({
@@ -390,7 +400,7 @@ class _Worker:
         return running
 
     def _genes(self, trials: list[FrozenTrial], size: int, rng: np.random.Generator) -> Ints:
-        """Genes to choose the next ``size`` plans from: at first those that all workers begin with, then children."""
+        """Genes to take the next ``size`` plans from: the first `POPULATION`, which the seed decides, then children."""
         count = len(trials)
         if count < POPULATION:
             start = starting_genes(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
@@ -401,9 +411,9 @@ class _Worker:
         goals = self.problem.goals
         children = breed(self._genome, take(plans, elite(plans, POPULATION, goals)), POPULATION, rng)
         done, front = count / self.trials, front_of(plans, goals)
-        return half_local(self._genome, plans, front, self._seen, children, done, rng)
+        return mix_in_local_moves(self._genome, plans, front, self._seen, children, done, rng)
 
-    def _bare(self, trials: list[FrozenTrial]) -> Columns:
+    def _without_results(self, trials: list[FrozenTrial]) -> Columns:
         """The plans of these trials without their results."""
         genes = np.array([trial.system_attrs[GENES] for trial in trials], dtype=float).reshape(-1, 3)
         layout, clock, slack = genes[:, 0].astype(np.int64), genes[:, 1].astype(np.int64), genes[:, 2]
@@ -412,7 +422,7 @@ class _Worker:
 
     def plans(self, finished: list[FrozenTrial]) -> Columns:
         """The plans of these trials with goals and violation."""
-        plans = self._bare(finished)
+        plans = self._without_results(finished)
         for number, name in enumerate(self.problem.goals):
             plans[name] = np.array([trial.values[number] for trial in finished], dtype=float)
         violation = [trial.system_attrs[CONSTRAINTS][0] for trial in finished]

@@ -10,22 +10,22 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, outside
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, decode_cells
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import FURTHER, OBJECTIVES
+from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVES
 from jointopt.jobs.plans.text import parse_stage_clocks, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import workloads
-from jointopt.search.pareto import front_order, non_dominated, spread
+from jointopt.search.pareto import farthest_rows, front_order, non_dominated
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import holding_as_much
 from jointopt.workflows.feasible_layouts import priced_problem
 from jointopt.workflows.predict import predict
 
 MOST = 500  # plans of a job that are kept as candidates, the best by its model
-_PREDICTED = (*OBJECTIVES, *FURTHER)
+_PREDICTED = (*OBJECTIVES, *FURTHER_OBJECTIVES)
 _OF_MODEL = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk",
@@ -85,7 +85,7 @@ def listed(
     can be predicted.
     """
     table = pd.DataFrame(listing)
-    found = [work.on(machine) for work in workloads(table)[0]]
+    found = [work.on_machine(machine) for work in workloads(table)[0]]
     table = table.iloc[np.concatenate([work.rows for work in found])].reset_index(drop=True)
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
@@ -96,10 +96,10 @@ def listed(
     has, allowed = np.concatenate(limits).T
     answers = predict(table, calibration=calibration, machine=machine)
     predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED if name not in HEAT}
-    if "peak_power_w" in job.objectives:
+    if heat := [name for name in HEAT if name in job.objectives]:
         of_works = ((CostModel(w.job, w.plans), np.arange(len(w.rows)), w.stage_clock_mhz) for w in found)
-        peaks = [physics.heat(every, clocks)["peak_power_w"] for physics, every, clocks in of_works]
-        predicted["peak_power_w"] = np.concatenate(peaks)
+        parts = [physics.heat(every, clocks) for physics, every, clocks in of_works]
+        predicted |= {name: np.concatenate([part[name] for part in parts]) for name in heat}
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
     jobs = tuple((calibrated_if_same_gpu(work.job, calibration), len(work.rows)) for work in found)
     return Candidates(table, plans, predicted, load, np.log(allowed / has), jobs=jobs)
@@ -129,10 +129,11 @@ def searched(job: Job | JobModel) -> Candidates:
     feasible = np.flatnonzero(plans["violation"] <= 0)
     if not len(feasible):
         raise InfeasibleError(f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why.")
-    if "peak_power_w" in job.objectives:
-        plans["peak_power_w"] = np.full(len(layout), np.nan)
-        peaks = model.cost_model(problem.layouts).heat(layout[feasible], plans["stage_clock_mhz"][feasible])
-        plans["peak_power_w"][feasible] = peaks["peak_power_w"]
+    if heat := [name for name in HEAT if name in job.objectives]:
+        found = model.cost_model(problem.layouts).heat(layout[feasible], plans["stage_clock_mhz"][feasible])
+        for name in heat:
+            plans[name] = np.full(len(layout), np.nan)
+            plans[name][feasible] = found[name]
     best = feasible[peeled(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
@@ -155,7 +156,7 @@ def peeled(values: Floats, count: int) -> Ints:
         if not len(front):
             break
         if len(front) > (room := count - len(chosen)):  # by the first column alone one end of it would be left out
-            front = front[spread(np.log(values[front]), room)]
+            front = front[farthest_rows(np.log(values[front]), room)]
         chosen = np.concatenate([chosen, front])
         left = np.setdiff1d(left, front)
     return chosen
@@ -163,9 +164,9 @@ def peeled(values: Floats, count: int) -> Ints:
 
 def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     """Plans of a job as rows of a measurement table without results, the job's own columns included."""
-    table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
-    own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
-    own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.cells
+    table = pd.DataFrame({name: decode_cells(name, columns[name]) for name in LAYOUT_COLUMNS})
+    own = job.model.size_cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
+    own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_and_recipe_cells
     own |= job.model.attention_cells | {"dtype": job.training.precision}
     if POWER_LIMIT in columns:
         table[POWER_LIMIT] = columns[POWER_LIMIT]

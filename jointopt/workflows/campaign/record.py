@@ -20,13 +20,14 @@ from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import record_text
-from jointopt.measure.base import Ended, Launcher, ManyAtOnce, Report, run_all
+from jointopt.measure.base import EndedRun, Launcher, ManyAtOnce, ReportState, run_all
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.runs.reservations import Reservation, Reservations
-    from jointopt.runs.store import Spill, Store
+    from jointopt.runs.spill import Spill
+    from jointopt.runs.store import Store
     from jointopt.search.studies.measured import MeasuredStudy
 
 
@@ -95,13 +96,14 @@ class Record:
         self._hash = hashlib.sha256(self._text.encode()).hexdigest()
         if storage is not None:
             from jointopt.runs.reservations import Reservations
-            from jointopt.runs.store import Spill, Store
+            from jointopt.runs.spill import Spill
+            from jointopt.runs.store import Store
 
             self._spill = Spill(storage, origin)
             self._reservations = Reservations(storage, self._hash)  # before the store is read
-            self._before = {plan: one.runs for plan, one in self._reservations.look().items()}
+            self._before = {plan: one.runs for plan, one in self._reservations.read().items()}
             self.store = Store(storage)
-            if taken := self.store.take_in():
+            if taken := self.store.add_spilled():
                 note(f"{taken} runs that earlier commands had kept in files are in the store now.")
 
     @property
@@ -125,7 +127,7 @@ class Record:
         note = f"# {self._job.name}, measured\n\n```yaml\n{text}```\n\n"
         self._study = study = MeasuredStudy(self._url, self._job.name, job_hash, objectives, plans, note, text)
         for plan, row, broken in earlier:
-            if not study.holds(plan):
+            if not study.has_trial_of(plan):
                 study.end(study.begin(plan, {}, round=0), row, broken)
 
     def related(self, candidates: pd.DataFrame) -> pd.DataFrame:
@@ -159,18 +161,18 @@ class Record:
 
         Runs that have ended by now count as known: their results are to be read from the store after this.
         """
-        found: Collection[Reservation] | None = self._shared(lambda shared: shared.look().values(), None, _WAIT_S)
+        found: Collection[Reservation] | None = self._shared(lambda shared: shared.read().values(), None, _WAIT_S)
         if found is not None:
             self._others = Others(
-                running=frozenset(one.plan for one in found if one.elsewhere),
+                running=frozenset(one.plan for one in found if one.runs_elsewhere),
                 ended=frozenset(one.plan for one in found if one.runs > self._before.get(one.plan, 0)) - self._mine,
                 fatal=frozenset(one.plan for one in found if one.abandoned and one.lost > 0),
             )
         return self._others
 
-    def freed(self) -> bool:
+    def wait_for_freed(self) -> bool:
         """Wait for runners of other machines that may be dead; whether a plan of theirs is free now."""
-        return bool(self._shared(lambda shared: shared.freed(), False))
+        return bool(self._shared(lambda shared: shared.wait_for_freed(), False))
 
     def _shared(self, act: Callable[[Reservations], Any], alone: Any, wait_s: float = 0.0) -> Any:
         """``act`` on the reservations; ``alone`` without them, while they are away, or where they cannot be used."""
@@ -215,12 +217,12 @@ class Record:
 
     def unfinished(self) -> dict[str, Any] | None:
         """The state that an earlier process left by `progress` and did not finish."""
-        return None if self._study is None else self._study.going
+        return None if self._study is None else self._study.unfinished
 
     def progress(self, state: Mapping[str, Any] | None) -> None:
         """Remember ``state`` in case that this process is killed; None: nothing is left to be continued."""
         with suppress(OutageError):
-            self._in_study(lambda study: study.go(state))
+            self._in_study(lambda study: study.set_unfinished(state))
 
     def pause(self, state: Mapping[str, Any]) -> None:
         """Remember ``state`` for the process that continues."""
@@ -234,12 +236,12 @@ class Record:
         """
         if self._study is None or not isinstance(launcher, ManyAtOnce):
             return []
-        trials = self._study.left(self._origin)
+        trials = self._study.abandoned(self._origin)
         return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
 
     def run_all(
         self, launcher: Launcher, queue: Iterable[Queued],
-        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: Report,
+        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: ReportState,
     ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
         """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
 
@@ -268,7 +270,7 @@ class Record:
                 with suppress(OutageError):
                     self._end_reservation(queued.plan, ran=False)
                     if trial is not None:
-                        self._in_study(lambda study, trial=trial: study.lose(trial, why, left))  # type: ignore[misc]
+                        self._in_study(lambda study, trial=trial: study.end_without_result(trial, why, left))  # type: ignore[misc]
 
     def _begun(
         self, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
@@ -286,7 +288,7 @@ class Record:
         return self._in_study(lambda study: study.begin(queued.plan, queued.predicted, **about))
 
     def _kept(
-        self, run: Ended, queued: Queued, trial: int | None,
+        self, run: EndedRun, queued: Queued, trial: int | None,
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
     ) -> Done:  # fmt: skip
         row = {**queued.question, **run.row}

@@ -33,6 +33,7 @@ KINDS = [  # a text, and what it is read as; blank: nothing
     ("Building device mesh with parallelism: tp=2\n", "torchtitan log"),
     ("Config(general=GeneralArgs(project='x'))\n", "nanotron log"),
     ("Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\n", "log of a failed run"),
+    ("# step 1 loss 5.0 time 0.174\ntorchrun train.py --model_name_or_path x", "launch script"),
     ("Traceback (most recent call last):\nValueError: bad flag\n", ""), ("torch.OutOfMemoryError: out of memory\n", ""),
 ]  # fmt: skip
 

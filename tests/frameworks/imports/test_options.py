@@ -76,6 +76,12 @@ def test_the_configs_that_a_script_is_given_are_named(more: str, names: tuple[st
     assert taken.names == names
 
 
+def test_megatron_deepspeed_has_words_and_an_optimizer_of_its_own() -> None:
+    (taken,) = read_text(f"deepspeed {PRETRAIN} --deepspeed --num-key-value-heads 4 --bf16 --zero-stage 0")
+    assert (taken.model["num_query_groups"], taken.plan["zero_stage"], taken.unread) == (4, 1, ())
+    assert "bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does" in taken.remarks
+
+
 def test_the_environment_that_libraries_read_is_kept() -> None:
     variables = "export NCCL_ALGO=Ring NVTE_X=1 CUDA_DEVICE_MAX_CONNECTIONS=1 HOME_OF=x\nCONFIG_FILE=a/b.toml"
     (taken,) = read_text(f"{variables}\ntorchrun {TRAIN}")

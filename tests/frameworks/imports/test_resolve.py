@@ -34,7 +34,7 @@ SIZED: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [  # parts
     ({"cluster": {"num_gpus": 4}}, {}, (1, 4, 2)),
     ({"cluster": {"num_gpus": 16, "nodes": 4}}, {}, (4, 4, 8)),
     ({"cluster": {"gpus_per_node": 4}}, {}, (1, 4, 2)),
-    ({"cluster": {"nodes": 3}}, {}, (3, 8, 12)),
+    ({"cluster": {"nodes": 4}}, {}, (4, 8, 16)),
     ({"cluster": {}, "plan": {"dp": 8, "tp": 2, "micro_batch_size": 1}}, {}, (2, 8, 8)),
     ({"plan": {"dp": 8, "tp": 2, "micro_batch_size": 1}}, {"nodes": 4}, (4, 8, 16)),
     ({"plan": {"tp": 2, "pp": 2, "cp": 4, "micro_batch_size": 1}}, {}, (2, 8, 1)),

@@ -33,6 +33,18 @@ def test_figures_are_right_to_the_digit() -> None:
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == (0.8123, 1992.5 * 64, 647.8)
 
 
+@pytest.mark.parametrize(("old", "new"), [
+    ("lm loss: 2.401035E+00", "lm loss: NAN"), ("grad norm: 1.797", "grad norm: nan"),
+    ("lm loss: 2.401035E+00", "lm-loss: nan"),
+])  # fmt: skip
+def test_nan_counts_in_any_letters_and_under_the_label_of_2021(old: str, new: str) -> None:
+    text = line(1) + line(2) + line(3).replace(old, new)
+    row = measured(read_log(text.replace("lm loss", "lm-loss") if "lm-" in new else text, dropped=1), 8)
+    assert "1 iterations, spread 0.0%, loss 2.401, 1 of warm-up, 1 with NaN left out" in row["notes"].replace(
+        "2.4010", "2.401"
+    )
+
+
 def test_skipped_and_nan_iterations_are_no_measurement() -> None:
     text = line(1) + "".join(line(n, 400.0, skipped=1) for n in range(2, 15)) + line(15, nans=1) + line(16, 812.3)
     row = measured(read_log(text, dropped=1), 8)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from jointopt.core.schema import ATTENTIONS
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.kernels import attention_constants, fp32_time_factor, training_factor
-from jointopt.jobs.job import ATTENTIONS
 from tests.each import each
 
 

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from jointopt.core.errors import JobError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.catalog.limits import limits, most
+from jointopt.jobs.catalog.limits import limit_of, limits
 from jointopt.jobs.catalog.networks import LINKS, most_gbytes_per_s
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import (
     CONSTRAINT_KEYS,
+    gpu_counts_in,
     job_from_options,
     load_job,
     load_jobs,
     parse_job,
     shipped_job,
     shipped_jobs,
-    sizes_in,
 )
 from jointopt.jobs.shape import INLINE_KEYS
 
@@ -71,7 +71,7 @@ def test_a_figure_in_another_unit_is_refused_by_its_name_or_within_the_stated_ra
         assert key in refusal
         return
     assert mapping[section][key] <= limits()[f"{section}.{key}"].most
-    assert job.training.global_batch_size * job.training.seq_length <= most("training.tokens")
+    assert job.training.global_batch_size * job.training.seq_length <= limit_of("training.tokens")
     assert all(getattr(job.cluster, link) <= most_gbytes_per_s(job.cluster.gpu, link) for link in LINKS)
 
 
@@ -115,7 +115,7 @@ def test_a_batch_that_grows_with_the_gpus_is_questioned_too() -> None:
     with pytest.raises(JobError, match=r"--weak: the batch of 1,048,576 GPUs counts sequences, .*100,000,000 tokens"):
         load_jobs("llama-3-8b-1x8-h100", (8, 1_048_576), weak=True)
     with pytest.raises(UsageError, match=r"up to 1,048,576; got '8,2000000'"):
-        sizes_in("8,2000000")
+        gpu_counts_in("8,2000000")
 
 
 def test_a_configuration_passes_the_same_limits_under_its_own_names(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from jointopt.jobs.catalog.frameworks import (
     class_factors,
     framework_names,
     job_of_class,
+    job_of_efficiency,
     load_framework,
     named_class,
-    of_class,
-    of_efficiency,
+    profile_of_class,
 )
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
@@ -23,7 +23,7 @@ from tests.each import each
 
 def test_a_community_s_kernels_take_1_17_times_as_long_as_a_vendor_s() -> None:
     usual = load_framework("megatron-lm")
-    slower = of_class(usual, "community")
+    slower = profile_of_class(usual, "community")
     assert slower.compute_factor == pytest.approx(1.17 * usual.compute_factor)
     assert slower.elementwise_factor == pytest.approx(1.17 * usual.elementwise_factor)
     assert (slower.name, slower.dp_overlap, slower.slower_on) == (usual.name, usual.dp_overlap, usual.slower_on)
@@ -31,7 +31,7 @@ def test_a_community_s_kernels_take_1_17_times_as_long_as_a_vendor_s() -> None:
 
 def test_a_profile_from_a_community_s_runs_is_as_much_faster_in_a_vendor_s_hands() -> None:
     usual = load_framework("megatron-deepspeed")
-    faster = of_class(usual, "vendor")
+    faster = profile_of_class(usual, "vendor")
     assert faster.compute_factor == pytest.approx(usual.compute_factor / 1.17)
     assert faster.elementwise_factor == pytest.approx(usual.elementwise_factor / 1.17)
 
@@ -40,13 +40,13 @@ def test_a_profile_from_a_community_s_runs_is_as_much_faster_in_a_vendor_s_hands
 def test_the_usual_class_leaves_a_profile_as_it_is(name: str) -> None:
     profile = load_framework(name)
     assert profile.recipe_class in RECIPE_CLASSES
-    assert of_class(profile, "") is of_class(profile, profile.recipe_class) is profile
+    assert profile_of_class(profile, "") is profile_of_class(profile, profile.recipe_class) is profile
 
 
 def test_a_submission_is_as_fast_as_a_vendor_s_own_recipe() -> None:
     nemo = load_framework("nemo")
     assert nemo.recipe_class == "submission"
-    assert of_class(nemo, "vendor") == nemo
+    assert profile_of_class(nemo, "vendor") == nemo
     assert class_factors("submission") == class_factors("vendor") == (1.0, 1.0)
 
 
@@ -77,11 +77,11 @@ def test_a_job_goes_from_class_to_class_and_back_to_the_usual_one() -> None:
     training = Training(4096, 64, framework=load_framework("megatron-lm"))
     job = Job("j", load_model("llama-3-8b"), training, build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 1}))
     slower = job_of_class(job, "community")
-    assert slower.training.framework == of_class(job.training.framework, "community")
+    assert slower.training.framework == profile_of_class(job.training.framework, "community")
     assert slower.training.recipe_class == "community"
     assert job_of_class(slower, "community").training.framework.compute_factor == pytest.approx(
         slower.training.framework.compute_factor
     )
     back = job_of_class(slower, "").training.framework
     assert back.compute_factor == pytest.approx(job.training.framework.compute_factor)
-    assert of_efficiency(job, "vendor") is of_efficiency(job, "") is job
+    assert job_of_efficiency(job, "vendor") is job_of_efficiency(job, "") is job

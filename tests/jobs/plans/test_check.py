@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import inside
+from jointopt.core.schema import encode_cells
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.frameworks import framework_names, framework_rules, load_framework
 from jointopt.jobs.framework import Framework
@@ -150,9 +150,11 @@ def test_experts_must_split_over_the_ranks_of_a_stage(make_job, moe):
 
 def test_megatron_names_the_rule_of_each_plan_that_it_cannot_start(make_job, moe):
     job = make_job(model=replace(moe, num_layers=9), framework=load_framework("megatron-lm"))
-    layouts = {name: inside(name, [value] * 4) for name, value in (GOOD | {"pp": 4, "dp": 1, "etp": 1} | USUAL).items()}
+    layouts = {
+        name: encode_cells(name, [value] * 4) for name, value in (GOOD | {"pp": 4, "dp": 1, "etp": 1} | USUAL).items()
+    }
     layouts["sequence_parallel"][1] = False
-    layouts["stage_layers"] = inside("stage_layers", ["2;2;2;3", "3;2;2;2", "", "3;1;2;3"])
+    layouts["stage_layers"] = encode_cells("stage_layers", ["2;2;2;3", "3;2;2;2", "", "3;1;2;3"])
     layouts["etp"][3] = 32
     assert violations(job, layouts).tolist() == [
         "", "experts_sequence_parallel", "even_stages", "expert_ffn;expert_ranks",
@@ -182,7 +184,9 @@ def test_megatron_refuses_what_its_overlap_of_all_to_alls_does_not_run_with(make
         off = replace(job, training=replace(job.training, overlap_moe_a2a=False))
         assert (check_plan(job, plan), check_plan(off, plan | change)) == ([], [])
         assert check_plan(job, plan | change) == [sentence]
-        assert violations(job, {name: inside(name, [v]) for name, v in (plan | change).items()}).tolist() == [rule]
+        assert violations(job, {name: encode_cells(name, [v]) for name, v in (plan | change).items()}).tolist() == [
+            rule
+        ]
     assert check_plan(make_job(model=moe, overlap_moe_a2a=True), plan | {"vpp": 1}) == []  # no framework of that family
 
 
@@ -190,7 +194,7 @@ def test_deepspeed_names_what_its_engine_does_not_have(make_job, moe):
     job = make_job(model=moe, framework=load_framework("deepspeed"))
     plan = GOOD | USUAL | {"etp": 1, "sequence_parallel": False}
     changes = [{"cp": 2, "dp": 1}, {"pp": 2, "stage_layers": "3;5", "dp": 1}, {"ep": 2, "pp": 2, "dp": 2, "tp": 2}]
-    layouts = {name: inside(name, [(plan | change)[name] for change in changes]) for name in plan}
+    layouts = {name: encode_cells(name, [(plan | change)[name] for change in changes]) for name in plan}
     names = violations(job, layouts).tolist()
     expected = ("context_parallel", "stage_layers_offered", "experts_tp_piped")
     assert [name in found for name, found in zip(expected, names, strict=True)] == [True] * 3
@@ -198,16 +202,20 @@ def test_deepspeed_names_what_its_engine_does_not_have(make_job, moe):
 
 def test_torchtitan_shards_over_context_parallel_ranks_and_has_no_zb_h1(make_job):
     job, plan = make_job(framework=load_framework("torchtitan")), GOOD | USUAL | {"etp": 1}
-    layouts = {name: inside(name, [plan[name]] * 2) for name in plan}
-    layouts |= {"cp": inside("cp", [2, 1]), "dp": inside("dp", [1, 2]), "zero_stage": inside("zero_stage", [0, 0])}
-    layouts |= {"pp": inside("pp", [1, 2]), "schedule": inside("schedule", ["1f1b", "zb-h1"])}
+    layouts = {name: encode_cells(name, [plan[name]] * 2) for name in plan}
+    layouts |= {
+        "cp": encode_cells("cp", [2, 1]),
+        "dp": encode_cells("dp", [1, 2]),
+        "zero_stage": encode_cells("zero_stage", [0, 0]),
+    }
+    layouts |= {"pp": encode_cells("pp", [1, 2]), "schedule": encode_cells("schedule", ["1f1b", "zb-h1"])}
     first, second = violations(job, layouts).tolist()
     assert ("cp_shards" in first, "schedule" in second, "cp_shards" in second) == (True, True, False)
 
 
 def test_a_measured_row_does_not_state_that_its_attention_is_latent(make_job):
     plan = GOOD | {"etp": 1} | USUAL | {"recompute": "selective", "recompute_modules": "mla_up_proj;layernorm"}
-    layouts = {name: inside(name, [value]) for name, value in plan.items()}
+    layouts = {name: encode_cells(name, [value]) for name, value in plan.items()}
     assert check_plan(make_job(), plan) != []
     assert violations(make_job(), layouts).tolist() == [""]
 
@@ -218,10 +226,10 @@ def test_every_rule_that_stops_a_start_is_in_the_table_with_its_source(make_job,
     assert set(table) - {"every"} <= families
     assert all(len(entry["source"]) > 20 for rules in table.values() for entry in rules.values())
     everything = Framework(rules=tuple(name for family in families & set(table) for name in table[family]))
-    names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.of_starting}
-    names |= {rule.name for rule in layout_rules(make_job()) if rule.of_starting}
+    names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.prevents_start}
+    names |= {rule.name for rule in layout_rules(make_job()) if rule.prevents_start}
     shared = replace(moe, num_shared_experts=1, num_dense_layers=1)
-    names |= {rule.name for rule in layout_rules(make_job(model=shared)) if rule.of_starting}
+    names |= {rule.name for rule in layout_rules(make_job(model=shared)) if rule.prevents_start}
     assert names == {name for rules in table.values() for name in rules}
 
 
@@ -233,7 +241,7 @@ def test_older_versions_of_megatron_have_their_own_rules():
 
 def test_a_plan_without_a_choice_can_be_started_all_the_same(make_job):
     plan = GOOD | {"dp": 1, "tp": 8, "pp": 1, "etp": 1} | USUAL | {"stage_layers": "8", "recompute": "selective"}
-    layouts = {name: inside(name, [value]) for name, value in plan.items()}
+    layouts = {name: encode_cells(name, [value]) for name, value in plan.items()}
     assert check_plan(make_job(), plan) != []
     assert violations(make_job(), layouts).tolist() == [""]
 

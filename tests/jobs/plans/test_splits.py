@@ -17,7 +17,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.jobs.plans.stages import balanced_split, buildable, offered_splits, own_split, usual_split
+from jointopt.jobs.plans.stages import balanced_split, can_be_built, framework_split, offered_splits, recipe_split
 from jointopt.jobs.plans.text import parse_plan, plan_records
 
 MEGATRON = load_framework("megatron-lm")
@@ -50,11 +50,11 @@ def test_every_split_listed_holds_all_layers_and_can_be_built(
 ) -> None:
     job = make_job(model=replace(dense, num_layers=layers), framework=framework)
     found = offered_splits(job, pp, vpp)
-    own = own_split(job, pp, vpp) if pp <= layers else ()
+    own = framework_split(job, pp, vpp) if pp <= layers else ()
     assert len(found) == len(set(found)) <= 3
     for split in filter(None, found):
         assert (len(split), sum(split)) == (pp * vpp, layers)
-        assert buildable(framework, split)
+        assert can_be_built(framework, split)
         assert split != own or framework is MEGATRON
 
 
@@ -150,4 +150,4 @@ def test_where_uneven_stages_must_be_stated_a_blank_counts_both_ends_as_layers_o
 ) -> None:
     framework = replace(MEGATRON, rules=(*MEGATRON.rules, "even_stages"), stage_splits=("ends",))
     job = make_job(model=load_model("llama-3.1-405b"), framework=framework)
-    assert usual_split(job, pp, vpp) == split
+    assert recipe_split(job, pp, vpp) == split

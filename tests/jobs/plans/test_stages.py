@@ -83,7 +83,7 @@ def test_layers_given_out_by_cost_are_all_there_and_no_stage_is_a_layer_over_its
 
 def test_the_largest_chunk_is_the_longest_of_those_stated_else_an_equal_share_rounded_up():
     model = replace(load_model("llama-3-8b"), num_layers=10)
-    stated = STAGE_LAYERS.of((2, 3, 4, 1))
+    stated = STAGE_LAYERS.code_of((2, 3, 4, 1))
     columns = {"pp": [2, 4, 2, 2], "vpp": [1, 1, 2, 2], "stage_layers": [0, 0, 0, stated]}
     found = largest_chunk(model, {name: np.array(values) for name, values in columns.items()})
     assert found.tolist() == [5, 3, 3, 4]

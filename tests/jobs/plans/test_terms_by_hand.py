@@ -76,7 +76,7 @@ def test_a_listed_split_of_interleaved_chunks_is_in_the_space(make_job: Callable
     split = "1;2;3;2"
     job = make_job(model=dense, framework=ANY, search={"stage_layers": (split,), "vpp": (2,), "pp": (2,)})
     assert check_plan(job, PLAN | {"vpp": 2, "stage_layers": split}) == []
-    assert STAGE_LAYERS.of((1, 2, 3, 2)) in enumerate_layouts(job).layouts["stage_layers"].tolist()
+    assert STAGE_LAYERS.code_of((1, 2, 3, 2)) in enumerate_layouts(job).layouts["stage_layers"].tolist()
 
 
 def test_a_dense_plan_has_no_groups_of_experts(dense: Model) -> None:

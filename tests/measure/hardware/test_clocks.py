@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
 from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.hardware import gpu_clocks, meter
-from jointopt.measure.hardware.gpu_clocks import Ownership, Setting, locked, plan_settings
+from jointopt.measure.hardware.gpu_clocks import Ownership, Setting, plan_settings, settings_session
 
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
 EVERYWHERE = Path(__file__).parents[2] / "stand_in" / "signal_everywhere.py"
 HOLD = """
 import sys, time
-from jointopt.measure.hardware.gpu_clocks import locked, Setting
-with locked([Setting(i, 1410.0, 500.0) for i in range(4)]):
+from jointopt.measure.hardware.gpu_clocks import settings_session, Setting
+with settings_session([Setting(i, 1410.0, 500.0) for i in range(4)]):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -86,31 +86,31 @@ def test_values_that_are_not_one_per_stage_are_refused(key: str, value) -> None:
 
 def test_a_plan_without_clocks_sets_nothing(driver) -> None:
     settings = plan_settings({"dp": 1, "tp": 1, "cp": 1, "pp": 1, "stage_clock_mhz": float("nan")})
-    with locked(settings):
+    with settings_session(settings):
         pass
     assert driver.calls() == []
 
 
 def test_stages_run_at_their_clocks_and_are_put_back_at_the_end(driver) -> None:
-    with locked(plan_settings(PLAN)) as held:
+    with settings_session(plan_settings(PLAN)) as held:
         assert driver.held() == {0: 1410, 1: 1410, 2: 1200, 3: 1200}
     assert (driver.held(), held.trouble, gpu_clocks.leftovers()) == ({}, "", [])
 
 
 def test_power_limits_return_to_what_they_were_before(driver) -> None:
-    with locked([Setting(1, power_limit_w=600.0)]), locked([Setting(1, power_limit_w=450.0)]):
+    with settings_session([Setting(1, power_limit_w=600.0)]), settings_session([Setting(1, power_limit_w=450.0)]):
         pass
     assert driver.calls() == ["limit 1 600000", "limit 1 450000", "limit 1 600000", "limit 1 700000"]
 
 
 def test_an_exception_puts_clocks_back(driver) -> None:
-    with pytest.raises(ZeroDivisionError), locked(plan_settings(PLAN)):
+    with pytest.raises(ZeroDivisionError), settings_session(plan_settings(PLAN)):
         _ = 1 / 0
     assert driver.held() == {}
 
 
 def test_a_clock_that_cannot_be_set_puts_those_before_it_back(driver) -> None:
-    with pytest.raises(PlanError, match="GPU 2"), locked([Setting(0, 1410.0), Setting(2, 9000.0)]):
+    with pytest.raises(PlanError, match="GPU 2"), settings_session([Setting(0, 1410.0), Setting(2, 9000.0)]):
         pass
     assert driver.calls() == ["lock 0 1410", "reset 0 1980"]
     assert gpu_clocks.leftovers() == []
@@ -118,19 +118,19 @@ def test_a_clock_that_cannot_be_set_puts_those_before_it_back(driver) -> None:
 
 def test_without_rights_nothing_is_left_behind(driver) -> None:
     driver.disturb("no-permission")
-    with pytest.raises(DevicePermissionError, match="--default-clocks"), locked(plan_settings(PLAN)):
+    with pytest.raises(DevicePermissionError, match="--default-clocks"), settings_session(plan_settings(PLAN)):
         pass
     assert (driver.calls(), gpu_clocks.leftovers()) == ([], [])
 
 
 def test_more_ranks_than_gpus_are_refused(driver) -> None:
     refused = pytest.raises(DeviceError, match="clocks of 8 GPUs here, and this machine shows 4")
-    with refused, locked([Setting(7, 1410.0)]):
+    with refused, settings_session([Setting(7, 1410.0)]):
         pass
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_reported_and_the_others_are_put_back(driver) -> None:
-    with locked(plan_settings(PLAN)) as held:
+    with settings_session(plan_settings(PLAN)) as held:
         driver.disturb("lost-1")
     assert "the clock of GPU 1 was not put back" in held.trouble
     assert driver.held() == {1: 1410}
@@ -185,7 +185,7 @@ def test_a_run_on_gpus_that_a_killed_one_left_puts_them_back_to_before_both(driv
     program = holder(driver)
     program.stdout.readline()
     killed(program)
-    with locked([Setting(0, 900.0, 300.0)]):
+    with settings_session([Setting(0, 900.0, 300.0)]):
         assert driver.held()[0] == 900
     assert driver.calls()[-2:] == ["limit 0 700000", "reset 0 1980"]
     assert [one.gpu for one in gpu_clocks.leftovers()] == ["GPU-stand-in-1", "GPU-stand-in-2", "GPU-stand-in-3"]
@@ -195,7 +195,7 @@ def test_gpus_that_a_living_run_holds_are_refused(driver) -> None:
     program = holder(driver)
     program.stdout.readline()
     refused = pytest.raises(DeviceError, match=f"Process {program.pid} .* holds the clocks of these GPUs")
-    with refused, locked([Setting(3, 900.0)]):
+    with refused, settings_session([Setting(3, 900.0)]):
         pass
     assert driver.held()[3] == 1410
     program.terminate()
@@ -205,10 +205,10 @@ def test_gpus_that_a_living_run_holds_are_refused(driver) -> None:
 def test_runs_on_other_gpus_neither_stop_this_one_nor_are_put_back_by_it(driver) -> None:
     program = holder(driver, HOLD.replace("range(4)", "range(2)"))
     program.stdout.readline()
-    with locked([Setting(3, 900.0)]):
+    with settings_session([Setting(3, 900.0)]):
         assert set(driver.held()) == {0, 1, 3}
     killed(program)
-    with locked([Setting(3, 900.0)]):
+    with settings_session([Setting(3, 900.0)]):
         assert set(driver.held()) == {0, 1, 3}
     assert [one.gpu for one in gpu_clocks.leftovers()] == ["GPU-stand-in-0", "GPU-stand-in-1"]
 
@@ -246,7 +246,7 @@ def test_gpus_are_found_again_by_identity_whatever_is_visible(driver, monkeypatc
 def test_without_a_place_to_write_nothing_is_locked(driver, monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("JOINTOPT_CLOCKS", str(tmp_path / "file"))
-    with pytest.raises(DeviceError, match="set JOINTOPT_CLOCKS"), locked([Setting(0, 900.0)]):
+    with pytest.raises(DeviceError, match="set JOINTOPT_CLOCKS"), settings_session([Setting(0, 900.0)]):
         pass
     assert driver.calls() == []
 
@@ -255,7 +255,7 @@ def test_a_handler_of_the_program_itself_decides_and_clocks_stay_until_it_ends(d
     noted: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
     try:
-        with locked([Setting(0, 900.0)]):
+        with settings_session([Setting(0, 900.0)]):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
             assert (noted, driver.held()) == ([signal.SIGTERM], {0: 900})
@@ -278,10 +278,10 @@ def test_a_killed_run_is_put_back_by_its_guardian_within_seconds(driver) -> None
 
 def test_what_another_program_sets_meanwhile_is_noticed_and_put_back(driver) -> None:
     gpus = meter.Gpus()
-    with locked([Setting(0, 900.0, 500.0), Setting(1, 900.0, 500.0)]) as held:
+    with settings_session([Setting(0, 900.0, 500.0), Setting(1, 900.0, 500.0)]) as held:
         gpus.set_power_limit(0, 400.0)
         gpus.reset_clock(1)
-        held.look()
+        held.check()
     assert held.changed == {
         "limit 0": "the power limit of GPU 0 was set to 400 W by another program, not 500",
         "clock 1": "GPU 1 ran at 1980 MHz, above the 900 set: another program set it",
@@ -297,11 +297,11 @@ def test_two_users_never_own_one_gpu_and_what_the_first_found_is_put_back(driver
         patch.setattr("socket.gethostname", lambda: "container-7")
         with (
             pytest.raises(DeviceError, match=f"Process {program.pid} of .* holds the clocks"),
-            locked([Setting(0, 900.0)]),
+            settings_session([Setting(0, 900.0)]),
         ):
             pass
     killed(program)
-    with locked([Setting(gpu, 900.0, 300.0) for gpu in range(4)]):
+    with settings_session([Setting(gpu, 900.0, 300.0) for gpu in range(4)]):
         assert meter.Gpus().power_limit_w(0) == 300
     assert [meter.Gpus().power_limit_w(gpu) for gpu in range(4)] == [700.0] * 4
 
@@ -327,6 +327,16 @@ def test_a_link_in_the_place_of_a_lock_is_not_written_to(driver, tmp_path: Path)
     (tmp_path / "clocks").mkdir()
     for gpu, link in enumerate((os.symlink, os.link)):
         link(precious, tmp_path / "clocks" / f"GPU-stand-in-{gpu}.json")
-        with pytest.raises(DeviceError, match="cannot be written"), locked([Setting(gpu, 900.0)]):
+        with pytest.raises(DeviceError, match="cannot be written"), settings_session([Setting(gpu, 900.0)]):
             pass
     assert (precious.read_text(), driver.calls()) == ("keep", [])
+
+
+def test_a_named_pipe_in_the_folder_of_locks_blocks_no_reader(driver, monkeypatch, tmp_path: Path) -> None:
+    left_by("GPU-stand-in-0", monkeypatch)
+    os.mkfifo(tmp_path / "clocks" / "pipe.json")
+    os.mkfifo(tmp_path / "clocks" / "GPU-stand-in-1.json")
+    program = "from jointopt.measure.hardware.gpu_clocks import leftovers; print(*(one.gpu for one in leftovers()))"
+    reader = [sys.executable, "-c", program]
+    done = subprocess.run(reader, env=driver.environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "GPU-stand-in-0\n"

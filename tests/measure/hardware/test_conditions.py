@@ -138,7 +138,7 @@ def test_a_gpu_that_did_not_hold_its_clock_is_reported(clock) -> None:
 
 def test_without_a_gpu_nothing_is_set_and_nothing_noted(driver, monkeypatch) -> None:
     monkeypatch.delenv("STAND_IN_NVML")
-    monkeypatch.setattr("jointopt.measure.hardware.conditions._DRIVERS", ())
+    monkeypatch.setattr("jointopt.measure.hardware.conditions._DRIVER_FILES", ())
     with under_plan(PLAN) as conditions:
         pass
     assert conditions.meter is None
@@ -147,7 +147,7 @@ def test_without_a_gpu_nothing_is_set_and_nothing_noted(driver, monkeypatch) -> 
 
 def test_gpus_that_cannot_be_controlled_stop_a_run_unless_clocks_are_left_alone(driver, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("STAND_IN_NVML")
-    monkeypatch.setattr("jointopt.measure.hardware.conditions._DRIVERS", (tmp_path,))
+    monkeypatch.setattr("jointopt.measure.hardware.conditions._DRIVER_FILES", (tmp_path,))
     with pytest.raises(Exception, match="Or go on at default clocks: --default-clocks"), under_plan(PLAN):
         pass
     with under_plan(PLAN, default_clocks=True) as conditions:

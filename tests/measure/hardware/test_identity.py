@@ -16,7 +16,7 @@ from jointopt.jobs.job import Job
 from jointopt.measure.base import Launcher
 from jointopt.measure.framework_launchers import framework_launcher
 from jointopt.measure.hardware import host as devices
-from jointopt.measure.hardware.host import FOR_TESTS, check_devices, remarks, wrong_device
+from jointopt.measure.hardware.host import FOR_TESTS, check_devices, device_remarks, wrong_device
 from jointopt.measure.torchrun import TorchrunLauncher, TorchrunProgram
 
 PLAN = {
@@ -59,11 +59,11 @@ def test_under_the_variable_for_tests_cores_count_and_other_gpus_do_not(monkeypa
 
 def test_a_gpu_that_the_catalogue_does_not_know_is_remarked_on_and_so_is_a_precision_that_cores_lack() -> None:
     assert wrong_device("h100-sxm5-80gb", ["NVIDIA Unheard Of"]) == ""
-    assert remarks("h100-sxm5-80gb", "bf16", "NVIDIA Unheard Of") == [
+    assert device_remarks("h100-sxm5-80gb", "bf16", "NVIDIA Unheard Of") == [
         "on NVIDIA Unheard Of, which the catalogue does not know, taken for h100-sxm5-80gb"
     ]
-    assert remarks("h100-sxm5-80gb", "bf16", H100) == remarks("cpu-core", "fp32", "") == []
-    assert remarks("cpu-core", "bf16", "") == ["cores train in fp32, not bf16"]
+    assert device_remarks("h100-sxm5-80gb", "bf16", H100) == device_remarks("cpu-core", "fp32", "") == []
+    assert device_remarks("cpu-core", "bf16", "") == ["cores train in fp32, not bf16"]
 
 
 @pytest.mark.parametrize("make", [TorchrunLauncher, lambda: framework_launcher("megatron", CHECKOUT)])

@@ -13,12 +13,12 @@ import pytest
 
 from jointopt.core.errors import PlanError
 from jointopt.measure.hardware import meter as meters
-from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, metered
+from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, running_meter
 from tests.slurm_cluster import wait_for
 
 
 def measured(clock=CLOCK, seconds: float = 2.3, indices=None) -> Meter:
-    with metered(indices, clock) as meter:
+    with running_meter(indices, clock) as meter:
         if clock is not CLOCK:
             clock.sleep(seconds)
     return meter
@@ -51,7 +51,7 @@ def test_an_edge_of_a_window_comes_after_the_sample_that_is_being_taken(driver, 
         return sample(gpus, index)
 
     monkeypatch.setattr(Gpus, "sample", slow)
-    with metered([0]) as meter:
+    with running_meter([0]) as meter:
         assert begun.wait(60)
         edge = threading.Thread(target=lambda: edges.append(meter.now()))
         edge.start()
@@ -90,7 +90,7 @@ def test_a_gpu_that_is_cut_into_instances_is_not_measured_for_one_of_them(driver
 
 
 def test_a_gpu_that_disappears_mid_run_leaves_energy_unmeasured_with_the_reason(driver, clock) -> None:
-    with metered(clock=clock) as meter:
+    with running_meter(clock=clock) as meter:
         clock.sleep(0.4)
         driver.disturb("lost-2")
         clock.sleep(2.2)
@@ -106,7 +106,7 @@ def test_a_counter_that_stands_still_is_refused(driver, clock) -> None:
 
 
 def test_a_counter_that_jumps_mid_run_is_refused(driver, clock) -> None:
-    with metered(clock=clock) as meter:
+    with running_meter(clock=clock) as meter:
         clock.sleep(1.2)
         driver.disturb("jump-0")
         clock.sleep(1.2)
@@ -154,7 +154,7 @@ def test_sm_activity_of_dcgm_is_taken_where_it_is_installed(driver, tmp_path: Pa
     rows = "echo '#Entity  SMACT'; echo 'ID'; while true; do echo 'GPU 3  0.425'; echo 'GPU 1  N/A'; sleep 0.05; done"
     with_dcgm(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/arguments; {rows}')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    with metered() as meter:
+    with running_meter() as meter:
         wait_for(lambda: meter.reading().utilisation == pytest.approx([0.425, 0.97]), "SM activity is taken")
     assert (tmp_path / "arguments").read_text() == "dmon -e 1002 -d 100 -i 3,1\n"
 

@@ -9,15 +9,15 @@ import psutil
 import pytest
 
 from jointopt.core.errors import DevicePermissionError, PlanError
-from jointopt.measure.hardware.gpu_clocks import Setting, locked, plan_settings, reset_all, restore
+from jointopt.measure.hardware.gpu_clocks import Setting, plan_settings, reset_all, restore, settings_session
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
 MAX_P, MAX_Q, LLM_TRAINING = 1 << 0, 1 << 1, 1 << 7
 PLAN = {"dp": 4, "tp": 1, "cp": 1, "pp": 1, "stage_clock_mhz": [1410.0]}
 HOLD = """
 import time
-from jointopt.measure.hardware.gpu_clocks import locked, Setting
-with locked([Setting(2, profiles=("max-q",))]):
+from jointopt.measure.hardware.gpu_clocks import settings_session, Setting
+with settings_session([Setting(2, profiles=("max-q",))]):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -52,7 +52,7 @@ def test_profiles_of_a_plan_are_requested_together_on_all_its_gpus(text: str) ->
 
 def test_profiles_are_those_of_the_plan_while_it_runs_and_then_the_previous_ones(blackwell) -> None:
     Gpus().request_profiles(1, ["max-p"])
-    with locked([Setting(gpu, profiles=("llm-training", "max-q")) for gpu in (0, 1)]):
+    with settings_session([Setting(gpu, profiles=("llm-training", "max-q")) for gpu in (0, 1)]):
         assert requested() == [("max-q", "llm-training")] * 2 + [()] * 2
     assert requested() == [(), ("max-p",), (), ()]
 
@@ -70,27 +70,27 @@ def test_a_run_of_a_killed_owner_has_its_profiles_taken_back(blackwell) -> None:
 
 
 def test_a_profile_that_is_not_offered_is_refused_before_anything_is_set(blackwell) -> None:
-    with pytest.raises(PlanError) as refused, locked([Setting(0, 1410.0, profiles=("max-r",))]):
+    with pytest.raises(PlanError) as refused, settings_session([Setting(0, 1410.0, profiles=("max-r",))]):
         pass
     assert "has no power profile 'max-r' (did you mean 'max-q'?); it has max-p, max-q, llm" in str(refused.value)
     assert blackwell.calls() == []
 
 
 def test_a_gpu_without_profiles_is_refused(driver) -> None:
-    with pytest.raises(PlanError, match="its driver offers none"), locked([Setting(0, profiles=("max-q",))]):
+    with pytest.raises(PlanError, match="its driver offers none"), settings_session([Setting(0, profiles=("max-q",))]):
         pass
 
 
 def test_without_rights_nothing_is_requested_and_root_is_named(blackwell) -> None:
     blackwell.disturb("no-permission")
-    held = locked([Setting(0, profiles=("max-q",))])
+    held = settings_session([Setting(0, profiles=("max-q",))])
     with pytest.raises(DevicePermissionError, match="setting one needs root"), held:
         pass
     assert requested() == [()] * 4
 
 
 def test_another_program_that_changes_a_profile_is_named(blackwell) -> None:
-    with locked([Setting(0, profiles=("max-q",))]) as held:
+    with settings_session([Setting(0, profiles=("max-q",))]) as held:
         Gpus().request_profiles(0, ["max-p"])
     assert held.changed == {"profile 0": "the power profile of GPU 0 was set to max-p by another program"}
 

@@ -26,7 +26,13 @@ from jointopt.jobs.plans.placement import (
     TP_PP_DP_ORDER,
 )
 from jointopt.measure.hardware.guard.guarded import MARK
-from jointopt.measure.hardware.rank_check import RankCheck, check_stated, reporting, starts_ranks, stated_by
+from jointopt.measure.hardware.rank_check import (
+    RankCheck,
+    check_stated,
+    read_statements,
+    report_variables,
+    starts_ranks,
+)
 from jointopt.measure.hardware.stage_hook.sitecustomize import FOLDER
 from tests.places import ROOT
 from tests.processes import wait_until_begun
@@ -42,7 +48,7 @@ NANOTRON = "parallelism: {{dp: 2, tp: 1, pp: 2, expert_parallel_size: {ep}}}\nto
 def refused(words: list[str], order: str = DEFAULT_ORDER, folder: Path = HERE) -> str:
     """The refusal of a command under the plan; blank where it passes."""
     try:
-        check_stated(PLAN, order, stated_by(words, folder))
+        check_stated(PLAN, order, read_statements(words, folder))
     except RankOrderError as error:
         return str(error)
     return ""
@@ -51,7 +57,7 @@ def refused(words: list[str], order: str = DEFAULT_ORDER, folder: Path = HERE) -
 def test_words_that_agree_with_the_plan_pass() -> None:
     assert refused(PP2) == ""
     assert refused([*PP2, "--use-tp-pp-dp-mapping"], TP_PP_DP_ORDER) == ""
-    assert stated_by(["torchrun", "train.py", "--steps", "4"], HERE) == []
+    assert read_statements(["torchrun", "train.py", "--steps", "4"], HERE) == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_an_order_that_the_program_does_not_have_is_refused() -> None:
 
 
 def test_where_all_stages_have_one_clock_the_order_does_not_matter() -> None:
-    check_stated(PLAN, DEFAULT_ORDER, stated_by([*PP2, "--use-tp-pp-dp-mapping"], HERE), by_stage=False)
+    check_stated(PLAN, DEFAULT_ORDER, read_statements([*PP2, "--use-tp-pp-dp-mapping"], HERE), by_stage=False)
 
 
 @pytest.mark.parametrize("start", [["bash", "train.sh"], ["apptainer", "exec", "image.sif", "bash", "./train.sh"]])
@@ -127,7 +133,7 @@ def test_configs_that_a_command_names_are_read(name: str, text: str, words: str,
 )  # fmt: skip
 def test_nanotron_numbers_the_ranks_of_experts_in_its_own_way(text: str, usual: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(text)
-    found = stated_by(["torchrun", "run_train.py", "--config-file", "c.yaml"], tmp_path)
+    found = read_statements(["torchrun", "run_train.py", "--config-file", "c.yaml"], tmp_path)
     assert [one.usual for one in found] == [usual]
 
 
@@ -144,7 +150,7 @@ def test_nanotron_numbers_the_ranks_of_experts_in_its_own_way(text: str, usual: 
     ],
 )
 def test_what_words_leave_to_a_recipe_or_a_checkpoint_is_left_open(words: list[str], degrees: dict[str, int]) -> None:
-    assert [one.degrees for one in stated_by(["torchrun", *words], HERE)] == [degrees]
+    assert [one.degrees for one in read_statements(["torchrun", *words], HERE)] == [degrees]
 
 
 @given(st.lists(st.text(max_size=30), max_size=4), st.text(max_size=200))
@@ -152,7 +158,7 @@ def test_no_words_and_no_script_break_the_check(words: list[str], text: str) -> 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "go.sh").write_text(text, encoding="utf-8", errors="replace")
         for command in (["bash", "go.sh", *words], ["sh", "-c", text]):
-            check_stated(PLAN, DEFAULT_ORDER, stated_by(command, Path(folder)))
+            check_stated(PLAN, DEFAULT_ORDER, read_statements(command, Path(folder)))
             assert starts_ranks(command, Path(folder)) in (True, False)
 
 
@@ -241,7 +247,7 @@ def test_a_rank_of_another_node_is_refused(tmp_path: Path) -> None:
 
 def python(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A program under the hook."""
-    environment = {**os.environ, **reporting([], folder, folder), **variables}
+    environment = {**os.environ, **report_variables([], folder, folder), **variables}
     return subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -272,7 +278,7 @@ def test_the_hook_reports_what_a_framework_knows(framework: str, tmp_path: Path)
 
 def test_the_hook_leaves_a_program_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 5")
-    own = {"PYTHONPATH": f"{reporting([], tmp_path, tmp_path)['PYTHONPATH']}{os.pathsep}{tmp_path}"}
+    own = {"PYTHONPATH": f"{report_variables([], tmp_path, tmp_path)['PYTHONPATH']}{os.pathsep}{tmp_path}"}
     ran = python(tmp_path, "import sys; print(mine, [p for p in sys.path if 'stage_hook' in p])", **own)
     assert ran.stdout == "5 []\n"
     assert not list(tmp_path.glob("rank-*"))
@@ -280,7 +286,7 @@ def test_the_hook_leaves_a_program_as_it_is(tmp_path: Path) -> None:
 
 def test_a_container_keeps_its_own_path_of_modules(tmp_path: Path) -> None:
     words = ["srun", "--overlap", "--container-image=i.sqsh", "torchrun", "train.py"]
-    assert reporting(words, tmp_path, tmp_path) == {FOLDER: str(tmp_path)}
+    assert report_variables(words, tmp_path, tmp_path) == {FOLDER: str(tmp_path)}
     assert starts_ranks(words, tmp_path)
 
 
@@ -303,7 +309,7 @@ def test_the_hook_reads_the_stages_of_megatron_core_itself(order: str, stages: s
         f"parallel_state.initialize_model_parallel(1, 2, order={TP_PP_DP_ORDER!r})\n"
     )
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    environment = {**os.environ, **reporting([], tmp_path, tmp_path)}
+    environment = {**os.environ, **report_variables([], tmp_path, tmp_path)}
     subprocess.run([*start, str(tmp_path / "train.py")], env=environment, capture_output=True, timeout=120, check=True)
     assert "".join((tmp_path / f"rank-{rank}").read_text() for rank in range(4)) == "0101"
 

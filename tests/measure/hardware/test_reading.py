@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
-from jointopt.runs.readings import QUANTITIES, Series, no_series, not_measured, together
+from jointopt.runs.readings import QUANTITIES, Series, join_readings, no_series, not_measured
 
 
 def steady(seconds: float = 10.0, watts: float = 400.0, gpus: int = 2, start: float = 1e9) -> Series:
@@ -120,14 +120,14 @@ def test_without_a_meter_energy_is_not_measured_and_never_zero() -> None:
 
 def test_nodes_add_up() -> None:
     nodes = [steady(gpus=4).between(), steady(gpus=8, watts=300).between()]
-    both = together(nodes)
+    both = join_readings(nodes)
     assert both.gpus == 12
     assert both.total_energy_j == pytest.approx(10 * (4 * 400 + 8 * 300))
     assert both.results(1)["peak_power_w"] == 400
 
 
 def test_a_node_without_energy_leaves_the_sum_unknown_and_is_named() -> None:
-    both = together([steady().between(), not_measured("no GPU")])
+    both = join_readings([steady().between(), not_measured("no GPU")])
     assert both.reason == "node 1: no GPU"
     assert math.isnan(both.total_energy_j)
 

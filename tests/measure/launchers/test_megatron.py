@@ -16,7 +16,7 @@ from jointopt.frameworks.logs import measured, read_log
 from jointopt.jobs.job import Job
 from jointopt.measure.framework_launchers import framework_launcher
 from jointopt.measure.local import EarlyEnd
-from jointopt.measure.slurm import End, SlurmLauncher
+from jointopt.measure.slurm import JobEnd, SlurmLauncher
 from jointopt.runs.rows import is_bounded
 from tests.megatron import megatron_arguments, megatron_program
 
@@ -249,12 +249,12 @@ def test_what_many_ranks_print_at_the_end_hides_no_iteration(llama: Job, tmp_pat
     text = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 5))
     (tmp_path / "log.txt").write_text(text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000)
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
-    row = launcher.row(llama, PLAN, tmp_path, End(None, (0, 60)))
+    row = launcher.row(llama, PLAN, tmp_path, JobEnd(None, (0, 60)))
     assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))
 
 
 def test_a_failed_run_on_a_cluster_names_its_log(llama: Job, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("ValueError: bad flag\n")
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False)
-    row = launcher.row(llama, PLAN, tmp_path, End(None, (1, 60)))
+    row = launcher.row(llama, PLAN, tmp_path, JobEnd(None, (1, 60)))
     assert row["notes"] == f"exit code 1: ValueError: bad flag; log: {tmp_path / 'log.txt'}"

@@ -42,8 +42,8 @@ def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
 
 
 def test_children_that_outlive_a_good_end_are_killed(tmp_path: Path) -> None:
-    leave = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
-    ended = run_program([PYTHON, "-c", leave], tmp_path / "log", limit_s=30)
+    exit_at_once = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    ended = run_program([PYTHON, "-c", exit_at_once], tmp_path / "log", limit_s=30)
     assert ended.code == 0
     assert not alive(int(ended.tail))
 

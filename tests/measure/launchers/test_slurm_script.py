@@ -16,7 +16,7 @@ from jointopt.frameworks.slurm import shell_words
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import Slurm
 from jointopt.measure import slurm_commands
-from jointopt.measure.slurm import End, SlurmLauncher, why_failed
+from jointopt.measure.slurm import JobEnd, SlurmLauncher, why_failed
 from jointopt.measure.slurm_commands import ENDED, parse_job
 
 PLAN: dict[str, Any] = {
@@ -156,8 +156,8 @@ def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_judged_by_its_log(
     tmp_path: Path, due: str, status: str
 ) -> None:
     log = f"step 3\nslurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026-03-01T13:20:34{due} ***\n"
-    assert why_failed(End(None, None), log, tmp_path, 60.0).status == status
-    assert "no longer knows the job" in why_failed(End(None, None), "step 3", tmp_path, 60.0).detail
+    assert why_failed(JobEnd(None, None), log, tmp_path, 60.0).status == status
+    assert "no longer knows the job" in why_failed(JobEnd(None, None), "step 3", tmp_path, 60.0).detail
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_judged_by_its_log(
     [("TIMEOUT", FailureKind.TIMEOUT), ("OUT_OF_MEMORY", FailureKind.OOM), ("NODE_FAIL", FailureKind.CLUSTER)],
 )
 def test_the_end_that_slurm_states_is_the_failure(tmp_path: Path, state: str, kind: FailureKind) -> None:
-    end = End(parse_job(RUNNING.replace("RUNNING", state)), None)
+    end = JobEnd(parse_job(RUNNING.replace("RUNNING", state)), None)
     assert why_failed(end, "step 3", tmp_path, 60.0).kind is kind
 
 

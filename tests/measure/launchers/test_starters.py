@@ -118,7 +118,7 @@ def test_a_job_that_a_framework_has_no_words_for_is_refused_at_once(job: Job) ->
 @pytest.mark.parametrize("name", ["deepspeed", "nanotron", "torchtitan"])
 def test_the_search_leaves_out_what_a_framework_lacks(name: str, job: Job) -> None:
     program = FrameworkProgram(name, *({"deepspeed": (None, Path(__file__))}.get(name, (None, Path(__file__)))))
-    search = program.narrowed(job).search
+    search = program.narrow_search(job).search
     assert all(len(getattr(search, column)) == 1 for column in FRAMEWORKS[name].lacks)
 
 

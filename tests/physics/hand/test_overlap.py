@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import OVERLAP
-from jointopt.jobs.framework import Framework, is_on, not_offered, share
+from jointopt.jobs.framework import Framework, overlap_is_on, overlap_not_offered, overlap_share
 from tests.physics.hand.plain_machine import COMPUTING, NOTHING_COMPUTES, STREAM, inside_s, physics, seconds, stages
 
 CHOICES = {"dp_overlap": 0.4, "chosen_dp_overlap": 0.25, "chosen_tp_overlap": 0.75}
@@ -59,15 +59,15 @@ def test_user_buffers_come_with_the_overlap_of_megatron_and_go_with_it() -> None
 def test_plans_side_by_side_have_the_shares_of_each() -> None:
     codes = np.array([CODES[text] for text in ("", "none", "dp;tp", "tp")])
     framework = Framework(**{**CHOICES, "tp_overlap": 0.1})
-    assert np.asarray(share(framework, "dp", codes)).tolist() == [0.4, 0.0, 0.25, 0.0]
-    assert np.asarray(share(framework, "tp", codes)).tolist() == [0.1, 0.0, 0.75, 0.75]
-    assert [is_on(framework, "dp", text) for text in ("", "none", "dp", "tp")] == [True, False, True, False]
+    assert np.asarray(overlap_share(framework, "dp", codes)).tolist() == [0.4, 0.0, 0.25, 0.0]
+    assert np.asarray(overlap_share(framework, "tp", codes)).tolist() == [0.1, 0.0, 0.75, 0.75]
+    assert [overlap_is_on(framework, "dp", text) for text in ("", "none", "dp", "tp")] == [True, False, True, False]
 
 
 def test_a_framework_without_the_choice_offers_only_what_it_does_by_itself() -> None:
     codes = np.array([CODES[text] for text in ("", "none", "dp", "tp", "dp;tp")])
     columns = {name: np.full(5, 2) for name in ("dp", "cp", "tp")} | {"overlap": codes}
     free, fixed = Framework(**CHOICES), Framework(dp_overlap=0.5)
-    assert not_offered(free, columns).tolist() == [False] * 5
-    assert not_offered(fixed, columns).tolist() == [False, True, False, True, True]
-    assert not_offered(fixed, columns | {"dp": np.ones(5, int), "cp": np.ones(5, int)})[1] == np.bool_(False)
+    assert overlap_not_offered(free, columns).tolist() == [False] * 5
+    assert overlap_not_offered(fixed, columns).tolist() == [False, True, False, True, True]
+    assert overlap_not_offered(fixed, columns | {"dp": np.ones(5, int), "cp": np.ones(5, int)})[1] == np.bool_(False)

@@ -14,7 +14,7 @@ from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import UsageError
 from jointopt.search.studies.study_plans import read_study
 from jointopt.search.studies.trials import WORKER, is_evaluated
-from jointopt.search.studies.workers import Queue, _Worker, share
+from jointopt.search.studies.workers import Queue, _Worker, work_on_study
 from jointopt.workflows.work import work
 from tests.fake_problem import fake_problem
 from tests.search.studies.test_measured import OK, PLAN, PREDICTED, opened
@@ -46,7 +46,7 @@ def add(url, name, *kinds):
 
 
 def share_to(trials, url):
-    return share(fake_problem(1, 32, 24), url, name="s", identity=IDENTITY, trials=trials, batch=4)
+    return work_on_study(fake_problem(1, 32, 24), url, name="s", identity=IDENTITY, trials=trials, batch=4)
 
 
 @pytest.mark.parametrize("kind", ADDED)

@@ -98,43 +98,44 @@ def test_the_same_job_continues_its_study_and_other_objectives_make_another(url:
     study.end(study.begin(PLAN, {}), OK)
     again, other = opened(url), opened(url, ("iteration_time_s",))
     assert again.name == study.name != other.name
-    assert again.holds(PLAN)
-    assert not again.holds({**PLAN, "tp": 1})
+    assert again.has_trial_of(PLAN)
+    assert not again.has_trial_of({**PLAN, "tp": 1})
 
 
 def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_recorded_is_known(url: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
-        "s.go({'spent': 3}); s.begin(t.PLAN, {}); import os; os.kill(os.getpid(), 9)"
+        "s.set_unfinished({'spent': 3}); s.begin(t.PLAN, {}); import os; os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", program, url, str(Path(__file__).parent)], check=False)
     assert killed.returncode == -9
     study = opened(url)
     assert [trial.state for trial in trials(url, study.name)] == [TrialState.FAIL]
-    assert not study.holds(PLAN)
-    assert study.going is not None
-    assert study.going["spent"] == 3
+    assert not study.has_trial_of(PLAN)
+    assert study.unfinished is not None
+    assert study.unfinished["spent"] == 3
 
 
 def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_again(url: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
-        "s.begin(t.PLAN, {}, origin='tune'); s.lose(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'), 'why');"
+        "s.begin(t.PLAN, {}, origin='tune');"
+        "s.end_without_result(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'), 'why');"
         "import os; os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, url, str(Path(__file__).parent)], check=False)
     study = opened(url)
-    assert [json.loads(trial.user_attrs["plan"]) for trial in study.left("tune")] == [PLAN]
-    assert study.left("validate") == []
+    assert [json.loads(trial.user_attrs["plan"]) for trial in study.abandoned("tune")] == [PLAN]
+    assert study.abandoned("validate") == []
     study.end(study.begin(PLAN, {}, origin="tune"), OK)
-    assert opened(url).left("tune") == []
+    assert opened(url).abandoned("tune") == []
 
 
 def test_what_a_living_process_records_is_its_own_until_it_pauses(url: str) -> None:
     study = opened(url)
-    study.go({"spent": 1})
-    assert opened(url).going is None
+    study.set_unfinished({"spent": 1})
+    assert opened(url).unfinished is None
     study.pause({"spent": 2})
-    assert (opened(url).going or {})["spent"] == 2
-    study.go(None)
-    assert opened(url).going is None
+    assert (opened(url).unfinished or {})["spent"] == 2
+    study.set_unfinished(None)
+    assert opened(url).unfinished is None

@@ -16,7 +16,7 @@ from jointopt.search.pareto import OBJECTIVES, concat, front_of, is_covered, obj
 from jointopt.search.studies.display import front_figure
 from jointopt.search.studies.storage import prepare_storage
 from jointopt.search.studies.study_plans import read_study
-from jointopt.search.studies.trials import FRONT_SHARE, choose, save_study
+from jointopt.search.studies.trials import FRONT_SHARE, choose_rows, save_study
 from tests.fake_problem import fake_problem
 
 
@@ -127,7 +127,7 @@ def test_optunas_best_trials_are_of_the_front_however_few_are_stored(url, seed, 
 
 def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, shown):
     trial = optuna.load_study(study_name=shown[1], storage=shown[0]).trials[0]
-    row = choose(plans, 8, 0)[0]
+    row = choose_rows(plans, 8, 0)[0]
     [plan] = plan_records(plans, plans["stage_clock_mhz"], [row])
     assert json.loads(trial.user_attrs["plan"]) == plan
     assert trial.params.items() <= {**plan, "clock_mhz": plans["clock_mhz"][row], "slack": plans["slack"][row]}.items()
@@ -144,7 +144,7 @@ def test_timestamps_are_spread(shown):
 
 @pytest.mark.parametrize("count", [5, 60, 10_000])
 def test_the_choice_is_bounded_distinct_and_holds_the_front_first(plans, count):
-    rows = choose(plans, count, 0)
+    rows = choose_rows(plans, count, 0)
     assert len(rows) == len(set(rows)) <= count
     chosen, front = take(plans, rows), front_of(plans)
     if count >= len(front["energy_j"]):
@@ -159,7 +159,7 @@ def test_three_quarters_are_the_front_and_half_of_the_rest_is_near_it(count, fro
     times = np.concatenate([time_s, 1.001 * time_s, 1.5 * time_s, 9.0 * time_s[:30]])
     energies = np.concatenate([4.0 / time_s, 4.004 / time_s, 6.0 / time_s, 36.0 / time_s[:30]])
     plans = {"iteration_time_s": times, "energy_j": energies, "violation": np.zeros(len(times))}
-    kinds = np.digitize(choose(plans, count, 0), [60, 120, 180])  # on the front, near it, beyond, outlying
+    kinds = np.digitize(choose_rows(plans, count, 0), [60, 120, 180])  # on the front, near it, beyond, outlying
     assert np.bincount(kinds, minlength=4).tolist() == [front, near, count - front - near, 0]
 
 
@@ -190,7 +190,7 @@ def test_of_plans_tied_in_both_objectives_one_is_kept_and_the_front_stays(plans)
     twice = {name: np.concatenate([values, values]) for name, values in plans.items()}
     count = len(plans["slack"])
     twice["micro_batch_size"] = np.concatenate([plans["micro_batch_size"], 2 * plans["micro_batch_size"]])
-    rows = choose(twice, 10_000, 0)
+    rows = choose_rows(twice, 10_000, 0)
     assert rows.max() < count
     assert len(np.unique(np.column_stack(objectives(take(twice, rows))), axis=0)) == len(rows)
 
@@ -280,7 +280,7 @@ def test_an_outlier_neither_stretches_the_axes_nor_stands_among_the_trials(plans
     front = front_of(table)["iteration_time_s"]
     assert x[0] < front.min() < front.max() < x[1]
     assert x[1] < table["iteration_time_s"][row] / 10.0
-    assert all(row not in choose(table, len(choose(table, 10_000, 0)) // 2, seed) for seed in range(8))
+    assert all(row not in choose_rows(table, len(choose_rows(table, 10_000, 0)) // 2, seed) for seed in range(8))
 
 
 def test_a_front_over_decades_has_a_logarithmic_axis(plans):

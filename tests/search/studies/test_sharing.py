@@ -12,7 +12,7 @@ import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.search.pareto import front_of, objectives, stacked
-from jointopt.search.studies.workers import LEASE, Queue, _Worker, share
+from jointopt.search.studies.workers import LEASE, Queue, _Worker, work_on_study
 from tests.fake_problem import fake_problem
 
 IDENTITY = {"job": "fake"}
@@ -20,15 +20,16 @@ WORKER = """
 import sys, time
 from dataclasses import replace
 from tests.fake_problem import fake_problem
-from jointopt.search.studies.workers import share
+from jointopt.search.studies.workers import work_on_study
 problem, begun = fake_problem(1, 32, 24), []
 def slow(layout, clocks):
     begun.append(layout)
     print(len(layout), flush=True)
     time.sleep(600 if len(begun) == int(sys.argv[3]) else 0.02)
     return problem.evaluate(layout, clocks)
-print(share(replace(problem, evaluate=slow), sys.argv[1], name="s", identity={"job": "fake"}, trials=int(sys.argv[2]),
-            batch=4, lease_s=1.0).evaluated)
+done = work_on_study(replace(problem, evaluate=slow), sys.argv[1], name="s", identity={"job": "fake"}, batch=4,
+                     trials=int(sys.argv[2]), lease_s=1.0)
+print(done.evaluated)
 """
 
 
@@ -38,7 +39,7 @@ def problem():
 
 
 def work(problem, url, trials=16, **changes):
-    return share(problem, url, **({"name": "s", "identity": IDENTITY, "trials": trials, "batch": 4} | changes))
+    return work_on_study(problem, url, **({"name": "s", "identity": IDENTITY, "trials": trials, "batch": 4} | changes))
 
 
 def process(url, trials, hangs_at=0):

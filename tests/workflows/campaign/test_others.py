@@ -82,7 +82,7 @@ def test_a_database_that_breaks_in_a_run_costs_no_row(make_runs, job: Job, url: 
     assert (tuned.stopped, len(tuned.runs), tuned.unstored) == ("failed", 2, 1)
     assert "is kept in" in tuned.reason
     Path(url.removeprefix("sqlite:///")).unlink()
-    assert Store(url).take_in() == 2
+    assert Store(url).add_spilled() == 2
     assert len(Store(url).read()) == 2
 
 

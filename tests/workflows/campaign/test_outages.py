@@ -20,7 +20,8 @@ from jointopt.cli.main import jointopt
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs import outages
-from jointopt.runs.store import Store, rows_in, spill_files
+from jointopt.runs.spill import rows_in, spill_files
+from jointopt.runs.store import Store
 from jointopt.workflows.campaign import campaign, record
 from jointopt.workflows.tune import tune
 from tests.campaign.outages import BAD, Away, killed, restarted
@@ -79,7 +80,7 @@ def test_runs_that_a_database_never_takes_wait_in_the_file_that_the_end_names(ma
     assert (tuned.stopped, tuned.unstored, len(rows_in(file))) == ("failed", 3, 3)
     assert f"3 runs are kept in {file}, which the next start takes in" in tuned.reason
     launcher.other.rollback()
-    assert (Store(url).take_in(), len(Store(url).read())) == (3, 4)
+    assert (Store(url).add_spilled(), len(Store(url).read())) == (3, 4)
 
 
 def test_a_command_that_waits_in_vain_ends_with_a_sentence_and_exit_code_1(url: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tool's side of a guardian: a program that is started, watched and always ended, or a mere watch over the tool."""
+"""The tool's side of a guardian, a process that outlives the tool to end its programs or to put its GPUs back."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from typing import Any, TextIO
 import psutil
 
 from jointopt.core.errors import LauncherError
-from jointopt.core.secrets import redacted
-from jointopt.core.system import born, lives, state_home
+from jointopt.core.secrets import masked_words
+from jointopt.core.system import birth_s, is_alive, state_home
 from jointopt.measure.hardware.guard.guardian import DEAF_TO
 
 _log = logging.getLogger(__name__)
@@ -39,17 +39,18 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
 _BEING_ENDED_S = 20.0  # that a guardian needs at most for what its dead tool has left
-_END_S = 5.0
+_END_S = 5.0  # from SIGKILL to the end of a process
 _PREFIX = "jointopt-"  # of scratch folders
-_NEW_S = 5.0  # a folder is made, and then locked
+_NEW_S = 5.0  # younger folders are left alone: one is made first, and then locked
 _SCRATCH: set[str] = set()  # folders of this process, which a guardian removes after it
 
 
-class Guarded:
-    """A program under a guardian, which ends it with all that descends from it when the tool dies or says so.
+class GuardedProgram:
+    """A program under a guardian, which ends it and all its descendants when the tool says so or dies.
 
-    ``foreground``: it stays in the process group of the terminal; else it has a session of its own. ``linger_s``: how
-    long children have that outlive it. Raises LauncherError where it cannot be started.
+    ``foreground``: it stays in the process group of the terminal; else it has a session of its own. ``linger_s``: time
+    that descendants have to end after it. ``streams``: arguments of `subprocess.Popen`. LauncherError where it cannot
+    be started.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Guarded:
         self._guardian.order(f"signal {int(number)}")
 
     def end(self, polite_s: float) -> None:
-        """SIGTERM to the program, so that it can end its own, and after so long SIGKILL to all; none is left."""
+        """SIGTERM to the program, and after ``polite_s`` SIGKILL to all processes of the run; none is left."""
         if self.code is None:
             self._guardian.order(f"end {polite_s}")
             self.wait(None)
@@ -115,7 +116,10 @@ class Guarded:
 
 
 class Guardian:
-    """The process of `guardian` with a task: its lifeline, and its answers."""
+    """A process of `guardian`: this end of its lifeline, a pipe that takes its task and orders, and its answers.
+
+    ``task``: see `guardian`. ``record``: a locked file that it holds as long as it lives.
+    """
 
     def __init__(self, task: Mapping[str, Any], mark: str, record: TextIO | None = None, **streams: Any) -> None:
         read, self._lifeline = os.pipe()
@@ -189,17 +193,17 @@ def _ignore_signals() -> None:
 # Signals around a fork: Python prints and forgets what is raised in the hooks that it runs there (logging has one).
 
 
-def handlers() -> dict[int, Any]:
-    """What handles the signals that end programs; those that are ignored, or that no Python handles, are left out."""
+def signal_handlers() -> dict[int, Any]:
+    """The handlers of the signals that end programs, but for signals that are ignored or not handled by Python."""
     known = {number: signal.getsignal(number) for number in _SIGNALS}
     return {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
 
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """The list of signals that arrive while the body runs; those that are ignored stay so."""
+    """Collect the signals that arrive while the body runs, instead of handling them; ignored ones stay ignored."""
     arrived: list[int] = []
-    before = handlers()
+    before = signal_handlers()
     try:
         for number in before:
             signal.signal(number, lambda number, frame: arrived.append(number))
@@ -211,7 +215,7 @@ def catch_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Signals that arrive while the body forks are handled once it is through, so that none is lost in a hook."""
+    """Handle signals that arrive while the body forks once it is through, so that none is lost in a hook."""
     if threading.current_thread() is not threading.main_thread():  # where no signal is handled
         yield
         return
@@ -241,15 +245,16 @@ def processes_of(mark: str) -> Iterable[psutil.Process]:
                 yield process
 
 
-def tool_words() -> str:
-    """The command line of this process, as records repeat it."""
-    return " ".join(redacted([Path(sys.argv[0]).name, *sys.argv[1:]]))[:200]
+def own_command_line() -> str:
+    """The command line of this process without secrets, for records."""
+    return " ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]]))[:200]
 
 
 def _new_record(mark: str) -> TextIO | None:
     """The record of a run that is about to start, open and locked; None where no file can be written."""
     content = {
-        "mark": mark, "command": tool_words(), "tool": os.getpid(), "born_s": born(os.getpid()), "boot": boot_id(),
+        "mark": mark, "command": own_command_line(), "tool": os.getpid(), "born_s": birth_s(os.getpid()),
+        "boot": boot_id(),
     }  # fmt: skip
     try:
         file = state_folder("runs") / f"{socket.gethostname()}-{mark}.json"
@@ -264,10 +269,10 @@ def _new_record(mark: str) -> TextIO | None:
     return stream
 
 
-def settled() -> list[str]:
-    """End what runs of killed tools have left on this machine; a sentence for each.
+def end_leftover_runs() -> list[str]:
+    """End the processes that runs of killed tools have left on this machine; a sentence for each run.
 
-    A guardian that is about to end such a run is waited for, so that the GPUs are free for the next one.
+    It waits for a guardian that is about to end such a run, so that the GPUs are free for the next one.
     """
     mine = re.compile(rf"{re.escape(socket.gethostname())}-[0-9a-f]{{32}}\.json")
     files: list[Path] = []
@@ -276,7 +281,7 @@ def settled() -> list[str]:
     sentences = []
     for file in files:
         record, until = _read(file), time.monotonic() + _BEING_ENDED_S
-        if record is None or (record["boot"] == boot_id() and lives(record["tool"], record["born_s"])):
+        if record is None or (record["boot"] == boot_id() and is_alive(record["tool"], record["born_s"])):
             continue  # known by its birth, since a file system may know no locks
         while is_locked(file) and time.monotonic() <= until:
             time.sleep(0.05)
@@ -304,7 +309,7 @@ def settled() -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """A record, and what a guardian has added to it: when it ended the run, and the processes that it could not end."""
+    """A record of a run, with ``ended_s`` and ``left`` (pids) by a guardian that has ended it; None: unreadable."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         record = {name: content[name] for name in ("mark", "command", "tool", "born_s", "boot")}
@@ -314,9 +319,9 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether some process holds the lock of a file, which is no link; not where there is no such file or lock."""
+    """Whether some process holds the lock of a file; false for a link, and where there is no such file or lock."""
     with suppress(OSError):
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -331,7 +336,7 @@ def is_locked(file: Path) -> bool:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder for the block, locked (flock) so that `swept` of another process leaves it alone."""
+    """A new folder for the block, locked so that `remove_leftover_folders` of another process leaves it alone."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         handle = os.open(name, os.O_RDONLY)
         _SCRATCH.add(name)
@@ -344,8 +349,8 @@ def scratch_folder() -> Iterator[Path]:
             _SCRATCH.discard(name)
 
 
-def swept() -> int:
-    """Remove the folders of killed processes of this user; how many there were."""
+def remove_leftover_folders() -> int:
+    """Remove the scratch folders of this user's killed processes; how many there were."""
     count = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):

@@ -30,7 +30,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(lifeline: int, answers: int) -> None:
-    """Serve the task that the lifeline brings."""
+    """Serve the task that the lifeline brings; both are descriptors, and so are the others to hold, from word 3 on.
+
+    Fields of a task: ``command`` (none: a mere watch over the tool), ``foreground``, ``cwd``, ``linger_s``, ``mark``,
+    ``ignored`` (signals), ``tool`` (its pid); and for the tool's death ``restore`` (a command), ``scratch`` (folders to
+    remove) and ``record`` (a file).
+    """
     for end in (lifeline, answers, *map(int, sys.argv[3:])):
         os.set_inheritable(end, False)  # none of the program's
     text = b""
@@ -97,7 +102,7 @@ class _Run:
             os._exit(127)
 
     def watch(self, lifeline: int, orders: bytes = b"") -> bool:
-        """Obey until the program has ended or is to be killed, or nothing is left to watch; whether the tool died."""
+        """Obey orders until the program ends or is to be killed, or nothing is left to watch; whether the tool died."""
         poll = select.poll()
         poll.register(lifeline, select.POLLIN)
         with suppress(OSError):  # a kernel without pidfd: the looks alone find the program's end
@@ -147,7 +152,7 @@ class _Run:
         return self.code is not None
 
     def clear(self, linger_s: float) -> list[int]:
-        """End every process of the run, after ``linger_s`` that SIGTERM gives them; those that cannot be ended."""
+        """End every process of the run, by SIGKILL ``linger_s`` after SIGTERM; the pids that cannot be ended."""
         until = time.monotonic() + linger_s
         for pid in _descendants() if linger_s else ():
             with suppress(OSError):

@@ -18,7 +18,7 @@ import pytest
 from jointopt.core.errors import LauncherError
 from jointopt.measure.hardware.guard import guarded
 from jointopt.measure.hardware.guard.guarded import _GUARDIAN as GUARDIAN
-from jointopt.measure.hardware.guard.guarded import Guarded, boot_id, state_folder, swept
+from jointopt.measure.hardware.guard.guarded import GuardedProgram, boot_id, remove_leftover_folders, state_folder
 
 from .conftest import Bench, alive
 
@@ -41,7 +41,7 @@ def a_record(name: str = "", **changes: object) -> Path:
 def test_a_program_that_cannot_be_started_leaves_no_record_and_nothing_open(bench: Bench) -> None:
     before = descriptors()
     with pytest.raises(LauncherError, match="'no-such-program' cannot be started: No such file or directory"):
-        Guarded(["no-such-program"])
+        GuardedProgram(["no-such-program"])
     assert (descriptors(), bench.records()) == (before, [])
 
 
@@ -49,13 +49,13 @@ def test_a_guardian_that_cannot_be_started_leaves_no_record_and_nothing_open(ben
     before = descriptors()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(LauncherError, match="guardian of a run cannot be started: No such file or directory"):
-        Guarded(["true"])
+        GuardedProgram(["true"])
     assert (descriptors(), bench.records()) == (before, [])
 
 
 def test_where_no_record_can_be_written_the_run_is_guarded_all_the_same(bench: Bench, monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc")
-    program = Guarded(["sh", "-c", "exit 3"])
+    program = GuardedProgram(["sh", "-c", "exit 3"])
     assert program.wait(None) == 3
     program.signal(signal.SIGTERM)  # one that has ended takes no orders
     program.end(1.0)
@@ -64,7 +64,7 @@ def test_where_no_record_can_be_written_the_run_is_guarded_all_the_same(bench: B
 
 
 def test_a_program_ends_in_its_own_time_or_at_once_as_the_tool_says() -> None:
-    patient, other = (Guarded(["sleep", "600"]) for _ in range(2))
+    patient, other = (GuardedProgram(["sleep", "600"]) for _ in range(2))
     assert patient.wait(0.05) is None
     patient.end(30.0)
     other.kill()
@@ -75,7 +75,7 @@ def test_what_outlives_a_program_of_the_terminal_may_save_in_its_time(tmp_path: 
     saves = f"trap 'sleep 0.2; echo saved > {tmp_path}/end; exit' TERM"
     child = f"{saves}; echo $$ > {tmp_path}/pid; while true; do sleep 0.02; done"
     shell = f'sh -c "$0" & while [ ! -s {tmp_path}/pid ]; do sleep 0.02; done'
-    program = Guarded(["sh", "-c", shell, child], foreground=True, linger_s=20.0)
+    program = GuardedProgram(["sh", "-c", shell, child], foreground=True, linger_s=20.0)
     assert program.wait(60) == 0
     assert (tmp_path / "end").read_text() == "saved\n"
     assert not alive(int((tmp_path / "pid").read_text()))
@@ -112,7 +112,7 @@ def test_a_task_that_is_cut_off_starts_nothing() -> None:
 
 def test_processes_that_a_guardian_could_not_end_are_named_with_their_owner(bench: Bench) -> None:
     file = a_record(ended_s=time.time(), left=[os.getpid(), 2**22 + 1])
-    (sentence,) = guarded.settled()
+    (sentence,) = guarded.end_leftover_runs()
     assert f"has left processes that cannot be ended: {os.getpid()} of " in sentence
     assert not file.exists()
 
@@ -121,15 +121,15 @@ def test_a_guardian_that_is_still_at_work_is_waited_for_but_not_for_ever(bench: 
     monkeypatch.setattr(guarded, "_BEING_ENDED_S", 0.2)
     with a_record().open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert (guarded.settled(), len(bench.records())) == ([], 1)
-    assert len(guarded.settled()) == 1
+        assert (guarded.end_leftover_runs(), len(bench.records())) == ([], 1)
+    assert len(guarded.end_leftover_runs()) == 1
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"mark": 1}', "\x00"])
 def test_a_record_that_is_none_and_those_of_other_machines_are_left_alone(content: str, bench: Bench) -> None:
     a_record().write_text(content)
     a_record(f"another-{'1' * 32}.json")
-    assert (guarded.settled(), len(bench.records())) == ([], 2)
+    assert (guarded.end_leftover_runs(), len(bench.records())) == ([], 2)
 
 
 def test_folders_of_others_and_new_ones_are_not_swept(bench: Bench) -> None:
@@ -137,7 +137,7 @@ def test_folders_of_others_and_new_ones_are_not_swept(bench: Bench) -> None:
     (bench.folder / "tmp" / "jointopt-link").symlink_to(target)
     (bench.folder / "tmp" / "jointopt-file").touch()
     (bench.folder / "tmp" / "jointopt-new").mkdir()
-    assert (swept(), len(bench.scratch())) == (0, 3)
+    assert (remove_leftover_folders(), len(bench.scratch())) == (0, 3)
     assert target.is_dir()
 
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jointopt.measure.hardware.guard.guarded import Guarded
+from jointopt.measure.hardware.guard.guarded import GuardedProgram
 
 from .conftest import Bench
 
-GUARDED = "from jointopt.measure.hardware.guard.guarded import Guarded; Guarded(['true']).wait(60)"
+GUARDED = "from jointopt.measure.hardware.guard.guarded import GuardedProgram; GuardedProgram(['true']).wait(60)"
 DCGM = "from jointopt.measure.hardware.meter import SmActivity; SmActivity([0]).stop()"
 CODE = """
 import os, signal
@@ -51,4 +51,4 @@ def test_a_signal_in_a_fork_is_left_to_a_tool_that_ignores_it(bench: Bench) -> N
 
 def test_a_run_may_be_started_by_any_thread(bench: Bench) -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: Guarded(["sh", "-c", "exit 3"]).wait(60)).result() == 3
+        assert pool.submit(lambda: GuardedProgram(["sh", "-c", "exit 3"]).wait(60)).result() == 3

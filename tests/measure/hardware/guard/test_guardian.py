@@ -14,7 +14,12 @@ import psutil
 import pytest
 
 from jointopt.measure.hardware.guard.guarded import _GUARDIAN as GUARDIAN
-from jointopt.measure.hardware.guard.guarded import Guarded, scratch_folder, settled, swept
+from jointopt.measure.hardware.guard.guarded import (
+    GuardedProgram,
+    end_leftover_runs,
+    remove_leftover_folders,
+    scratch_folder,
+)
 from jointopt.measure.process import run_program
 
 from .conftest import Bench, alive, eventually
@@ -48,10 +53,10 @@ def test_a_killed_tool_leaves_no_process_no_scratch_and_one_record_of_the_ending
     tool.kill()
     tool.wait()
     eventually(lambda: not any(map(alive, pids)) and not bench.scratch())
-    (sentence,) = settled()
+    (sentence,) = end_leftover_runs()
     assert f"A run of process {tool.pid} " in sentence
     assert "which was killed, was ended at" in sentence
-    assert (bench.records(), settled()) == ([], [])
+    assert (bench.records(), end_leftover_runs()) == ([], [])
 
 
 def test_a_tool_that_dies_before_it_hears_that_its_program_has_started_leaves_nothing(tmp_path: Path) -> None:
@@ -80,13 +85,13 @@ def test_a_killed_guardian_takes_the_program_along_and_the_next_start_finds_the_
     tool.wait()
     eventually(lambda: not alive(first))
     assert alive(orphan)
-    (sentence,) = settled()
+    (sentence,) = end_leftover_runs()
     assert sentence.endswith("was ended: none of its processes is left.")
     assert not alive(orphan)
 
 
 def test_a_guardian_that_is_killed_alone_ends_the_run_as_a_kill_does(tmp_path: Path) -> None:
-    program = Guarded([PYTHON, "-c", DAEMON], stdout=(tmp_path / "log").open("w"))
+    program = GuardedProgram([PYTHON, "-c", DAEMON], stdout=(tmp_path / "log").open("w"))
     eventually(lambda: len((tmp_path / "log").read_text().split()) == 2)
     pids = [int(word) for word in (tmp_path / "log").read_text().split()]
     psutil.Process(pids[0]).parent().kill()
@@ -104,7 +109,7 @@ def test_a_daemon_that_outlives_a_good_end_is_ended_with_the_run(tmp_path: Path)
 def test_a_run_that_a_living_tool_watches_is_left_alone(bench: Bench) -> None:
     tool = bench.start("sh", "-c", "echo $$; sleep 600")
     (pid,) = bench.pids(1)
-    assert (settled(), alive(pid), len(bench.records())) == ([], True, 1)
+    assert (end_leftover_runs(), alive(pid), len(bench.records())) == ([], True, 1)
     tool.terminate()
     tool.wait()
     eventually(lambda: not alive(pid))
@@ -138,16 +143,16 @@ def test_a_scratch_folder_is_swept_once_its_process_is_dead_and_no_sooner(bench:
     os.utime(old, (hour_ago, hour_ago))
     with scratch_folder() as mine:
         os.utime(mine, (hour_ago, hour_ago))
-        assert (swept(), old.exists(), mine.exists()) == (1, False, True)
+        assert (remove_leftover_folders(), old.exists(), mine.exists()) == (1, False, True)
     assert not mine.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_falls_into_the_start_of_a_run_is_not_lost_in_a_hook(number: int, tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from jointopt.measure.hardware.guard.guarded import Guarded; "
+        "import os, signal, sys; from jointopt.measure.hardware.guard.guarded import GuardedProgram; "
         "signal.signal(15, lambda *_: sys.exit(130)); signal.signal(2, lambda *_: sys.exit(130)); "
-        f"os.register_at_fork(before=lambda: os.kill(os.getpid(), {number:d})); Guarded(['sleep', '600'])"
+        f"os.register_at_fork(before=lambda: os.kill(os.getpid(), {number:d})); GuardedProgram(['sleep', '600'])"
     )
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     ended = subprocess.run([PYTHON, "-c", program], env=environment, capture_output=True, text=True, timeout=60)

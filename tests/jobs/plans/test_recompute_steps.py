@@ -7,11 +7,11 @@ import pytest
 
 from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, NEUTRAL, RECOMPUTE_CODES, Columns, Floats
 from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.plans.recompute_steps import add_recompute_steps
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.search.problem import leanest
 
 JOB = job_from_options(
     model="llama-2-7b", gpu="a100-sxm4-80gb", gpus=8, global_batch_size=64, seq_length=4096, framework="megatron-lm"
@@ -33,7 +33,7 @@ def rows(layouts: Columns, at: np.ndarray) -> Columns:
 def test_no_layout_that_is_left_out_beats_all_that_stay(gib: float) -> None:
     fits = fits_below(gib)
     layouts = enumerate_layouts(JOB).layouts
-    found, fitting, needed = leanest(JOB, layouts, fits(layouts), fits, 0.05)
+    found, fitting, needed = add_recompute_steps(JOB, layouts, fits(layouts), fits, 0.05)
     physics = CostModel(JOB, found)
     clocks = uniform_stage_clocks(found["pp"], physics.top_mhz)
     plans = physics.evaluate(np.arange(len(needed)), clocks)
@@ -45,7 +45,7 @@ def test_no_layout_that_is_left_out_beats_all_that_stay(gib: float) -> None:
 def test_where_nothing_is_comfortable_without_full_recompute_finer_steps_join() -> None:
     fits = fits_below(40.0)
     layouts = enumerate_layouts(JOB).layouts
-    found, fitting, needed = leanest(JOB, layouts, fits(layouts), fits, 0.05)
+    found, fitting, needed = add_recompute_steps(JOB, layouts, fits(layouts), fits, 0.05)
     chosen = rows(found, (fitting > 0) & needed)
     assert (chosen["recompute_num_layers"] > 0).any()
     assert (found["recompute_modules"] & MODULES.bit("layernorm") > 0).any()
@@ -54,7 +54,7 @@ def test_where_nothing_is_comfortable_without_full_recompute_finer_steps_join() 
 def test_a_comfortable_layout_keeps_no_variant_that_recomputes() -> None:
     plain = {name: np.array([1, 1]) for name in LAYOUT_COLUMNS} | {n: np.full(2, v) for n, v in NEUTRAL.items()}
     plain["recompute"] = np.array([RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"]])
-    _, _, needed = leanest(JOB, plain, np.array([0.95, 1.0]), fits_below(1e9), 0.05)
+    _, _, needed = add_recompute_steps(JOB, plain, np.array([0.95, 1.0]), fits_below(1e9), 0.05)
     assert needed.tolist() == [True, False]
-    _, _, tight = leanest(JOB, plain, np.array([0.5, 0.99]), fits_below(1e9), 0.05)
+    _, _, tight = add_recompute_steps(JOB, plain, np.array([0.5, 0.99]), fits_below(1e9), 0.05)
     assert tight[:2].tolist() == [True, False]  # a finer step is comfortable first

@@ -1,0 +1,280 @@
+"""Nodes and GPUs that a command is started on: by its launchers, a batch header, a hostfile, or usual variables.
+
+What a launcher nearer to the program states counts more. A number that only a shell knows, a range of nodes, and
+launchers that contradict each other are questions. Sources: srun(1), sbatch(1), qsub(1B) and pbs_resources(7), bsub(1),
+jsrun(1), mpirun(1) of Open MPI, mpiexec of MPICH, torchrun, DeepSpeed's and Accelerate's launchers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from jointopt.frameworks.options import whole_of
+from jointopt.frameworks.shell_words import Run, Script, Word, literal, unknown_of
+from jointopt.jobs.catalog.gpus import known_gpu
+
+# options of each launcher (dashes and underscores alike) and what they state
+_SLURM = {
+    "nodes": "nodes", "N": "nodes", "ntasks": "tasks", "n": "tasks", "ntasks_per_node": "tasks_per_node",
+    "tasks_per_node": "tasks_per_node", "gpus_per_node": "gres", "gres": "gres", "gpus": "gpus", "G": "gpus",
+    "gpus_per_task": "gpus_per_task", "constraint": "constraint", "C": "constraint",
+}  # fmt: skip
+_MPI = {
+    "np": "tasks", "n": "tasks", "c": "tasks", "npernode": "tasks_per_node", "N": "tasks_per_node",
+    "ppn": "tasks_per_node", "perhost": "tasks_per_node", "map_by": "map_by", "hostfile": "hostfile",
+    "machinefile": "hostfile", "f": "hostfile", "host": "hosts", "H": "hosts", "hosts": "hosts",
+}  # fmt: skip
+_TORCHRUN = {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"}
+_LAUNCHERS: dict[str, Mapping[str, str]] = {
+    "srun": _SLURM, "sbatch": _SLURM, "salloc": _SLURM, "SBATCH": _SLURM, "mpirun": _MPI, "mpiexec": _MPI, "prun": _MPI,
+    "orterun": _MPI, "horovodrun": _MPI, "torchrun": _TORCHRUN, "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "deepspeed": {"num_nodes": "nodes", "num_gpus": "gpus_per_node", "hostfile": "hostfile", "H": "hostfile",
+                  "include": "hosts", "i": "hosts"},
+    "accelerate": {"num_machines": "nodes", "num_processes": "tasks", "num_gpus": "gpus_per_node"},
+    "jsrun": {"n": "sets", "nrs": "sets", "g": "gpus_per_set", "gpu_per_rs": "gpus_per_set", "a": "tasks_per_set",
+              "tasks_per_rs": "tasks_per_set", "r": "sets_per_node", "rs_per_host": "sets_per_node"},
+    "BSUB": {"nnodes": "nodes", "gpu": "lsf_gpu"}, "PBS": {"l": "pbs"},
+    "flux": {"N": "nodes", "nodes": "nodes", "n": "tasks", "ntasks": "tasks", "gpus_per_node": "gres",
+             "tasks_per_node": "tasks_per_node"},
+    "FLUX": {"N": "nodes", "nodes": "nodes", "n": "tasks", "ntasks": "tasks", "gpus_per_node": "gres"},
+    "aprun": {"n": "tasks", "N": "tasks_per_node"},
+}  # fmt: skip
+_OF_NODES = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate"}
+_VARIABLES = {
+    "nodes": ("NNODES", "NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NUM_NODE", "N_NODES"),
+    "gpus_per_node": ("GPUS_PER_NODE", "NGPU", "NPROC_PER_NODE", "NUM_GPUS_PER_NODE", "NUM_GPUS_PERNODE",
+                      "NGPUS_PER_NODE"),
+    "num_gpus": ("WORLD_SIZE",),
+}  # fmt: skip
+# options of launchers, which stand before those of the program
+OPTIONS = frozenset((
+    *(name for table in _LAUNCHERS.values() for name in table), "node_rank", "master_addr", "master_port", "rdzv_id",
+    "rdzv_backend", "rdzv_endpoint", "rdzv_conf", "max_restarts", "tee", "log_dir", "local_ranks_filter", "redirects",
+    "standalone", "exclude", "mpi", "cpu_bind", "container_image", "container_mounts", "container_name", "output",
+    "error", "machine_rank", "main_process_ip", "main_process_port", "config_file", "multi_gpu", "no_python", "label",
+    "local_rank", "cpus_per_task", "plan", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
+    "export", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to", "open_mode",
+))  # fmt: skip
+_MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
+_COUNTS = ("nodes", "gpus_per_node", "num_gpus")
+
+
+@dataclass
+class Started:
+    """Where a command is started: the cluster's fields with their places, and what is asked of them."""
+
+    cluster: dict[str, Any] = field(default_factory=dict)  # nodes, gpus_per_node, num_gpus, gpu
+    places: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, tuple[str, str]] = field(default_factory=dict)  # field -> why, and the variable that answers
+
+    def state(self, name: str, value: Any, place: str = "") -> None:
+        """Notes a statement of the launcher farther from the program, which those nearer override."""
+        if value is not None:
+            self.cluster[name], self.places[name] = value, place
+            self.asked.pop(name, None)
+
+    def ask(self, name: str, why: str, variable: str = "") -> None:
+        """Notes a question, instead of what a launcher farther away states."""
+        self.cluster.pop(name, None)
+        self.asked[name] = (why, variable)
+
+
+def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = None) -> Started:
+    """The nodes, GPUs per node, GPUs in all and the GPU that a command of a script is started on; only what is stated.
+
+    ``hostfiles``: texts of other files by name.
+    """
+    found = Started()
+    for name in _COUNTS:
+        _state_variables(found, run, name)
+    if "nodes" in found.cluster and "gpus_per_node" in found.cluster:
+        found.cluster.pop("num_gpus", None)
+    levels = [(name, values) for name, values in _levels(script, run) if values]
+    for at, (name, values) in enumerate(levels):
+        inner = all(other not in _OF_NODES for other, _ in levels[at + 1 :])
+        _state_level(found, name, values, inner, hostfiles or {})
+    cluster = found.cluster
+    if {"nodes", "gpus_per_node"} <= cluster.keys() and cluster.get("num_gpus") == cluster["nodes"] * cluster[
+        "gpus_per_node"
+    ]:
+        del cluster["num_gpus"]
+    if cluster.get("gpus_per_node", 0) > _MOST_OF_A_NODE:
+        many, place = cluster["gpus_per_node"], found.places.get("gpus_per_node", "")
+        found.ask("gpus_per_node", f"{many} GPUs of one node are started ({place})")
+    if "num_gpus" in cluster and not {"nodes", "gpus_per_node"} & (cluster.keys() | found.asked.keys()):
+        place = found.places.get("num_gpus", "")
+        found.ask("nodes", f"{cluster['num_gpus']} GPUs are started ({place}), on nodes of a number that is not stated")
+    return found
+
+
+def _state_variables(found: Started, run: Run, name: str) -> None:
+    for variable in _VARIABLES[name]:
+        number = whole_of(run.environment.get(variable))
+        if number:
+            found.state(name, number, variable)
+            return
+
+
+def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
+    """(launcher, its options) from the batch header to the program; Slurm's header and srun are one."""
+    header: dict[str, Word] = {}
+    for system, line in script.header:
+        if system in _LAUNCHERS:
+            values = _options(_LAUNCHERS[system], [Word(literal(word, f"#{system}")) for word in line])
+            if system == "SBATCH":
+                header |= values
+            else:
+                yield system, values
+    launchers = _launchers(run.words)
+    if not any(_LAUNCHERS[name] is _SLURM for name, _ in launchers):
+        yield "SBATCH", header
+    for name, words in launchers:
+        values = _options(_LAUNCHERS[name], words)
+        slurm = _LAUNCHERS[name] is _SLURM
+        yield name, (header | values if slurm else values)
+        header = header | values if slurm else header
+
+
+def _launchers(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
+    """(launcher, the words after it) of each launcher before the program."""
+    found: list[tuple[str, list[Word]]] = []
+    for at, word in enumerate(words):
+        name = PurePosixPath(str(word)).name
+        module = str(words[at - 1]) == "-m" if at else False
+        if name in _LAUNCHERS and (module or "." not in name) and name.islower():
+            found.append((name, []))
+        elif name.endswith(".py") or (module and name not in _LAUNCHERS):
+            break
+        elif found:
+            found[-1][1].append(word)
+    return found
+
+
+def _options(table: Mapping[str, str], words: Sequence[Word]) -> dict[str, Word]:
+    """The values of a launcher's options, by what they state; ``-N4``, ``-N 4``, ``--nodes=4`` and ``--nodes 4``."""
+    found: dict[str, Word] = {}
+    for at, word in enumerate(words):
+        if not word.startswith("-"):
+            continue
+        name, equals, _ = word.lstrip("-").partition("=")
+        key = name.replace("-", "_")
+        glued = re.fullmatch(r"-([A-Za-z])(\d[\d-]*)", word)
+        if glued and glued[1] in table:
+            found[table[glued[1]]] = word.rest(2)
+        elif key in table and (len(key) > 1 or not word.startswith("--")):
+            value = word.rest(word.index("=") + 1) if equals else words[at + 1] if at + 1 < len(words) else None
+            if value is not None:
+                found[table[key]] = value
+    return found
+
+
+def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: bool, files: Mapping[str, str]) -> None:
+    """Adds what one launcher states; ``inner``: its tasks are ranks, not launchers of them."""
+    numbers: dict[str, int] = {}
+    for key, word in values.items():
+        if key in ("gres", "constraint", "hosts", "hostfile", "pbs", "lsf_gpu", "map_by"):
+            continue
+        unknown, number = unknown_of(word), _number(word)
+        if number:
+            numbers[key] = number
+        elif field_of := {"nodes": "nodes", "gpus_per_node": "gpus_per_node", "tasks": "num_gpus"}.get(key):
+            if unknown is not None:
+                found.ask(field_of, f"{name} is given {word} ({unknown.place or word.place})", unknown.variable)
+            elif re.search(r"\d+\s*[-:]\s*\d+", word):
+                found.ask(field_of, f"{name} is given the range {word} ({word.place})")
+    places = {key: f"default of {word.place}" if word.default else word.place for key, word in values.items()}
+    gpu, of_gres = _gres(str(values.get("gres", "")))
+    found.state("gpu", gpu or _constraint(str(values.get("constraint", ""))), places.get("gres", ""))
+    numbers |= _of_texts(values, files)
+    tasks, each = numbers.get("tasks"), numbers.get("tasks_per_node")
+    sets, per_set = numbers.get("sets"), numbers.get("gpus_per_set")
+    if sets and per_set:
+        tasks = sets * numbers.get("tasks_per_set", 1)
+        per_node = numbers.get("sets_per_node")
+        numbers.setdefault("gpus_per_node", per_set * per_node) if per_node else None
+        nodes = found.cluster.get("nodes")
+        if nodes and (sets * per_set) % nodes == 0:
+            numbers.setdefault("gpus_per_node", sets * per_set // nodes)
+    nodes = numbers.get("nodes")
+    if nodes is None and tasks and each and tasks % each == 0:
+        nodes = tasks // each
+    outer = found.cluster.get("nodes")
+    if (
+        nodes
+        and outer
+        and nodes > outer
+        and name in _OF_NODES
+        and found.places.get("nodes", "") not in _VARIABLES["nodes"]
+    ):
+        found.ask("nodes", f"{name} starts {nodes} nodes inside of {outer} ({found.places.get('nodes', '')})")
+        nodes = None
+    found.state("nodes", nodes, places.get("nodes", "") or places.get("tasks", ""))
+    gpus = numbers.get("gpus")
+    per_node = numbers.get("gpus_per_node") or of_gres
+    per_node = per_node or (gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
+    each_task = numbers.get("gpus_per_task")
+    per_node = per_node or (each * each_task if each and each_task else None) or (each if inner else None)
+    found.state(
+        "gpus_per_node",
+        per_node,
+        places.get("gpus_per_node", "") or places.get("gres", "") or places.get("tasks_per_node", ""),
+    )
+    if inner and (tasks or gpus):
+        found.state("num_gpus", tasks or gpus, places.get("tasks", "") or places.get("gpus", ""))
+    elif name in _OF_NODES:
+        found.cluster.pop("num_gpus", None)
+
+
+def _number(word: Word) -> int | None:
+    """A whole number, also of ``4:4`` and ``4-4``; None for a range and for what is not known."""
+    if unknown_of(word) is not None:
+        return None
+    ends = {whole_of(part) for part in re.split(r"[:-]", str(word)) if part}
+    return ends.pop() if len(ends) == 1 else None
+
+
+def _of_texts(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str, int]:
+    """Numbers in words of their own: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
+    found: dict[str, int] = {}
+    if select := re.search(r"(?:select|nodes)=([^,]+)", str(values.get("pbs", ""))):
+        chunks = [chunk.split(":") for chunk in select[1].split("+")]
+        found["nodes"] = sum(int(chunk[0]) if chunk[0].isdecimal() else 1 for chunk in chunks)
+        gpus = {match[1] for part in chunks[0] if (match := re.fullmatch(r"(?:ngpus|gpus)=(\d+)", part))}
+        found |= {"gpus_per_node": int(gpus.pop())} if gpus and len(chunks) == 1 else {}
+    if gpus_of := re.search(r"num=(\d+)", str(values.get("lsf_gpu", ""))):
+        found["gpus_per_node"] = int(gpus_of[1])
+    if mapped := re.search(r"ppr:(\d+):node", str(values.get("map_by", ""))):
+        found["tasks_per_node"] = int(mapped[1])
+    hosts = [part for part in re.split(r"[,@]", str(values.get("hosts", ""))) if re.match(r"[A-Za-z]", part)]
+    if hosts and not values["hosts"].unknown:
+        found["nodes"] = len(hosts)
+        slots = {part.rpartition(":")[2] for part in hosts if re.search(r":\d+$", part)}
+        found |= {"tasks_per_node": int(slots.pop())} if len(slots) == 1 else {}
+    text = files.get(PurePosixPath(str(values.get("hostfile", ""))).name, "")
+    lines = [line.split("#")[0].split() for line in text.splitlines() if line.split("#")[0].strip()]
+    if lines:
+        found["nodes"] = len(lines)
+        slots = {
+            match[1]
+            for line in lines
+            for part in line
+            if (match := re.fullmatch(r"(?:slots|max_slots)=(\d+)|:(\d+)", part))
+        }
+        found |= {"gpus_per_node": int(slots.pop())} if len(slots) == 1 else {}
+    return found
+
+
+def _gres(text: str) -> tuple[str | None, int | None]:
+    """The GPU and their number in ``gpu:h100:8``, ``h100:8`` or ``8``."""
+    found = re.search(r"(?:^|,)(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(|,|$)", text)
+    return (_constraint(found[1] or ""), whole_of(found[2])) if found else (None, None)
+
+
+def _constraint(text: str) -> str | None:
+    gpu = known_gpu(text) if text else None
+    return gpu.id if gpu else None

@@ -1,0 +1,217 @@
+"""Where each field of a job and a plan comes from: by which options move it when they are read otherwise.
+
+The readers of options know nothing of this: each is asked again with one option left out, or with another value. An
+option whose value is not known makes the fields that it could move questions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jointopt.frameworks.options import Question, Taken, flattened, whole_of
+from jointopt.frameworks.shell_words import Word, literal, unknown_of
+
+SECTIONS = ("model", "training", "plan", "cluster")
+Reader = Callable[[Mapping[str, Any]], Taken]
+_NUMBERS = ("3", "7")
+_MOST_KEYS = 300  # of a config whose lines are looked for
+# words that some option of a framework knows
+_WORDS = (
+    "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
+    "tensorwise", "mxfp8", "deepep", "flex", "optim", "optim_grads_params", "no_shard", "local", "full_iteration",
+    "bfloat16", "float16", "fp8", "gpt2bpetokenizer", "mlp", "([0]*3+[1]*29)", "128,0", "Et*3|t*3L",
+    "meta-llama/Meta-Llama-3-8B", "flash_attention_2", "eager", "llama3", "8B", "1F1B", "Interleaved1F1B", "default",
+    "never",
+)  # fmt: skip
+_NAMES = {"megatron-lm": "Megatron-LM", "megatron-deepspeed": "Megatron-DeepSpeed", "nemo": "NeMo",
+          "fsdp": "Accelerate", "deepspeed": "DeepSpeed"}  # fmt: skip
+
+
+def fields_of(taken: Taken) -> dict[str, Any]:
+    """The statements of a file by their fields: plan.tp, training.dtype."""
+    found = {f"{kind}.{key}": value for kind in SECTIONS for key, value in getattr(taken, kind).items()}
+    return found | ({} if taken.accumulation is None else {"accumulation": taken.accumulation})
+
+
+def read_traced(
+    read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word], places: Mapping[str, str], place: str
+) -> Taken:  # fmt: skip
+    """The statements of options by name, each field with its origin, and with a question where an option is unknown.
+
+    ``known``: words with the places that state them, or True for an option without a value; ``places``: of options by
+    their names; ``place``: of the command.
+    """
+    taken = read(known)
+    fields = fields_of(taken)
+    taken.asked |= questions_of(read, known, unknown)
+    program = _NAMES.get(taken.framework, taken.framework or taken.format)
+    movers: dict[str, tuple[int, str]] = {}
+    for name, value in known.items():
+        moved = _moved(read, known, name, fields, _tries(value))
+        for one in moved:
+            if one not in movers or len(moved) < movers[one][0]:
+                movers[one] = (len(moved), _place(value, places.get(name, place)))
+    for one in fields:
+        taken.origins[one] = movers[one][1] if one in movers else f"default of {program}"
+        if one in taken.asked and one.partition(".")[0] in SECTIONS:
+            section, _, key = one.partition(".")
+            getattr(taken, section).pop(key, None)
+    return taken
+
+
+def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -> Taken:
+    """The statements of a config, each field with the line that states it, or as a default of its program.
+
+    ``text``, ``name``: of the file. A config whose sections do not come back from dotted names has no lines.
+    """
+    taken = read(config)
+    fields, flat = fields_of(taken), flattened(config)
+    place = name or taken.format
+    taken.origins = dict.fromkeys(fields, place)
+    if len(flat) > _MOST_KEYS or nested(flat) != config:
+        return taken
+    lines = text.splitlines()
+    movers: dict[str, tuple[int, str]] = {}
+    for key, value in flat.items():
+        tries = (None, not value) if isinstance(value, bool) else _tries(value)
+        try:
+            moved = _moved(lambda options: read(nested(options)), flat, key, fields, tries)
+        except (TypeError, ValueError, KeyError, AttributeError):  # a section of another kind than its program has
+            continue
+        words = re.compile(rf"(?<![\w.]){re.escape(key.rpartition('.')[2])}(?![\w.])")
+        at = next((number for number, line in enumerate(lines, 1) if words.search(line)), None)
+        for one in moved:
+            if one not in movers or len(moved) < movers[one][0]:
+                movers[one] = (len(moved), f"{place}:{at}" if at else place)
+    program = _NAMES.get(taken.framework, taken.framework or taken.format)
+    taken.origins = {one: movers[one][1] if one in movers else f"default of {program}" for one in fields}
+    return taken
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings inside of each other, from dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        *places, last = name.split(".")
+        inner = found
+        for place in places:
+            inner = inner.setdefault(place, {})
+            if not isinstance(inner, dict):
+                return {}
+        inner[last] = value
+    return found
+
+
+def split_values(read: Reader, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Word]]:
+    """The options that are known, and those that are not: a flag before words that only a shell knows is known."""
+    known = {name: value for name, value in values.items() if _unknown(value) is None}
+    unknown: dict[str, Word] = {}
+    for name, value in values.items():
+        found = _unknown(value)
+        if found is not None:
+            if found.many and _is_flag(read, known, name):
+                known[name] = True
+            else:
+                unknown[name] = found
+        elif (value is True or value == "") and _takes_value(read, known, name):
+            del known[name]
+            unknown[name] = Word(())
+        elif value is not True and _is_no_number(value) and _is_unreadable(read, known, name):
+            del known[name]
+            unknown[name] = Word(literal(" ".join(value) if isinstance(value, list) else str(value), ""))
+    return known, unknown
+
+
+def _unknown(value: object) -> Word | None:
+    parts = value if isinstance(value, list) else [value]
+    return next((part for part in parts if isinstance(part, Word) and unknown_of(part)), None)
+
+
+def _is_no_number(value: object) -> bool:
+    return whole_of(value) is None and str(value).lower() not in ("null", "none", "true", "false")
+
+
+def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
+    """Whether an option takes numbers, and what it has is none: ``--num-experts 64 64 128``."""
+    without = {key: value for key, value in known.items() if key != name}
+    first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+    return first != second and fields_of(read(known)) == fields_of(read(without))
+
+
+def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
+    """Whether an option means something alone, and the same by any number."""
+    first, second, alone = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, True))
+    absent = fields_of(read({key: value for key, value in known.items() if key != name}))
+    return first == second and alone != absent
+
+
+def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
+    """Whether an option means something by its value: readings of two numbers, or of two words, differ."""
+    first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+    if first != second or _is_flag(read, known, name):
+        return first != second
+    readings = [fields_of(read({**known, name: word})) for word in _WORDS]
+    return any(one != readings[0] for one in readings)
+
+
+def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word]) -> dict[str, Question]:
+    """A question for each field that an unknown option moves, alone or beside a value of another such option."""
+    found: dict[str, Question] = {}
+    plain = fields_of(read(known))
+    bases: list[tuple[str, dict[str, Any]]] = []
+    for name, word in unknown.items():
+        question = question_of(name, word)
+        first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+        words = _WORDS if first == second else ()  # what takes numbers takes no words
+        for one in sorted(_moved(read, known, name, plain, (None, *_NUMBERS, True, *words))):
+            found.setdefault(one, question)
+        seen: list[dict[str, Any]] = [plain]
+        for value in (_NUMBERS[0], *words):
+            reading = fields_of(read({**known, name: value}))
+            if reading not in seen and len(seen) < 6:
+                seen.append(reading)
+                bases.append((name, {**known, name: value}))
+    for other, base in bases[:40]:
+        for name, word in unknown.items():
+            if name != other:
+                for one in sorted(_moved(read, base, name, fields_of(read(base)), (None, *_NUMBERS, "full", "block"))):
+                    found.setdefault(one, question_of(name, word))
+    return found
+
+
+def question_of(name: str, word: Word) -> Question:
+    """The question on an option without a known value."""
+    unknown = word.unknown
+    option = "--" + name.replace("_", "-") if "." not in name else name
+    if unknown is None:
+        return Question(f"{option} is given {word}, which is no number" if word else f"{option} has no value")
+    return Question(f"{option} is given {word}, {unknown.place or word.place}", unknown.variable)
+
+
+def _moved(
+    read: Reader, known: Mapping[str, Any], name: str, fields: Mapping[str, Any], tries: tuple[Any, ...]
+) -> set[str]:  # fmt: skip
+    """The fields that differ where an option is left out (None) or has another value."""
+    found: set[str] = set()
+    rest = {key: value for key, value in known.items() if key != name}
+    for value in tries:
+        other = fields_of(read(rest if value is None else {**rest, name: value}))
+        found |= {one for one in fields.keys() | other.keys() if fields.get(one) != other.get(one)}
+    return found
+
+
+def _tries(value: object) -> tuple[Any, ...]:
+    """Other values of an option than the one that it has."""
+    text = str(value)
+    if value is True or text.replace(".", "").replace("-", "").isdigit():
+        return (None, *_NUMBERS)
+    return (None, "rmsnorm", "full", "8B", "e4m3")
+
+
+def _place(value: object, place: str) -> str:
+    words = [part for part in (value if isinstance(value, list) else [value]) if isinstance(part, Word)]
+    if not words or not words[0].place:
+        return place
+    return f"default of {words[0].place}" if any(word.default for word in words) else words[0].place

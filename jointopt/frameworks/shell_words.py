@@ -1,0 +1,256 @@
+"""Words of a shell, each with the place that states it, and what is not known of it.
+
+A value is a row of pieces. A piece is known text, or an `Unknown`: a variable that nobody set, the output of a program,
+or one of several texts, by the branch of an ``if`` that was taken (its fork).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Unknown(NamedTuple):
+    """A part of a word that only a running shell knows."""
+
+    name: str  # as the script writes it: $TP, $(hostname)
+    variable: str = ""  # what can be set from outside: a variable's name or the number of an argument; blank: nothing
+    place: str = ""
+    fork: int = 0  # of one of several values: the fork that decides; 0: nothing is known
+    ways: tuple[tuple[Text, ...], ...] = ()  # by the branch of that fork: the words of each value
+    is_list: bool = False  # any number of words, also between quotes: "$@"
+
+
+class Piece(NamedTuple):
+    """A part of a word."""
+
+    text: str = ""
+    place: str = ""  # file and line that state it
+    default: bool = False  # the script's own, where a variable or an argument from outside could say otherwise
+    quoted: bool = True  # not split at blanks
+    unknown: Unknown | None = None
+    ends_word: bool = False  # between two elements of an array
+    absent: str = ""  # the variable that is not set, of which this is the empty value
+
+
+Text = tuple[Piece, ...]
+END = Piece(ends_word=True)
+
+
+class Word(str):
+    """A word of a command: its text, in which what is unknown stands as the script writes it, and its pieces."""
+
+    __slots__ = ("pieces",)
+    pieces: Text
+
+    def __new__(cls, pieces: Iterable[Piece]) -> Word:
+        """The word of these pieces."""
+        parts = tuple(pieces)
+        made = super().__new__(cls, "".join(p.unknown.name if p.unknown else p.text for p in parts))
+        made.pieces = parts
+        return made
+
+    @property
+    def unknown(self) -> Unknown | None:
+        """The first part that is not known, by nothing that is decided."""
+        return next((p.unknown for p in self.pieces if p.unknown), None)
+
+    @property
+    def many(self) -> bool:
+        """Whether it may be nothing, or several words."""
+        loose = (p for p in self.pieces if p.unknown and (p.unknown.is_list or not p.quoted))
+        return all(p.unknown for p in self.pieces) and next(loose, None) is not None
+
+    @property
+    def place(self) -> str:
+        """The file and line that state it."""
+        return next((p.place for p in self.pieces if p.place), "")
+
+    @property
+    def default(self) -> bool:
+        """Whether it is the script's own default."""
+        return any(p.default for p in self.pieces)
+
+    def rest(self, start: int) -> Word:
+        """The word without its first ``start`` characters, which are known."""
+        pieces = []
+        for piece in self.pieces:
+            cut = min(start, len(piece.text)) if piece.unknown is None else 0
+            start -= cut
+            pieces.append(piece._replace(text=piece.text[cut:]))
+        return Word(pieces)
+
+
+def unknown_of(value: object) -> Unknown | None:
+    """The part of a word that is not known; None of a known word, or of a value that no script states."""
+    return value.unknown if isinstance(value, Word) else None
+
+
+def literal(text: str, place: str, default: bool = False) -> Text:
+    """A text that a script states."""
+    return (Piece(text, place, default),)
+
+
+def merged(text: Text) -> Text:
+    """The same text, in which known pieces of one kind and place that follow on each other are one."""
+    found: list[Piece] = []
+    for piece in text:
+        last = found[-1] if found else END
+        if (
+            piece.unknown
+            or last.unknown
+            or last.ends_word
+            or piece.ends_word
+            or piece[1:4] != last[1:4]
+            or piece.absent
+        ):
+            found.append(piece)
+        else:
+            found[-1] = last._replace(text=last.text + piece.text)
+    return tuple(found)
+
+
+def words_of(pieces: Iterable[Piece]) -> list[Word]:
+    """The words that pieces come to, split at blanks outside of quotes."""
+    words: list[Word] = []
+    held: list[Piece] = []
+    for piece in pieces:
+        if piece.ends_word:
+            words += [Word(held)] if held else []
+            held = []
+        elif piece.quoted or piece.unknown:
+            held.append(piece)
+        else:
+            parts = re.split(r"[ \t\n]+", piece.text)
+            for at, part in enumerate(parts):
+                if at and held:
+                    words.append(Word(held))
+                    held = []
+                if part:
+                    held.append(piece._replace(text=part))
+    return words + ([Word(held)] if held else [])
+
+
+def decided(pieces: Iterable[Piece], choices: Mapping[int, int]) -> Iterator[Piece]:
+    """The pieces with the values of those forks whose branch is chosen."""
+    for piece in pieces:
+        found = piece.unknown
+        if found is None or found.fork not in choices:
+            yield piece
+            continue
+        for at, text in enumerate(found.ways[choices[found.fork]]):
+            if at:
+                yield END if found.is_list else Piece(" ", piece.place, quoted=piece.quoted)
+            default = piece.default
+            inner = (p._replace(quoted=piece.quoted, default=p.default or default) for p in text)
+            yield from decided(inner, choices)
+
+
+def forks_of(pieces: Iterable[Piece]) -> Iterator[tuple[int, int]]:
+    """(fork, number of its branches) of every fork that pieces hang on, those inside of values too."""
+    for piece in pieces:
+        if piece.unknown and piece.unknown.fork:
+            yield piece.unknown.fork, len(piece.unknown.ways)
+            for way in piece.unknown.ways:
+                for text in way:
+                    yield from forks_of(text)
+
+
+def joined(fork: int, name: str, texts: list[Text]) -> Text:
+    """A value that is one of several: what all begin with, then the rest by the branch of the fork."""
+    shared = 0
+    while all(len(text) > shared for text in texts) and all(text[shared] == texts[0][shared] for text in texts):
+        shared += 1
+    place = next((p.place for text in texts for p in text[shared:]), "")
+    rest = Unknown(f"${name}", name, place, fork, tuple((text[shared:],) for text in texts))
+    return (*texts[0][:shared], Piece(place=place, unknown=rest))
+
+
+def joined_lists(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
+    """An array that is one of several: the elements that all begin with, then one that stands for the rest."""
+    shared = 0
+    while all(len(one) > shared for one in lists) and all(one[shared] == lists[0][shared] for one in lists):
+        shared += 1
+    place = next((p.place for one in lists for text in one[shared:] for p in text), "")
+    rest = Unknown(f"${{{name}[@]}}", name, place, fork, tuple(tuple(one[shared:]) for one in lists), True)
+    return [*lists[0][:shared], (Piece(place=place, unknown=rest),)]
+
+
+def pattern_matches(pattern: str, text: str) -> bool:
+    """Whether a pattern of file names matches a whole text."""
+    return len(pattern) < 2_000 and fnmatch.fnmatchcase(text, pattern.replace("[^", "[!"))
+
+
+def cut_off(text: str, operator: str, pattern: str) -> str | None:
+    """``${X#pattern}``, ``##``, ``%`` and ``%%``: the text without its shortest or longest beginning or end."""
+    if len(text) > 500:
+        return None
+    ends = range(len(text) + 1)
+    from_start, longest = operator[0] == "#", len(operator) == 2
+    lengths = reversed(ends) if longest else ends
+    for length in lengths:
+        part = text[:length] if from_start else text[len(text) - length :]
+        if pattern_matches(pattern, part):
+            return text[length:] if from_start else text[: len(text) - length]
+    return text
+
+
+def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
+    """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
+    if len(text) > 10_000 or not pattern:
+        return text if not pattern else None
+    inner = fnmatch.translate(pattern)
+    inner = re.sub(r"\\[zZ]$", "", inner)
+    found = {"/#": rf"\A{inner}", "/%": rf"{inner}\Z"}.get(operator, inner)
+    return re.sub(found, lambda _: by, text, count=0 if operator == "//" else 1)
+
+
+def taken_apart(word: Word) -> list[Word]:
+    """The words inside of one that holds options and blanks; else the word."""
+    if word.unknown or not re.match(r"\s*--?[A-Za-z]", word) or not re.search(r"\s", word.strip()):
+        return [word]
+    try:
+        return [Word(literal(part, word.place, word.default)) for part in shlex.split(word)]
+    except ValueError:
+        return [word]
+
+
+@dataclass
+class Run:
+    """One command that a script starts."""
+
+    words: list[Word]
+    place: str
+    variables: dict[str, Text]  # when it starts, exported or not
+    branches: dict[int, int]  # the branch of each fork in which it stands
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables whose values are known when it starts."""
+        words = {name: Word(decided(text, self.branches)) for name, text in self.variables.items()}
+        return {name: str(word) for name, word in words.items() if word.unknown is None}
+
+
+@dataclass
+class Script:
+    """The commands of a script, the words of its batch header, and what of it was not read."""
+
+    runs: list[Run] = field(default_factory=list)
+    header: list[tuple[str, list[str]]] = field(default_factory=list)  # the batch system's word, and its options
+    left_out: list[str] = field(default_factory=list)  # lines that no shell would take
+    missing: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
+    read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
+    conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
+    deciding: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
+    usual: dict[int, int] = field(
+        default_factory=dict
+    )  # the branch of a fork where nobody gives the variable it hangs on
+
+    @property
+    def commands(self) -> list[list[Word]]:
+        """The words of each command."""
+        return [run.words for run in self.runs]
