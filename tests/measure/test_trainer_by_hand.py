@@ -42,7 +42,7 @@ def test_the_loss_is_the_mean_of_data_context_and_tensor_ranks(
     run = importlib.import_module(f"{_OURS}.run")
     seconds = iter((1.0, 2.0))
     monkeypatch.setattr(run, "now_s", lambda _: next(seconds))
-    monkeypatch.setattr(run, "slowest", lambda found, _: found)
+    monkeypatch.setattr(run, "largest_of_ranks", lambda found, _: found)
     monkeypatch.setattr(run, "_batch", lambda *_: (None, None))
     monkeypatch.setattr(run, "_plain_step", lambda *_: lambda: 48.0)  # the sum of all ranks
     spec: Any = SimpleNamespace(dp=2, cp=2, tp=3, pp=1, warmup_iterations=0, iterations=1, least_s=0.0, behind_s=0.0,

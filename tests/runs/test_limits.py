@@ -241,5 +241,5 @@ def test_recomputation_takes_a_third_of_what_layers_take_once_more() -> None:
 
 def test_a_frozen_weight_takes_four_flop_a_token_and_a_trained_one_six() -> None:
     runs = Cells(pd.DataFrame([LLAMA, LLAMA | {"lora_dim": 8}]))
-    trained, frozen = flop(runs)
+    trained, frozen = least_flop(runs)
     assert frozen == pytest.approx(4 / 6 * trained)
