@@ -88,6 +88,11 @@ def test_in_hot_air_a_plan_comes_up_to_the_throttle_temperature_and_not_beyond()
     assert (cool.throttles_s == np.inf).all()
 
 
+def test_after_three_time_constants_five_per_cent_of_a_step_are_left() -> None:
+    warmed, physics = found("tp=4 pp=4 dp=2")
+    assert np.exp(-warmed.settles_s / physics.cooler.time_constant_s) == pytest.approx(0.05)
+
+
 def test_where_waiting_alone_is_too_hot_pauses_leave_kernels_nothing_more() -> None:
     power = JOB.cluster.gpu.power
     assert power is not None

@@ -1,13 +1,14 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jointopt.core.facts import Assumption
 from jointopt.jobs.jobfile import load_job, parse_job
-from jointopt.report.explanation import share_table, stage_table
+from jointopt.report.explanation import Shortage, share_table, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.tables import TIME_UNITS, figure, json_text
 from jointopt.workflows.explain import explain
@@ -129,3 +130,14 @@ def test_a_phase_above_the_peak_or_the_limit_of_the_same_page_is_explained(
     text = " ".join(make_explanation(power_by_phase=found, stages=(stage, stage)).text().split())
     assert "A GPU draws 415 W in compute-bound kernels (75% of the time), 90 W while it waits (25%)." in text
     assert "Such kernels last milliseconds" not in text if words is None else f"last milliseconds; {words}" in text
+
+
+@pytest.mark.parametrize(("allowed_gib", "missing"), [(70.0, "2.4"), (72.31, "0.1"), (72.04, "0.3")])
+def test_a_shortage_is_rounded_up_so_that_none_is_of_nothing(allowed_gib: float, missing: str) -> None:
+    assert f"{missing} GiB too many" in Shortage(72.34, allowed_gib, 0.1).cause
+
+
+def test_the_highest_power_of_a_stage_has_its_interval_from_low_to_high(make_explanation: Explanations) -> None:
+    stages = tuple(replace(stage, peak_power_w=380.0) for stage in make_explanation().stages)
+    found = make_explanation(stages=stages, intervals={"peak_power_w": (350.0, 420.0)})
+    assert "380 W at the peak (350 to 420)" in " ".join(found.text().split())

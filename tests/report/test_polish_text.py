@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from jointopt.jobs.jobfile import shipped_job
@@ -70,3 +71,13 @@ def test_schedules_have_how_surely_they_differ_from_one_clock_per_stage() -> Non
     bare = replace(polished(), against_plan={}).text()
     assert "±" not in bare
     assert "t|E" not in bare
+
+
+def test_each_stage_has_the_clocks_of_its_forward_passes_before_those_of_its_backward_passes() -> None:
+    backward = polished().graph.backward
+    chosen = replace(polished().chosen, clock_mhz=np.where(backward, 1500.0, 1200.0))
+    lines = replace(polished(), chosen=chosen, points=(chosen,), against_plan={}).text().splitlines()
+    heads = next(line for line in lines if "backward" in line and "forward" in line)
+    assert heads.index("forward") < heads.index("backward")
+    stages = [line.split() for line in lines if re.match(r" +[1-4] +1980 ", line)]
+    assert stages == [[str(stage), "1980", "1200", "1200", "1500", "1500"] for stage in range(1, 5)]

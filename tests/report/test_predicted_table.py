@@ -112,3 +112,8 @@ def test_the_sentence_on_tight_plans_has_the_least_probability() -> None:
     assert tight_lines(plans) == ["~ tight: may not fit in memory (probability 0.62 at least)."]
     none = [PLAN | {"fit_probability": probability} for probability in (0.3, 0.12)]
     assert "none of these is expected to fit in memory: probability 0.12 to 0.30" in tight_lines(none)[0]
+
+
+def test_one_plan_that_may_fit_is_enough_not_to_call_all_hopeless() -> None:
+    plans = [PLAN | {"fit_probability": probability} for probability in (0.3, 0.6)]
+    assert tight_lines(plans) == ["~ tight: may not fit in memory (probability 0.30 at least)."]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.joint_saving import JointSavings, SavingShare
+from jointopt.report.joint_saving import JointSavings, SavingShare, joint_words
 from jointopt.report.results import Proposal
 from jointopt.report.tables import json_text
 
@@ -47,3 +47,11 @@ def test_the_savings_of_energy_and_of_time_keep_their_names_and_places() -> None
     assert (found["largest_energy_saving"], found["at_time_s"]) == (0.1, 2.0)
     assert (found["largest_time_saving"], found["at_energy_j"]) == (0.2, 9e3)
     assert (found["largest_energy_saving_low"], found["largest_time_saving_probability"]) == (0.05, 0.8)
+
+
+def test_the_sentence_on_savings_has_energy_at_a_time_and_time_at_an_energy() -> None:
+    energy, time = SavingShare(0.1, 2.0, 0.05, 0.15, 0.9), SavingShare(0.2, 9e3, 0.15, 0.25, 0.8)
+    found = JointSavings({"pp": np.empty(0, np.int64), "stage_clock_mhz": np.empty((0, 1))}, energy, time).document()
+    words = joint_words(found)
+    assert "at most 10.0% less energy in equal time (at 2.000 s" in words
+    assert "at most 20.0% less time at equal energy (at 9.000 kJ" in words

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.report.scaled import Scaled, Size, part_table, size_table
+from jointopt.physics.site import run_costs
+from jointopt.report.scaled import Pick, Scaled, Size, part_table, run_at, size_table
 
 FASTEST: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "iteration_time_s": 2.0, "iteration_time_s_low": 1.7,
@@ -30,6 +33,22 @@ def test_a_cluster_s_line_is_its_fastest_plan_and_what_least_energy_changes(job:
     assert cells[3:9] == ["tp2", "2.000", "20", "12,345", "93", "43.2"]
     assert cells[9] == "12"
     assert cells[-2:] == ["-20.0", "+30.0"]
+
+
+def test_of_three_plans_the_last_is_that_of_least_energy_and_not_the_knee_between(job: Job) -> None:
+    knee = FASTEST | {"iteration_time_s": 2.2, "energy_j": 8100.0}
+    assert size_table([Size(job, (FASTEST, knee, THRIFTY))])[-1].split()[-2:] == ["-20.0", "+30.0"]
+
+
+def test_at_either_end_of_its_interval_a_run_has_hosts_at_that_end(job: Job) -> None:
+    plan = FASTEST | {f"energy_j_{end}": 9000.0 for end in ("low", "high")}
+    joules = {}
+    for end in ("low", "high"):
+        hosts = replace(job, cluster=with_host_at(job.cluster, end))
+        same = plan | {"iteration_time_s": plan[f"iteration_time_s_{end}"]}
+        joules[end] = run_at(job, plan, f"_{end}")["energy_j"]
+        assert joules[end] == pytest.approx(run_costs(hosts, same)["energy_j"])
+    assert joules["high"] > run_costs(job, plan | {"iteration_time_s": 2.5})["energy_j"]
 
 
 @pytest.mark.parametrize("missing", ["iteration_time_s_low", "iteration_time_s_high"])
@@ -69,3 +88,13 @@ def test_clusters_of_one_doubt_are_named_together_and_those_of_none_not(job: Job
     )
     assert "is wider" not in Scaled((replace(doubted, doubts=()),), ()).text()
     assert doubted.document()["doubts"] == ["network assumed", "few runs"]
+
+
+def test_the_days_of_a_pick_have_their_interval_from_low_to_high(job: Job) -> None:
+    plan = FASTEST | {"micro_batch_size": 1, "avg_power_w": 400.0, "energy_j_low": 8e3, "energy_j_high": 1e4}
+    sizes = (Size(job, (plan,), {"compute": 1.0}),)
+    text = " ".join(Scaled(sizes, ((0, plan),), Pick(0, plan, "energy", {"site_kw": 20.0})).text().split())
+    found = re.search(r": ([0-9.]+) h per billion tokens \(([0-9.]+) to ([0-9.]+)\)", text)
+    assert found is not None
+    hours, low, high = map(float, found.groups())
+    assert (low / hours, high / hours) == pytest.approx((0.85, 1.25), rel=0.01)

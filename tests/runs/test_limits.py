@@ -237,3 +237,9 @@ def test_recomputation_takes_a_third_of_what_layers_take_once_more() -> None:
     once = least_flop(runs)[0] - head + attention_flop(runs)[0]
     assert recompute_flop(runs) == pytest.approx([0, once / 3], rel=1e-3)
     assert attention_flop(runs)[0] == pytest.approx(6 * 32 * 4096 * 256 * 8192**2 / 16)
+
+
+def test_a_frozen_weight_takes_four_flop_a_token_and_a_trained_one_six() -> None:
+    runs = Cells(pd.DataFrame([LLAMA, LLAMA | {"lora_dim": 8}]))
+    trained, frozen = least_flop(runs)
+    assert frozen == pytest.approx(4 / 6 * trained)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.jobs.clocks import under_limits
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.search.exact import exact_front_of_profiles, fastest_layout
 from jointopt.search.pareto import is_covered, objectives
@@ -28,6 +29,11 @@ def test_the_saving_is_the_largest_at_equal_time_and_at_equal_energy():
     energy, time_s = energy_saving(front, other), time_saving(front, other)
     assert (energy.share, energy.at) == (pytest.approx(0.25), 2.5)  # 60 J in place of 80 J
     assert (time_s.share, time_s.at) == (pytest.approx(0.2), 80.0)  # 2 s in place of 2.5 s, as 4 s in place of 5 s
+
+
+def test_a_plan_of_just_the_same_time_is_one_in_no_more_time():
+    saving = energy_saving(columns([1.0, 2.0], [90.0, 60.0]), columns([2.0], [80.0]))
+    assert (saving.share, saving.plan, saving.other) == (pytest.approx(0.25), 1, 0)
 
 
 def test_without_plans_nothing_can_be_compared():
@@ -80,6 +86,20 @@ def test_a_joint_front_is_never_behind_two_steps_and_saves_nothing_against_itsel
     front, two_step = exact_front_of_profiles(problem).front, two_step_front(problem, 0, 0)
     assert is_covered(*objectives(front), *(value * (1 + 1e-9) for value in objectives(two_step))).all()
     assert energy_saving(front, front).share == time_saving(front, front).share == 0.0
+
+
+def test_two_steps_choose_among_all_power_limits_of_the_fastest_layout():
+    problem = fake_problem(0, 8, 5, per_stage_clocks=False)
+    count, layouts = problem.num_layouts, under_limits(problem.layouts, (600.0, 300.0))
+
+    def evaluate(index, clocks):
+        plans, limited = problem.evaluate(index % count, clocks), index >= count
+        slower = {"iteration_time_s": plans["iteration_time_s"] * np.where(limited, 1.5, 1.0)}
+        return plans | slower | {"energy_j": plans["energy_j"] * np.where(limited, 0.5, 1.0)}
+
+    both = replace(problem, layouts=layouts, evaluate=evaluate, lower_bound=None, energy_slope_w=None)
+    front = two_step_front(both, 3, 0)
+    assert set(front["layout_index"].tolist()) == {3, 3 + count}
 
 
 def test_a_proposal_states_what_joint_search_saves():

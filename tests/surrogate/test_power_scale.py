@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import huber
 
-from jointopt.surrogate.power import RUN_SD, SOURCE_SD, PowerScale, _two, _two_are_better, power_scale
+from jointopt.surrogate.power import RUN_SD, SOURCE_SD, PowerScale, _two, _two_are_better, power_scale, scale_at_limit
 
 
 def test_nothing_measured_moves_nothing() -> None:
@@ -28,6 +28,13 @@ def test_more_runs_are_trusted_more_and_leave_less_doubt() -> None:
     few, many = (power_scale(np.full(n, np.log(0.8))) for n in (1, 20))
     assert 1.0 > few.factor > many.factor > 0.8
     assert few.log_sd > many.log_sd > RUN_SD
+
+
+def test_power_is_learned_under_the_highest_limit_as_others_show_what_a_limit_leaves() -> None:
+    ratios, limits_w = np.log([1.2, 1.2, 1.2, 0.7, 0.7, 0.7]), np.repeat([400.0, 250.0], 3)
+    found = scale_at_limit(ratios, np.full(6, 0.2), 60.0, limits_w)
+    assert found == power_scale(ratios[:3])
+    assert found.factor > 1.1
 
 
 def test_one_broken_meter_among_many_moves_little() -> None:

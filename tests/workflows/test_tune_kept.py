@@ -137,7 +137,7 @@ def test_a_run_that_was_stored_and_not_recorded_when_the_tool_was_killed_counts_
     with pytest.raises(SystemExit):
         tune(timed, "replay", 3, table=make_runs(), storage=url)
     monkeypatch.setattr(Record, "progress", original)
-    monkeypatch.setattr("jointopt.search.studies.measured.may_live", lambda process: False)
+    monkeypatch.setattr("jointopt.search.studies.measured.may_be_alive", lambda process: False)
     again = tune(timed, "replay", 3, table=make_runs(), storage=url)
     assert (len(again.runs), again.spent.runs) == (3, 3)
 

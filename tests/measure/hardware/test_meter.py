@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,3 +181,11 @@ def test_a_sample_is_in_joules_watts_degrees_shares_and_megahertz(clock) -> None
 
 def test_power_is_taken_from_a_source_that_the_driver_has(driver) -> None:
     assert Gpus()._power[0]() == pytest.approx(690_000)
+
+
+def test_the_clocks_of_a_gpu_are_those_at_its_fastest_memory_clock() -> None:
+    clocks = {2619: [345, 1980, 1200], 810: [345]}
+    gpu = SimpleNamespace(get_supported_memory_clocks=lambda: [810, 2619], get_supported_graphics_clocks=clocks.get)
+    gpus = Gpus.__new__(Gpus)
+    gpus._gpus = [gpu]
+    assert gpus.clocks_mhz(0) == [1980, 1200, 345]

@@ -105,3 +105,20 @@ def test_a_gpu_of_another_node_that_did_not_hold_its_clock_is_reported(tmp_path:
     write_series(tmp_path, 1, 300.0, 900.0)
     found = with_readings(row(), PLAN | {"stage_clock_mhz": [1400.0, 1200.0]}, 2, tmp_path, False)
     assert found["notes"] == "GPU 2 ran at 900 MHz of 1200; GPU 3 ran at 900 MHz of 1200"
+
+
+@pytest.mark.parametrize(("ran_mhz", "reported"), [(1170.0, False), (1155.0, True)])
+def test_a_gpu_that_ran_below_97_per_cent_of_its_clock_is_reported(
+    tmp_path: Path, ran_mhz: float, reported: bool
+) -> None:
+    write_series(tmp_path, 0, 300.0, 1400.0)
+    write_series(tmp_path, 1, 300.0, ran_mhz)
+    found = with_readings(row(), PLAN | {"stage_clock_mhz": [1400.0, 1200.0]}, 2, tmp_path, False)
+    assert (f"ran at {ran_mhz:.0f} MHz of 1200" in found["notes"]) == reported
+
+
+def test_a_stage_at_clocks_of_the_driver_ran_at_the_mean_of_its_gpus(tmp_path: Path) -> None:
+    write_series(tmp_path, 0, 300.0, 1400.0)
+    write_series(tmp_path, 1, 300.0, 1000.0)
+    found = with_readings(row(), PLAN | {"dp": 4, "pp": 1}, 2, tmp_path, True)
+    assert found["stage_clock_mhz"] == [1200.0]

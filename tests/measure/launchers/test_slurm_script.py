@@ -15,6 +15,7 @@ from jointopt.core.facts import FailureKind
 from jointopt.frameworks.slurm import shell_words
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import Slurm
+from jointopt.measure import slurm_commands
 from jointopt.measure.slurm import JobEnd, SlurmLauncher, why_failed
 from jointopt.measure.slurm_commands import ENDED, parse_job
 
@@ -191,3 +192,9 @@ def test_other_iterations_or_another_checkout_are_another_run(job: Job, tmp_path
     options += [{"checkout": tmp_path / folder} for folder in ("a", "b")]
     names = [SlurmLauncher(tmp_path, **some).job_name(job, PLAN) for some in options]
     assert len(set(names)) == 5
+
+
+def test_of_several_jobs_of_a_name_the_last_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = subprocess.CompletedProcess([], 0, "12\n15\n", "")
+    monkeypatch.setattr(slurm_commands, "_call", lambda _: answer)
+    assert slurm_commands.job_of_name("jointopt-0123") == 15
