@@ -12,7 +12,7 @@ from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.site import run_costs
-from jointopt.report.scaled import Pick, Scaled, Size, part_table, run_at, size_table
+from jointopt.report.scaled import Pick, Scaled, Size, part_table, run_costs_at, size_table
 
 FASTEST: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "iteration_time_s": 2.0, "iteration_time_s_low": 1.7,
@@ -46,7 +46,7 @@ def test_at_either_end_of_its_interval_a_run_has_hosts_at_that_end(job: Job) -> 
     for end in ("low", "high"):
         hosts = replace(job, cluster=with_host_at(job.cluster, end))
         same = plan | {"iteration_time_s": plan[f"iteration_time_s_{end}"]}
-        joules[end] = run_at(job, plan, f"_{end}")["energy_j"]
+        joules[end] = run_costs_at(job, plan, f"_{end}")["energy_j"]
         assert joules[end] == pytest.approx(run_costs(hosts, same)["energy_j"])
     assert joules["high"] > run_costs(job, plan | {"iteration_time_s": 2.5})["energy_j"]
 
