@@ -19,7 +19,7 @@ import pytest
 from scipy.stats import t as student_t
 from threadpoolctl import threadpool_limits
 
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
 from tests.data.sample import SAMPLE
 

@@ -17,7 +17,7 @@ from jointopt.core.facts import Source
 from jointopt.jobs.catalog.best_mfu import best_mfu, model_kind
 from jointopt.jobs.job import Job
 from jointopt.report.tables import TextColumn, lay_out, paragraphs, result_text
-from jointopt.surrogate.correction import load_surrogate, surrogate_names
+from jointopt.surrogate.files import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
 Reasons = Sequence[Collection[str]]  # of each plan, in words; of one that recorded runs support none

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from jointopt.core.schema import LAYOUT_COLUMNS
-from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
-from jointopt.report.plans import predicted_table, rank_words
+from jointopt.report.plans import are_alike, predicted_table, rank_words
 
 MOST_PARTS = 3  # that a step names
-_ALIKE = 1e-3
 NEAR = 0.01  # of the time: layouts of the same degrees that are counted beside a shown one
 SMALL = 0.002  # of the time: parts that differ by less are not named
 PARTS = {
@@ -106,9 +102,3 @@ def layout_lines(
         remarks += [] if layout.on_front else ["none of it on the front"]
         out += tables.paragraphs([f"     {'; '.join(remarks)}."] if remarks else [], "       ")
     return out, plans
-
-
-def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two plans are of one layout and differ in clocks that hardly matter."""
-    close = all(math.isclose(one[name] or 0.0, other[name] or 0.0, rel_tol=_ALIKE) for name in OBJECTIVES)
-    return close and all(one.get(name) == other.get(name) for name in LAYOUT_COLUMNS)

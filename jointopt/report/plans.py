@@ -23,6 +23,7 @@ from jointopt.core.schema import (
     decode_cells,
 )
 from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
@@ -353,3 +354,12 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
         head, _, units = SITE_FIGURES[name]
         columns.append(tables.unit_column(head, values.tolist(), units or ((1.0, cluster.currency),)))
     return [*tables.paragraphs([f"{title}:"]), *tables.lay_out(columns)]
+
+
+_ALIKE = 1e-3
+
+
+def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two plans are of one layout and differ in clocks that hardly matter."""
+    close = all(math.isclose(one[name] or 0.0, other[name] or 0.0, rel_tol=_ALIKE) for name in OBJECTIVES)
+    return close and all(one.get(name) == other.get(name) for name in LAYOUT_COLUMNS)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.frameworks import job_of_efficiency
 from jointopt.jobs.job import Job
@@ -44,31 +42,6 @@ from jointopt.surrogate.power import PowerScale, at_limit
 if TYPE_CHECKING:
     from jointopt.surrogate.own_cluster import OwnRuns
     from jointopt.surrogate.surrogate import Conditioned, Surrogate
-
-_MODELS = Path(__file__).parents[1] / "models"
-
-
-def surrogate_names() -> tuple[str, ...]:
-    """Names of the surrogates that come with jointopt."""
-    return tuple(sorted(card.parent.name for card in _MODELS.glob("*/card.json")))
-
-
-@functools.cache
-def load_surrogate(name: str) -> Surrogate | None:
-    """The shipped surrogate of that name, else the one in that folder; None for ``none``; UsageError for any other."""
-    from jointopt.surrogate.files import load
-
-    if name == "none":
-        return None
-    if ((shipped := _MODELS / name) / "card.json").is_file():
-        return load(shipped)
-    if Path(name).is_dir():
-        return load(Path(name))
-    known = (*surrogate_names(), "none")
-    raise UsageError(
-        f"The surrogate {name!r} is neither shipped nor a folder; expected one of {', '.join(known)}, or the folder "
-        f"that `jointopt retrain --out` wrote{nearest_hint(name, known)}."
-    )
 
 
 @dataclass(frozen=True)

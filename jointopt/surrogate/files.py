@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import tokenize
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.atomic_write import finish_replacing
-from jointopt.core.errors import TableError
+from jointopt.core.errors import TableError, UsageError, nearest_hint
 from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Floats
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
@@ -350,3 +351,27 @@ def _check_sizes(surrogate: Surrogate) -> None:
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")
+
+
+_MODELS = Path(__file__).parents[1] / "models"
+
+
+def surrogate_names() -> tuple[str, ...]:
+    """Names of the surrogates that come with jointopt."""
+    return tuple(sorted(card.parent.name for card in _MODELS.glob("*/card.json")))
+
+
+@functools.cache
+def load_surrogate(name: str) -> Surrogate | None:
+    """The shipped surrogate of that name, else the one in that folder; None for ``none``; UsageError for any other."""
+    if name == "none":
+        return None
+    if ((shipped := _MODELS / name) / "card.json").is_file():
+        return load(shipped)
+    if Path(name).is_dir():
+        return load(Path(name))
+    known = (*surrogate_names(), "none")
+    raise UsageError(
+        f"The surrogate {name!r} is neither shipped nor a folder; expected one of {', '.join(known)}, or the folder "
+        f"that `jointopt retrain --out` wrote{nearest_hint(name, known)}."
+    )

@@ -23,7 +23,7 @@ from jointopt.physics.cost_model import BoardPower, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.correction import Correction, PlanCorrection, load_surrogate, surrogate_names
+from jointopt.surrogate.correction import Correction, PlanCorrection
 from jointopt.surrogate.evidence import Evidence, far_constants_words, source_of_job
 from jointopt.surrogate.features import (
     HEAT_COLUMNS,
@@ -36,6 +36,7 @@ from jointopt.surrogate.features import (
     runs_of,
     watts_at,
 )
+from jointopt.surrogate.files import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import (
     DOUBTS,
     NOT_AS_STATED,

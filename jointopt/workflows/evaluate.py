@@ -19,7 +19,6 @@ from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.row_names import row_names
 from jointopt.runs.rows import is_blank
 from jointopt.runs.table import doubtful_precision
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import (
     MeasuredWatts,
     doubted_sources,
@@ -29,6 +28,7 @@ from jointopt.surrogate.data_doubts import (
     unit_lines,
     unit_outliers,
 )
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.measurements import Measurements, precision_lines
 from jointopt.surrogate.surrogate import Fingerprints, fingerprints
 from jointopt.workflows.answers import accepts_paths

@@ -26,10 +26,10 @@ from jointopt.runs.cells import first_rows, row_codes
 from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
 from jointopt.runs.other_rows import assumed_class_lines, class_conflicts, lacks_heads, states_class
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.features import HEAT_COLUMNS
+from jointopt.surrogate.files import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import kinship

@@ -28,10 +28,9 @@ from jointopt.runs.checks import contradicting_lines
 from jointopt.runs.ignored_columns import unfinished_lines, unread_lines, untimed_lines
 from jointopt.runs.row_names import join_named_tables, without_rows
 from jointopt.runs.table import checked_results, read_table, readable_runs
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.evidence import Use
-from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
+from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, load_surrogate, save
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
 from jointopt.workflows.answers import accepts_paths, as_paths

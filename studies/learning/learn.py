@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from jointopt.core.schema import DEGREES, Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs, default_kernel
 from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, remembered_rows
 from jointopt.surrogate.own_mix import cross_fitted, folds_by_model, inputs

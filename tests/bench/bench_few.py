@@ -35,9 +35,10 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import NETWORK, one_constant
 from jointopt.runs.workloads import workloads
-from jointopt.surrogate.correction import Correction, load_surrogate
+from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, source_keys, timed_runs
 from jointopt.surrogate.evidence import evidence_by_source, with_kin
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
 

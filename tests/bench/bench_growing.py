@@ -22,7 +22,7 @@ from bench_replay import DATA, TIME, groups, job_document
 
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed_candidates

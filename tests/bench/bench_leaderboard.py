@@ -48,9 +48,8 @@ from jointopt.core.schema import Ints
 from jointopt.jobs.catalog import frameworks
 from jointopt.jobs.framework import Framework
 from jointopt.studies import figures
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, timed_runs
-from jointopt.surrogate.files import save
+from jointopt.surrogate.files import load_surrogate, save
 from jointopt.surrogate.held_out import HeldOut, Scores, predict_pairs, run_pairs, with_calibrated_widths
 from jointopt.surrogate.new_sources import NewSource, factors_by_others
 from jointopt.surrogate.surrogate import Surrogate

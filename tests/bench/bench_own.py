@@ -24,8 +24,8 @@ from bench_accuracy import ROOT
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.system import one_blas_thread
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.held_out import HeldOut, judge_new_groups
 from jointopt.surrogate.kernel import Kernel
 from jointopt.surrogate.new_sources import NewGroups, size_groups

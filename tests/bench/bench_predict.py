@@ -28,7 +28,7 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.table import read_table, write_table
 from jointopt.runs.workloads import workloads
 from jointopt.studies.learning import truths
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 

@@ -23,8 +23,8 @@ import pandas as pd
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.memory import MemoryEvidence, fit_draws, fit_probability, memory_margin, source_weights
 from jointopt.surrogate.tune_model import INFORMED, PlanEstimates, Spread, estimate_plans, plan_features

@@ -38,8 +38,8 @@ from jointopt.core.schema import RECOMPUTE_NAMES, SCHEDULE, Floats, Ints
 from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.table import write_table
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.held_out import group_folds, measured_split
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, fit, learn_kernel, source_weights, training_set  # fmt: skip

@@ -23,9 +23,8 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.features import HEAT_NAMES, PEAK
-from jointopt.surrogate.files import CARD, load, save, write_card
+from jointopt.surrogate.files import CARD, load, load_surrogate, save, write_card
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import Kernel
 from jointopt.surrogate.new_sources import NewGroups

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError, UsageError
-from jointopt.surrogate.correction import load_surrogate, surrogate_names
+from jointopt.surrogate.files import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.workflows import predict as predicting
 from jointopt.workflows.predict import predict

@@ -18,9 +18,10 @@ from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import CONSTANTS, NETWORK, one_constant, with_constants
 from jointopt.report.plans import plan_frame
-from jointopt.surrogate.correction import Correction, load_surrogate
+from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import price
 from jointopt.surrogate.evidence import _ShiftedRuns, evidence_by_source
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
 

@@ -20,8 +20,8 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation
 from jointopt.runs.store import Store
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.features import watts_at
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import cost_of_failing

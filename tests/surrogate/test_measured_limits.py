@@ -19,7 +19,7 @@ from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.pareto import is_covered, objectives
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.power import PowerScale, at_limit, board_power_of

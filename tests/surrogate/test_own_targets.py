@@ -22,11 +22,10 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.bounds import idle_power_w
 from jointopt.physics.cost_model import CostModel, unscaled_heat
 from jointopt.surrogate import own_cluster
-from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import heat_log_ratios
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.features import PEAK, RISE
-from jointopt.surrogate.files import CARD, load, save, write_card
+from jointopt.surrogate.files import CARD, load, load_surrogate, save, write_card
 from jointopt.surrogate.intervals import with_measured_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_cluster import OwnRuns, SourceRuns

@@ -23,7 +23,7 @@ from jointopt.jobs.job import on_machine
 from jointopt.jobs.jobfile import parse_job, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import listed_candidates, measurement_columns
 from jointopt.workflows.campaign.expectation import earlier_runs, with_learned_factors

@@ -16,9 +16,8 @@ from jointopt.core.units import GIB
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.explain.parts import Breakdown
 from jointopt.physics.explain.timeline import KINDS, Timeline
-from jointopt.report.layout_table import are_alike
 from jointopt.report.page.render import Page
-from jointopt.report.plans import differing_columns, plan_words
+from jointopt.report.plans import are_alike, differing_columns, plan_words
 from jointopt.report.tables import tidy_parts
 from jointopt.search.pareto import below_chord
 

@@ -21,10 +21,10 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cost_model import constrained_results, stated_limits
 from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES
-from jointopt.surrogate.correction import surrogate_names
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
+from jointopt.surrogate.files import surrogate_names
 from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, MemoryEvidence, MemoryPosterior, certain_oom_rows

@@ -10,7 +10,7 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign import expectation
 from jointopt.workflows.campaign.candidates import listed_candidates
