@@ -134,8 +134,10 @@ def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
     if not any(_LAUNCHERS[name] is _SLURM for name, _ in launchers):
         yield "SBATCH", header
     for name, words in launchers:
-        values = _options(_LAUNCHERS[name], words)
         slurm = _LAUNCHERS[name] is _SLURM
+        if slurm and "--overlap" in words:  # a step beside another one: it says where it runs, not on how many nodes
+            continue
+        values = _options(_LAUNCHERS[name], words)
         yield name, (header | values if slurm else values)
         header = header | values if slurm else header
 

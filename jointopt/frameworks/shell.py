@@ -25,7 +25,7 @@ from jointopt.frameworks.shell_values import (
     Values,
     assigned_names,
     command_name,
-    parser,
+    parse,
     raw_text,
 )
 from jointopt.frameworks.shell_words import (
@@ -47,7 +47,7 @@ MOST_CHARACTERS = 200_000  # of a script, as of a job file
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
 _MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
 _MOST_TURNS = 1_000  # of a loop
-_EMPTY_COMMENT = re.compile(rb"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
+_EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
 _ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _QUIET = {
@@ -115,9 +115,7 @@ class _Reader(Values):
         for name, number in batch_variables(header).items():
             self.variables.setdefault(name, literal(number, f"{self.name}:{line_of(text, number)}"))
             self.exported.add(name)
-        raw = text.encode("utf-8", errors="replace")
-        raw = _EMPTY_COMMENT.sub(lambda found: b" " * len(found[0]), raw)
-        root = parser().parse(raw).root_node
+        root = parse(_EMPTY_COMMENT.sub(lambda found: " " * len(found[0]), text))
         outer, self.fixed_place = self.fixed_place, place or self.fixed_place
         self.mentioned |= assigned_names([root])
         if self.depth < MOST_DEEP:

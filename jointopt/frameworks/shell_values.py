@@ -65,10 +65,26 @@ class Answer(NamedTuple):
     default: bool = False
 
 
+_FOREIGN, _STAND_IN = re.compile(r"[^\x00-\x7f]"), re.compile(r"_jointopt_u([0-9a-f]{1,5}|10[0-9a-f]{4})_")
+
+
 @functools.cache
-def parser() -> Parser:
-    """The parser of bash."""
+def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
+
+
+def parse(text: str) -> Node:
+    """The root of a script's tree, whose nodes are read by `raw_text`.
+
+    The grammar sees a stand-in of ASCII for every other character: its scanner asks C's isalpha about code points,
+    which ends the process by a segmentation fault from 128 on.
+    """
+    return _parser().parse(_FOREIGN.sub(lambda one: f"_jointopt_u{ord(one[0]):x}_", text).encode()).root_node
+
+
+def written(raw: bytes) -> str:
+    """Bytes of the tree as the script has them."""
+    return _STAND_IN.sub(lambda one: chr(int(one[1], 16)), raw.decode())
 
 
 class Values(abc.ABC):
@@ -336,7 +352,7 @@ class Values(abc.ABC):
                 if child is None
                 else child.start_byte + len(child.text or b"") - len((child.text or b"").lstrip(b"\\ \n\t"))
             )
-            plain = raw[at - base : until - base].decode("utf-8", errors="replace")
+            plain = written(raw[at - base : until - base])
             plain = re.sub(rf"\\({escaped})", r"\1", plain.replace("\\\n", ""))
             found += literal(plain, self.place(node)) if plain else ()
             if child is not None:
@@ -655,7 +671,7 @@ class Values(abc.ABC):
             return -number if sign else number
         if text == "" or self.depth > MOST_DEEP - 10 or len(text) > 1_000:
             return 0 if text == "" else None
-        root = parser().parse(f"(({text}))".encode()).root_node
+        root = parse(f"(({text}))")
         inner = root.named_children[0] if root.named_children else None
         if root.has_error or inner is None or inner.type != "compound_statement" or len(inner.named_children) != 1:
             return None
@@ -741,7 +757,7 @@ class Values(abc.ABC):
 
 def raw_text(node: Node) -> str:
     """The text of a node as the script writes it."""
-    return (node.text or b"").decode("utf-8", errors="replace")
+    return written(node.text or b"")
 
 
 def _is_list(text: Text) -> bool:

@@ -114,8 +114,7 @@ def work(
                 certain_oom(job, problem.layouts, [take(problem.layouts, ran)])
             ),
         )  # fmt: skip
-    finished = len(worked.plans["slack"])
-    front = front_of(worked.plans, problem.goals)
+    front, finished = front_of(worked.plans, problem.goals), len(worked.plans["slack"])
     return WorkerSummary(name, worked.evaluated, worked.failed, finished, front, problem.goals)
 
 

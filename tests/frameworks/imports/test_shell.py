@@ -168,3 +168,13 @@ def test_no_script_takes_long(script: str) -> None:
 def test_a_script_has_a_limit() -> None:
     with pytest.raises(JobError, match="has 300,000 characters; expected at most 200,000 of a script"):
         read_script("train\n" * 50_000)
+
+
+@given(st.text(max_size=200))
+def test_no_text_ends_the_process_whatever_its_characters(text: str) -> None:
+    read_script(f"echo {text}\n{text}")  # the grammar itself may not see what is no ASCII
+
+
+def test_characters_beyond_ascii_are_kept_in_words_and_values() -> None:
+    read = read_script('NAME="Zürich 東京"\ntorchrun train.py --name "$NAME" --tag é=ß')
+    assert read.commands[-1][-3:] == ["Zürich 東京", "--tag", "é=ß"]
