@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python tests/bench/bench_mutants.py                        # 200 drawn, and all of the file
     python tests/bench/bench_mutants.py --room physics --sample 40 --no-hand
     python tests/bench/bench_mutants.py --sample 0                               # wrong_formulas.yaml alone
+    python tests/bench/bench_mutants.py --sample 0 --alone                     # tests that alone notice one: these stay
 
 Each mutant is one change in a copy of the repository, judged by those tests of its room (mutant_rooms.py) that execute
 the line (mutant_tests.py), up to the first that fails; one that runs out of time counts as noticed. Tests that fail
@@ -58,6 +59,7 @@ class Verdict:
     change: Change
     noticed_by: str
     seconds: float
+    alone: bool = False  # no other test notices it
 
 
 def main() -> None:
@@ -73,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [_copied(Path(folder) / str(i)) for i in range(options.jobs)]
         tests = _without_change(rooms, copies)
-        verdicts = list(_judged([*hand, *sampled], tests, copies, options.share))
+        verdicts = list(_judged([*hand, *sampled], tests, copies, options))
     _report(verdicts)
 
 
@@ -87,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2)
     quick = "a quick look: leave out the slowest tests, so that the others take this share of the time"
     parser.add_argument("--share", type=float, default=1.0, help=quick)
+    parser.add_argument("--alone", action="store_true", help="look for a second test that notices each: takes longer")
     options = parser.parse_args()
     options.room = options.room or list(ROOMS)
     return options
@@ -140,12 +143,13 @@ def _without_change(rooms: Sequence[str], copies: Sequence[Path]) -> dict[str, d
 
 
 def _judged(
-    mutants: Sequence[tuple[str, Change]], tests: dict[str, dict[str, TestFile]], copies: Sequence[Path], share: float
-) -> Iterator[Verdict]:
+    mutants: Sequence[tuple[str, Change]], tests: dict[str, dict[str, TestFile]], copies: Sequence[Path],
+    options: argparse.Namespace,
+) -> Iterator[Verdict]:  # fmt: skip
     """Verdicts as they come."""
     _tests.update(tests)  # before the forks: workers have them without a copy
     with _pool(copies) as pool:
-        waiting = [pool.submit(_judge, room, change, share) for room, change in mutants]
+        waiting = [pool.submit(_judge, room, change, options.share, options.alone) for room, change in mutants]
         for done, future in enumerate(as_completed(waiting), 1):
             verdict = future.result()
             how = f"noticed by {verdict.noticed_by}" if verdict.noticed_by else f"NOT NOTICED\n{_shown(verdict)}\n"
@@ -174,10 +178,11 @@ def _recorded(name: str) -> TestFile:
     return recorded(name, _copy[0])
 
 
-def _judge(room: str, change: Change, share: float) -> Verdict:
+def _judge(room: str, change: Change, share: float, alone: bool) -> Verdict:
     started = time.perf_counter()
     noticed_by = judged(change, _tests[room], share, _copy[0])
-    return Verdict(room, change, noticed_by, time.perf_counter() - started)
+    alone = alone and "::" in noticed_by and not judged(change, _tests[room], share, _copy[0], noticed_by)
+    return Verdict(room, change, noticed_by, time.perf_counter() - started, alone)
 
 
 def _title(verdict: Verdict) -> str:
@@ -201,6 +206,8 @@ def _report(verdicts: Sequence[Verdict]) -> None:
     for verdict in sorted(verdicts, key=lambda v: (v.change.kind != "hand", v.change.file, v.change.start)):
         if not verdict.noticed_by:
             print(f"{_title(verdict)}\n{_shown(verdict)}")
+    for test in sorted({v.noticed_by for v in verdicts if v.alone}):
+        print(f"alone notices a change: {test}")
     hand = [v for v in verdicts if v.change.kind == "hand"]
     drawn = [v for v in verdicts if v.change.kind != "hand"]
     print("\nnoticed, by room:", _shares([(v.room, v) for v in drawn]))

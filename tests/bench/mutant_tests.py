@@ -87,9 +87,10 @@ def _state() -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in outside)).hexdigest()[:16]
 
 
-def judged(change: Change, files: dict[str, TestFile], share: float, copy: Path) -> str:
-    """By which test a change is noticed, in a copy of the repository; blank = by none."""
+def judged(change: Change, files: dict[str, TestFile], share: float, copy: Path, but: str = "") -> str:
+    """By which test a change is noticed, in a copy of the repository, ``but`` for one; blank = by none."""
     ranks = ranked(change, (ROOT / change.file).read_bytes(), files, share)
+    ranks.pop(but, None)
     if not ranks:
         return ""
     seconds = sum(files[name.split("::")[0]].tests[name].seconds for name in ranks)
