@@ -98,10 +98,11 @@ def probe(out: Path) -> MachineComparison | None:
     gpu = load_gpu(CPU_CORE if readings["device"] == "cpu" else readings["device"])
     found, per_node = fit(readings, gpu), readings["gpus_per_node"]
     # memory of the smallest GPU, as driver and catalogue count it; cores share their machine's evenly
-    driver_gib = [one.memory_gib for one in here.gpus if one.memory_gib]
-    memory_gib = round(min(driver_gib) if driver_gib else float(readings["memory_bytes"]) / GIB, 2)
     if readings["device"] == "cpu":
         memory_gib = math.floor(10.0 * here.memory_gib / per_node) / 10.0
+    else:
+        driver_gib = [one.memory_gib for one in here.gpus if one.memory_gib]
+        memory_gib = round(min(driver_gib) if driver_gib else float(readings["memory_bytes"]) / GIB, 2)
     measured = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "nodes": readings["processes"] // per_node}
     measured |= {name: readings[name] for name in _VERSIONS if name in readings} | {"jointopt": version("jointopt")}
     machine = MeasuredMachine(
