@@ -75,11 +75,6 @@ def _what_it_is(path: Path, text: str) -> str:
     return f" (it is already a job file: use `{our_command('propose', str(path))}`)" if ours else ""
 
 
-def read_file(path: Path) -> list[Taken]:
-    """The statements of a file, in one or several records; JobError for one that no reader knows."""
-    return read_files([path])
-
-
 def read_files(paths: Sequence[Path], given: Mapping[str, str] | None = None, run: int | None = None) -> list[Taken]:
     """The statements of the files of one run; a script that another of them sources or starts is read there.
 

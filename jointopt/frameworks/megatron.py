@@ -21,7 +21,6 @@ from jointopt.frameworks.options import (
     Words,
     flags_of,
     option_table,
-    pairs_of,
     stated,
     version_key,
     without_effect,
@@ -428,11 +427,6 @@ _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "
 
 # options that a command line or a log without them has not on
 OFF = {"overlap_grad_reduce": False, "tp_comm_overlap": False}
-
-
-def words_taken(words: list[str]) -> Taken:
-    """The statements of the words of a command line."""
-    return options_taken(dict(pairs_of(words)), "Megatron-LM options")
 
 
 def dump_taken(text: str) -> Taken | None:

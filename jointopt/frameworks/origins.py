@@ -7,7 +7,7 @@ option whose value is not known makes the fields that it could move questions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jointopt.frameworks.options import Question, Taken, flattened, whole_of
@@ -46,15 +46,12 @@ def read_traced(
     taken = read(known)
     fields = fields_of(taken)
     taken.asked |= questions_of(read, known, unknown)
-    program = _NAMES.get(taken.framework, taken.framework or taken.format)
-    movers: dict[str, tuple[int, str]] = {}
-    for name, value in known.items():
-        moved = _moved(read, known, name, fields, _tries(value))
-        for one in moved:
-            if one not in movers or len(moved) < movers[one][0]:
-                movers[one] = (len(moved), _place(value, places.get(name, place)))
+    moves = [
+        (_moved(read, known, name, fields, _tries(value)), _place(value, places.get(name, place)))
+        for name, value in known.items()
+    ]
+    taken.origins |= _origins(taken, fields, moves)
     for one in fields:
-        taken.origins[one] = movers[one][1] if one in movers else f"default of {program}"
         if one in taken.asked and one.partition(".")[0] in SECTIONS:
             section, _, key = one.partition(".")
             getattr(taken, section).pop(key, None)
@@ -73,7 +70,7 @@ def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -
     if len(flat) > _MOST_KEYS or nested(flat) != config:
         return taken
     lines = text.splitlines()
-    movers: dict[str, tuple[int, str]] = {}
+    moves = []
     for key, value in flat.items():
         tries = (None, not value) if isinstance(value, bool) else _tries(value)
         try:
@@ -82,12 +79,23 @@ def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -
             continue
         words = re.compile(rf"(?<![\w.]){re.escape(key.rpartition('.')[2])}(?![\w.])")
         at = next((number for number, line in enumerate(lines, 1) if words.search(line)), None)
-        for one in moved:
-            if one not in movers or len(moved) < movers[one][0]:
-                movers[one] = (len(moved), f"{place}:{at}" if at else place)
-    program = _NAMES.get(taken.framework, taken.framework or taken.format)
-    taken.origins = {one: movers[one][1] if one in movers else f"default of {program}" for one in fields}
+        moves.append((moved, f"{place}:{at}" if at else place))
+    taken.origins = _origins(taken, fields, moves)
     return taken
+
+
+def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str], str]]) -> dict[str, str]:
+    """The place of each field: of the option that moves the fewest others with it, else its program's default.
+
+    ``moves``: the fields that an option moves, and its place.
+    """
+    fewest: dict[str, tuple[int, str]] = {}
+    for moved, place in moves:
+        for one in moved:
+            if one not in fewest or len(moved) < fewest[one][0]:
+                fewest[one] = (len(moved), place)
+    program = _NAMES.get(taken.framework, taken.framework or taken.format)
+    return {one: fewest[one][1] if one in fewest else f"default of {program}" for one in fields}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

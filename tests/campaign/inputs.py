@@ -186,9 +186,9 @@ def _read_calibration(path: Path) -> object:
 
 
 def _read_log(path: Path) -> object:
-    from jointopt.frameworks.import_files import read_file
+    from jointopt.frameworks.import_files import read_files
 
-    return read_file(path)
+    return read_files([path])
 
 
 def _logs() -> tuple[bytes, ...]:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import JobError, TableError, UsageError
 from jointopt.core.input_files import regular_bytes, unpacked
-from jointopt.frameworks.import_files import read_file
+from jointopt.frameworks.import_files import read_files
 from jointopt.jobs.calibration import load_calibration
 from jointopt.jobs.reading import read_text
 from jointopt.runs.table import read_table
 from jointopt.workflows.plan_files import read_plan_file
 
-READERS = [read_text, read_table, read_file, read_plan_file, load_calibration]
+READERS = [read_text, read_table, lambda path: read_files([path]), read_plan_file, load_calibration]
 
 
 @pytest.mark.parametrize("read", READERS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.import_files import read_file, read_text
+from jointopt.frameworks.import_files import read_files, read_text
 from tests.each import each
 
 SHAPE = '"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 9'
@@ -56,4 +56,4 @@ DEEP = ("train model." + "a." * 20_000 + "b=1", "{" + '"a":{' * 20_000, "a = " +
 def test_what_is_nested_too_deeply_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "odd").write_text(text)
     with pytest.raises(JobError, match=r"^(jointopt cannot import )?\S+odd\b"):
-        read_file(tmp_path / "odd")
+        read_files([tmp_path / "odd"])

@@ -9,7 +9,7 @@ import pytest
 
 from jointopt.frameworks import deepspeed, megatron_bridge, nanotron, torchtitan
 from jointopt.frameworks.import_files import read_text
-from jointopt.frameworks.megatron import dump_taken, words_taken
+from jointopt.frameworks.megatron import dump_taken, options_taken
 from jointopt.frameworks.options import Options, flags_of, pairs_of, whole_of
 from jointopt.frameworks.torchtitan import config_taken
 from tests.each import each
@@ -21,7 +21,8 @@ WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8
     ("more", "groups"), [([], 8), (["--group-query-attention"], 2), (["--multi-latent-attention"], 2)]
 )
 def test_groups_of_queries_count_only_where_grouped_or_latent_attention_is_on(more: list[str], groups: int) -> None:
-    assert words_taken([*WORDS, *more]).model["num_query_groups"] == groups
+    taken = options_taken(dict(pairs_of([*WORDS, *more])), "Megatron-LM options")
+    assert taken.model["num_query_groups"] == groups
 
 
 def test_options_of_a_log_that_nothing_here_knows_have_no_effect_rather_than_being_unread() -> None:
