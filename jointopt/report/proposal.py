@@ -24,10 +24,11 @@ from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
 from jointopt.report.joint_saving import JointSavings, joint_words
-from jointopt.report.layout_table import LayoutSummary, layout_lines
 from jointopt.report.plans import (
+    LayoutSummary,
     basis_lines,
     compared_lines,
+    layout_lines,
     plan_frame,
     predicted_table,
     probability_of_fitting,

@@ -32,7 +32,7 @@ from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.report.layout_table import Rank
+from jointopt.report.plans import Rank
 from jointopt.search.exact import fastest_layout, rank
 from jointopt.search.pareto import concat, non_dominated, take
 from jointopt.search.problem import LowerBound, Problem

@@ -24,12 +24,10 @@ from jointopt.jobs.objectives import OBJECTIVES, distinguishing
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.explain.parts import time_parts
-from jointopt.physics.makespan import least_makespan_s
+from jointopt.physics.makespan import least_makespan_s, time_parts
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.layout_table import NEAR, LayoutSummary
-from jointopt.report.plans import probability_text
+from jointopt.report.plans import NEAR, LayoutSummary, probability_text
 from jointopt.report.proposal import Proposal
 from jointopt.report.published_plans import AlternativePlan
 from jointopt.report.tables import plan_entries

@@ -14,12 +14,13 @@ from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
 from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.joint_saving import joint_words
-from jointopt.report.layout_table import NEAR, LayoutSummary, steps_in_words
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry, PlanPicture, encoded_passes
 from jointopt.report.plans import (
     COMPARED,
+    NEAR,
     SITE_FIGURES,
+    LayoutSummary,
     are_against_first,
     better_words,
     difference_column,
@@ -29,6 +30,7 @@ from jointopt.report.plans import (
     rate_words,
     short_clocks,
     shows_site,
+    steps_in_words,
 )
 from jointopt.report.published_plans import AlternativePlan, under_limits
 from jointopt.surrogate.memory import FEASIBLE
