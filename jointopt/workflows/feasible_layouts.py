@@ -16,8 +16,7 @@ from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeat_per_limit, under_limits
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
-from jointopt.jobs.plans.recompute_steps import add_recompute_steps
-from jointopt.jobs.plans.space import Space, enumerate_layouts
+from jointopt.jobs.plans.space import Space, add_recompute_steps, enumerate_layouts
 from jointopt.jobs.plans.stages import (
     Split,
     can_be_built,

@@ -126,7 +126,7 @@ def with_all_goals(all_goals: Problem, steps: list[Step], trials: int, seed: int
         steps[0] = replace(steps[0], evaluated=steps[0].evaluated + evaluated)
     if not trials:
         return steps
-    from jointopt.search.many_objectives import EVALUATIONS, search_goals
+    from jointopt.search.nsga2 import EVALUATIONS, search_goals
 
     with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(all_goals.goals)} goals"):
         start, moves = steps[-1].front, 0 if all_goals.has_levels else EVALUATIONS

@@ -16,13 +16,13 @@ from jointopt.core.units import GB, PICO
 from jointopt.jobs.job import ScalingRecipe
 from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
-from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, limit_in_physics_w, peak_w, stage_positions_c, temperature_c
 from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import time_parts
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.stage_costs import StageCosts
+from jointopt.physics.traffic import collective_time_s, link_bytes
 
 
 @dataclass(frozen=True)
