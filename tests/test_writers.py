@@ -12,7 +12,7 @@ from tests.test_house import ROOT, trees
 
 # writers of text for a shell, a batch system, a framework, a spreadsheet or a browser, with the functions that they use
 WRITERS = {
-    "cli/job_words.py": {"sh_command", "sh_word"},
+    "cli/propose.py": {"sh_command", "sh_word"},
     "cli/plan.py": {"our_command"},
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},

@@ -23,8 +23,7 @@ from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time
 from jointopt.runs.other_rows import lacks_heads, model_rows, states_class
 from jointopt.runs.relevance import kind_of, related_to, wanted_by, wanted_by_table, wanted_elsewhere
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
-from jointopt.runs.unknown_plans import runs_with_plans
-from jointopt.runs.workloads import Workload
+from jointopt.runs.workloads import Workload, runs_with_plans
 from jointopt.surrogate.data_doubts import (
     REFUSED,
     check_scale,

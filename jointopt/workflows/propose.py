@@ -31,10 +31,10 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.makespan import least_makespan_s, time_parts
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
+from jointopt.report.alternatives import AlternativePlan
 from jointopt.report.doubts import unlike_recorded_runs
 from jointopt.report.plans import NEAR, LayoutSummary, probability_text, short_plan
 from jointopt.report.proposal import Proposal
-from jointopt.report.published_plans import AlternativePlan
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest_layout, lowest_bounds

@@ -14,7 +14,7 @@ from jointopt.core import progress
 from jointopt.core.schema import POWER_LIMIT, Columns
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.joint_saving import JointSavings, SavingShare
+from jointopt.report.alternatives import JointSavings, SavingShare
 from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import concat, farthest_rows, front_of, is_beaten, merge, stacked, take, volume
