@@ -16,10 +16,9 @@ from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.alternatives import JointSavings, SavingShare
 from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
-from jointopt.search.local_search import move_stages
+from jointopt.search.local_search import Saving, energy_saving, move_stages, time_saving, two_step_front
 from jointopt.search.pareto import concat, farthest_rows, front_of, is_beaten, merge, stacked, take, volume
 from jointopt.search.problem import Problem
-from jointopt.search.two_step import Saving, energy_saving, time_saving, two_step_front
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import predicted_plans
