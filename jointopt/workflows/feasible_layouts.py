@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -82,8 +83,8 @@ def feasible_layouts(
         raise InfeasibleError(remedy(model, space.layouts, dropped))
     with watch.phase("splits", "splits of the layers over pipelines"):
         for pp, vpp, split in free_splits(model, layouts, peak_bytes):
-            search = replace(model.job.search, pp=(pp,), vpp=(vpp,), stage_layers=(";".join(map(str, split)),))
-            alone = enumerate_layouts(replace(model.job, search=search))
+            pipeline: dict[str, Any] = {"pp": (pp,), "vpp": (vpp,), "stage_layers": (";".join(map(str, split)),)}
+            alone = enumerate_layouts(replace(model.job, search=replace(model.job.search, **pipeline)))
             part, more, more_bytes, without = _fitting_layouts(model, alone, least)
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)
