@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jointopt.cli import common
+from jointopt.core.quote import sh_command, sh_word
 from jointopt.jobs.objectives import COLUMN_OF_WORD
+
+_NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")
@@ -61,7 +66,6 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
-    from jointopt.cli.job_words import job_words
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
@@ -76,3 +80,16 @@ def propose(
     if report:
         common.write_report(found.report(), report)
     common.answer(found, as_json, show_all=show_all, top=top, layouts=layouts)
+
+
+def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None) -> str:
+    """The words that name a job to a shell: a file, a shipped job, or options, with changes; a saved file alone."""
+    if saved is not None:
+        return sh_word(str(saved))
+    words = [path] if path is not None else []
+    for name, value in shape.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    for key, value in changes.items():
+        if key not in _NOT_OF_A_PLAN:
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return sh_command(words)

@@ -31,9 +31,9 @@ def check(ctx: click.Context, storage: str) -> None:
 
     The exit code is 1 where something is wrong.
     """
-    from jointopt.runs import store_check
+    from jointopt.runs.store import check_store
 
-    found = store_check.check(storage)
+    found = check_store(storage)
     for line in (*found.facts, *(f"Fault: {fault}." for fault in found.faults)):
         click.echo(line)
     ctx.exit(1 if found.faults else 0)
@@ -47,18 +47,18 @@ def backup(out: Path, storage: str) -> None:
 
     Of an SQLite file all of it, studies included; of PostgreSQL the measurements (pg_dump copies all).
     """
-    from jointopt.runs import store_check
+    from jointopt.runs.store import back_up
 
-    click.echo(f"{out}: {store_check.backup(storage, out):,} bytes.")
+    click.echo(f"{out}: {back_up(storage, out):,} bytes.")
 
 
 @store.command()
 @_storage
 def repair(storage: str) -> None:
     """Replace a damaged SQLite file by one with all that can be read; the damaged one is kept beside it."""
-    from jointopt.runs import store_check
+    from jointopt.runs.store import repair_store
 
-    kept, saved, lost = store_check.repair(storage)
+    kept, saved, lost = repair_store(storage)
     missing = f", {lost:,} or more could not be read" if lost else ""
     click.echo(f"{saved:,} runs were saved{missing}; the damaged file is {kept}." if kept else "Nothing is damaged.")
 

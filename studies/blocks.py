@@ -17,8 +17,8 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.kernels import KernelConstants, Links
-from jointopt.physics.collectives import collective_time_s, link_bytes
-from jointopt.physics.products import gemm_time_s
+from jointopt.physics.layers import gemm_time_s
+from jointopt.physics.traffic import collective_time_s, link_bytes
 from jointopt.studies.evidence import NOMINAL, Constants, varied_power
 
 SEQUENCE = 2048

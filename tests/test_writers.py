@@ -12,7 +12,7 @@ from tests.test_house import ROOT, trees
 
 # writers of text for a shell, a batch system, a framework, a spreadsheet or a browser, with the functions that they use
 WRITERS = {
-    "cli/job_words.py": {"sh_command", "sh_word"},
+    "cli/propose.py": {"sh_command", "sh_word"},
     "cli/plan.py": {"our_command"},
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
@@ -34,12 +34,12 @@ WRITERS = {
     "jointopt/report/selection.py": {"our_command"},
     "jointopt/report/tables.py": {"html_text", "our_command"},
     "jointopt/runs/database.py": {"sh_word"},
-    "jointopt/runs/store_check.py": {"sh_command"},
+    "jointopt/runs/store.py": {"sh_command"},
     "jointopt/runs/table.py": {"csv_cell", "csv_original"},
     "jointopt/search/studies/dashboard.py": {"header_value", "local_url"},
     "jointopt/search/studies/display.py": {"our_command"},
     "jointopt/search/studies/measured.py": {"our_command"},
-    "jointopt/workflows/proposal_notes.py": {"sh_word"},
+    "jointopt/workflows/propose.py": {"sh_word"},
     "jointopt/workflows/retrain.py": {"sh_command"},
 }  # fmt: skip
 # files of our own (JSON, a job's YAML, pages made by templates that escape) and of text that the writers above made
@@ -68,7 +68,7 @@ NO_COMMANDS: dict[str, str | tuple[str, ...]] = {  # messages, and a value that 
     "jointopt/frameworks/import_files.py": "jointopt cannot import ",
     "jointopt/runs/database.py": "and this jointopt reads ",
     "jointopt/frameworks/kubernetes.py": " MASTER_ADDR=",
-    "jointopt/workflows/proposal_notes.py": ("jointopt export ", "jointopt explain "),
+    "jointopt/workflows/propose.py": ("jointopt export ", "jointopt explain "),
 }
 
 

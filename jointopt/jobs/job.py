@@ -220,25 +220,26 @@ class Training:
         return self.attention.startswith("flash") and not self.framework.selective_share
 
 
-# The class `Search` has a field per layout column, which job files may state: numbers first, then switches, words, and
-# what most plans do without.
+# A field per layout column, which job files may state: numbers first, then switches, words, and what most plans do
+# without.
 _TYPE_ORDER = {"int": 0, "bool": 1, "str": 2}
-Search: Any = make_dataclass(
-    "Search",
+_Columns: Any = make_dataclass(
+    "_Columns",
     [
-        *(
-            (name, "tuple[Any, ...] | None", None)
-            for name in sorted(
-                LAYOUT_COLUMNS, key=lambda name: 9 if name in NEUTRAL else _TYPE_ORDER[COLUMNS[name].dtype]
-            )
-        ),
-        ("clock_mhz", "tuple[float, ...]", ()),  # ascending, always filled by the loader from the GPU's own clocks
-        ("per_stage_clocks", "bool", True),
-        ("power_limit_w", "tuple[float, ...] | None", None),  # descending, of every GPU; None = the cluster's alone
+        (name, "tuple[Any, ...] | None", None)
+        for name in sorted(LAYOUT_COLUMNS, key=lambda name: 9 if name in NEUTRAL else _TYPE_ORDER[COLUMNS[name].dtype])
     ],
     frozen=True,
-    namespace={"__module__": __name__, "__doc__": "Allowed values per plan column; None = every feasible value."},
 )
+
+
+@dataclass(frozen=True)
+class Search(_Columns):  # type: ignore[misc]
+    """Allowed values per plan column; ``None`` = every feasible value."""
+
+    clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
+    per_stage_clocks: bool = True
+    power_limit_w: tuple[float, ...] | None = None  # descending, of every GPU; None = the cluster's alone
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ class Job:
     model: Model
     training: Training
     cluster: Cluster
-    search: Any = field(default_factory=Search)  # a `Search`
+    search: Search = field(default_factory=Search)
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
     slurm: Slurm = field(default_factory=Slurm)

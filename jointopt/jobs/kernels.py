@@ -21,7 +21,7 @@ class TileKind:
 
 @dataclass(frozen=True)
 class GemmConstants:
-    """Constants of one GPU for `jointopt.physics.products`; times and rates at the maximum SM clock, in bf16."""
+    """Constants of one GPU for `jointopt.physics.layers`; times and rates at the maximum SM clock, in bf16."""
 
     peak_flops: float  # dense bf16, per second
     hbm_bytes_per_s: float
@@ -71,7 +71,7 @@ class SendConstants:
 
 @dataclass(frozen=True)
 class CollectiveConstants:
-    """Constants of one GPU's collective library (NCCL, RCCL) for `jointopt.physics.collectives`."""
+    """Constants of one GPU's collective library (NCCL, RCCL) for `jointopt.physics.traffic`."""
 
     protocols: Mapping[str, tuple[Protocol, ...]]  # by kind of collective; the fastest is taken
     fitted_intra_bytes_per_s: float  # nominal link of the GPU that the protocols were fitted on

@@ -35,6 +35,32 @@ class StageTimes:
     total_s: Floats  # (n,)
 
 
+def time_parts(costs: StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
+
+    ``bubble``: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages (Narayanan et al.
+    2021, arXiv:2104.04473, section 2.2.1); the split of the rest is derived here.
+    """
+    step = t.forward_s + t.backward_s
+    slowest = step.argmax(axis=1)
+    batches = costs.num_micro_batches[rows]
+
+    def of_slowest(values: Floats) -> Floats:
+        return np.asarray(np.broadcast_to(values, step.shape)[np.arange(len(rows)), slowest])
+
+    parts = {"compute": batches * of_slowest(t.kernel_s)}
+    parts |= {name: batches * of_slowest(seconds[rows]) for name, seconds in costs.comm_parts_s.items()}
+    parts["pp_comm"] = 2.0 * batches * costs.p2p_s[rows]
+    parts["zero_comm"] = batches * of_slowest(t.gather_exposed_s)
+    running = batches * of_slowest(step)
+    parts["host"] = running - sum(parts.values(), np.zeros(len(rows)))
+    parts["bubble"] = t.makespan_s - running
+    parts["dp_comm"] = t.dp_exposed_s
+    parts["optimizer"] = t.optimizer_s
+    parts["other"] = t.total_s - sum(parts.values(), np.zeros(len(rows)))
+    return parts
+
+
 Makespan = Callable[[Pipelines, Ints, Floats, Floats], Floats]
 Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
 

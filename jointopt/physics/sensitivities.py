@@ -16,9 +16,8 @@ from jointopt.core.schema import ATTENTIONS, DTYPES, LOG_COLUMNS, SWITCHES, Colu
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import SharedCosts, with_host_of
-from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.layers import by_clock_shares
-from jointopt.physics.makespan import Makespan, least_makespan_s
+from jointopt.physics.makespan import Makespan, least_makespan_s, time_parts
 from jointopt.physics.stage_costs import Pipelines, StageCosts
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")

@@ -12,8 +12,7 @@ from jointopt.physics.site import facility_energy_j
 from jointopt.report import tables
 from jointopt.report.doubts import unlike_recorded_runs, wider_lines
 from jointopt.report.explanation import Explanation
-from jointopt.report.layout_table import parts_between as parts_between
-from jointopt.report.plans import differing_columns, plan_words, shows_site
+from jointopt.report.plans import differing_columns, parts_between, plan_words, shows_site
 from jointopt.report.tables import Block, Result, TextColumn, tidy_parts
 
 MOST_PARTS = 3  # that a sentence names

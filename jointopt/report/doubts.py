@@ -14,7 +14,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.jobs.catalog.best_mfu import best_mfu, model_kind
+from jointopt.jobs.catalog.recipes import best_mfu, model_kind
 from jointopt.jobs.job import Job
 from jointopt.report.tables import TextColumn, lay_out, paragraphs, result_text
 from jointopt.surrogate.files import load_surrogate, surrogate_names

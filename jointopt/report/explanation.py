@@ -16,8 +16,15 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unlike_recorded_runs
-from jointopt.report.layout_table import Rank
-from jointopt.report.plans import basis_lines, has_site_costs, plan_words, probability_text, rate_words, site_table
+from jointopt.report.plans import (
+    Rank,
+    basis_lines,
+    has_site_costs,
+    plan_words,
+    probability_text,
+    rate_words,
+    site_table,
+)
 from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import NOT_TIGHT
 

@@ -22,12 +22,13 @@ from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
+from jointopt.report.alternatives import AlternativePlan, JointSavings, joint_words, published_plan_lines, under_limits
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
-from jointopt.report.joint_saving import JointSavings, joint_words
-from jointopt.report.layout_table import LayoutSummary, layout_lines
 from jointopt.report.plans import (
+    LayoutSummary,
     basis_lines,
     compared_lines,
+    layout_lines,
     plan_frame,
     predicted_table,
     probability_of_fitting,
@@ -36,7 +37,6 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.published_plans import AlternativePlan, published_plan_lines, under_limits
 from jointopt.report.tables import Block, Result, json_text, markdown, paragraphs, pick, plan_entries, study_lines
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,10 @@ from jointopt.runs.dtype_names import named_dtype, named_precision
 from jointopt.runs.other_rows import HEADS_FROM_OTHERS, lacks_heads, with_classes_of_others, with_heads_of_others
 from jointopt.runs.shapes import FROM_CATALOGUE, stated_details, whole_name, with_catalogue_shapes
 from jointopt.runs.table import readable_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
@@ -411,3 +415,33 @@ def with_stated_head(model: Model) -> Model:
     tied, count = replace(model, tied_embeddings=True), float(stated[1]) * 1e9
     of_tied, of_own = (abs(each.parameters / count - 1.0) < _NEAR for each in (tied, model))
     return tied if of_tied and not of_own else model
+
+
+# Measured runs whose plan is not known: what blank degrees are taken for is a guess, and no evidence of any plan.
+
+
+_SPLIT = ("dp", "tp", "pp")  # of the model and the batch; a blank cp is 1 in tables of runs without it
+
+
+def runs_with_plans(table: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
+    """`workloads` of measured runs: without rows that leave their degrees open, whose reasons say so.
+
+    Raises TableError as there, and where no row is left.
+    """
+    found, reasons = workloads(table, others)
+    kept: list[Workload] = []
+    for work in found:
+        names = {text: [name for name in _SPLIT if name in text.split()] for text in set(work.assumed.tolist())}
+        guessed = np.array([bool(names[text]) for text in work.assumed.tolist()], bool)
+        for row, text in zip(work.rows[guessed].tolist(), work.assumed[guessed].tolist(), strict=True):
+            one = len(names[text]) == 1
+            reasons[row] = (
+                f"{' and '.join(names[text])} {'is' if one else 'are'} blank, and num_gpus={work.job.cluster.num_gpus} "
+                f"leaves open what {'it was' if one else 'they were'}; expected dp, tp and pp of a measured run."
+            )
+        if not guessed.all():
+            kept.append(work.take(np.flatnonzero(~guessed).astype(np.int64)) if guessed.any() else work)
+    if not kept:
+        row = min(reasons)
+        raise TableError(f"No row of the table states its plan; row {row + 1}: {reasons[row]}")
+    return kept, reasons

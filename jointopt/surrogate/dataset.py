@@ -19,8 +19,7 @@ from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CONSTANTS, with_constants
 from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
-from jointopt.runs.unknown_plans import runs_with_plans
-from jointopt.runs.workloads import Workload
+from jointopt.runs.workloads import Workload, runs_with_plans
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.power import MeasuredPower, PowerScale, board_power_of, within_limits

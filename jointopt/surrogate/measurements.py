@@ -23,8 +23,7 @@ from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time
 from jointopt.runs.other_rows import lacks_heads, model_rows, states_class
 from jointopt.runs.relevance import kind_of, related_to, wanted_by, wanted_by_table, wanted_elsewhere
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
-from jointopt.runs.unknown_plans import runs_with_plans
-from jointopt.runs.workloads import Workload
+from jointopt.runs.workloads import Workload, runs_with_plans
 from jointopt.surrogate.data_doubts import (
     REFUSED,
     check_scale,
@@ -100,30 +99,25 @@ class Measurements:
         return runs.checked
 
     @classmethod
-    def stored(cls, url: str, job: Job, plans: tuple[str, ...] = ()) -> Measurements:
-        """Measurements of the database of that URL on the kind of cluster of a job, of many the nearest.
+    def stored(cls, url: str, of: Job | pd.DataFrame, plans: tuple[str, ...] = ()) -> Measurements:
+        """Measurements of the database of that URL that speak of a job or of the rows of a table, of many the nearest.
 
-        Where these are few, of their kin too, as measured runs given have (`kin_evidence`). ``plans``: of rows on the
-        very workload these go first (`plan_key`).
+        Of a job those on its kind of cluster, and where these are few, of their kin too, as measured runs given have
+        (`kin_evidence`); ``plans``: of rows on the very workload these go first (`plan_key`). Of a table those on its
+        GPUs or by its frameworks.
         """
         import pandas as pd
 
         from jointopt.runs.store import Store
 
         store = Store(url)
-        table = store.read(wanted_by(job, MOST_RELATED, SAMPLED, MOST_WORKLOADS, plans))
+        if not isinstance(of, Job):
+            return cls(with_results(store.read(wanted_by_table(of, MOST_FOR_TABLE))), name=masked(url))
+        table = store.read(wanted_by(of, MOST_RELATED, SAMPLED, MOST_WORKLOADS, plans))
         room = SAMPLED - len(table)
-        if room > 0 and len(kin := store.read(wanted_elsewhere(job, room, MOST_WORKLOADS))):
+        if room > 0 and len(kin := store.read(wanted_elsewhere(of, room, MOST_WORKLOADS))):
             table = pd.concat([table, kin], ignore_index=True) if len(table) else kin
         return cls(with_results(table), name=masked(url))
-
-    @classmethod
-    def stored_for(cls, url: str, table: pd.DataFrame) -> Measurements:
-        """Measurements of the database of that URL on the GPUs or by the frameworks of a table, of many the nearest."""
-        from jointopt.runs.store import Store
-
-        found = Store(url).read(wanted_by_table(table, MOST_FOR_TABLE))
-        return cls(with_results(found), name=masked(url))
 
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:

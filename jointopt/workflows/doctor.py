@@ -28,8 +28,7 @@ from jointopt.measure.hardware.meter import PERMISSION
 from jointopt.physics.calibrate.machine_fit import fit
 from jointopt.report.diagnosis import MachineComparison
 from jointopt.report.results import Diagnosis, Feature
-from jointopt.runs.database import database_errors, has_table
-from jointopt.runs.outages import patience
+from jointopt.runs.database import database_errors, has_table, patience
 
 _log = logging.getLogger(__name__)
 CPU_CORE = "cpu-core"

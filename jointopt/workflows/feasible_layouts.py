@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeat_per_limit, under_limits
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
-from jointopt.jobs.plans.recompute_steps import add_recompute_steps
-from jointopt.jobs.plans.space import Space, enumerate_layouts
+from jointopt.jobs.plans.space import Space, add_recompute_steps, enumerate_layouts
 from jointopt.jobs.plans.stages import (
     Split,
     can_be_built,
@@ -32,7 +32,7 @@ from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.report.layout_table import Rank
+from jointopt.report.plans import Rank
 from jointopt.search.exact import fastest_layout, rank
 from jointopt.search.pareto import concat, non_dominated, take
 from jointopt.search.problem import LowerBound, Problem
@@ -83,8 +83,8 @@ def feasible_layouts(
         raise InfeasibleError(remedy(model, space.layouts, dropped))
     with watch.phase("splits", "splits of the layers over pipelines"):
         for pp, vpp, split in free_splits(model, layouts, peak_bytes):
-            search = replace(model.job.search, pp=(pp,), vpp=(vpp,), stage_layers=(";".join(map(str, split)),))
-            alone = enumerate_layouts(replace(model.job, search=search))
+            pipeline: dict[str, Any] = {"pp": (pp,), "vpp": (vpp,), "stage_layers": (";".join(map(str, split)),)}
+            alone = enumerate_layouts(replace(model.job, search=replace(model.job.search, **pipeline)))
             part, more, more_bytes, without = _fitting_layouts(model, alone, least)
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.units import Z_90
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.text import format_plan
+from jointopt.report.alternatives import published_plan_lines
 from jointopt.report.explanation import Explanation
 from jointopt.report.imported import Comparison, Gain, Imported, ProposedPlan
 from jointopt.report.proposal import Proposal, rows_along_front
-from jointopt.report.published_plans import published_plan_lines
 from jointopt.report.tables import plan_entries
 
 if TYPE_CHECKING:

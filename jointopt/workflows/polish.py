@@ -19,7 +19,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import (
+from jointopt.physics.instructions import (
     InstructionCosts,
     Options,
     Problem,
@@ -27,9 +27,11 @@ from jointopt.physics.polish.graph import (
     efficient_options,
     extend_choice,
     instruction_costs,
+    least_energy,
+    lowtime_schedules,
+    need_lowtime,
     windowed_problem,
 )
-from jointopt.physics.polish.solvers import least_energy, lowtime_schedules, need_lowtime
 from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take

@@ -125,7 +125,7 @@ def _measurements(
     import pandas as pd
 
     given = None if measured is None else Measurements.given(measured)
-    stored = None if storage is None else Measurements.stored_for(storage, table)
+    stored = None if storage is None else Measurements.stored(storage, table)
     parts = [part for part in (given, stored) if part is not None and len(part.table)]
     at_hand = 0 if given is None else len(given.table)
     if len(parts) < 2:

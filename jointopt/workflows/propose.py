@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
+from jointopt.core.quote import sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
+from jointopt.frameworks.exported import exported
+from jointopt.frameworks.intent import intent_of
+from jointopt.frameworks.targets import TARGETS, program_of
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.cluster import Machine
@@ -22,23 +26,22 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import format_plan, parse_plan, plan_records, widened
+from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.explain.parts import time_parts
-from jointopt.physics.makespan import least_makespan_s
+from jointopt.physics.makespan import least_makespan_s, time_parts
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.layout_table import NEAR, LayoutSummary
-from jointopt.report.plans import probability_text
+from jointopt.report.alternatives import AlternativePlan
+from jointopt.report.doubts import unlike_recorded_runs
+from jointopt.report.plans import NEAR, LayoutSummary, probability_text, short_plan
 from jointopt.report.proposal import Proposal
-from jointopt.report.published_plans import AlternativePlan
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest_layout, lowest_bounds
 from jointopt.search.local_search import front_within_limits
 from jointopt.search.pareto import below_chord, concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
-from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.intervals import DOUBTS, RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import NOT_TIGHT
 from jointopt.workflows.answers import ReferencePlan, accepts_paths, assumptions, check_priceable, predicted_plans
@@ -52,7 +55,6 @@ from jointopt.workflows.feasible_layouts import (
 )
 from jointopt.workflows.open_settings import settings_of_proposal
 from jointopt.workflows.plan_files import baseline_plan
-from jointopt.workflows.proposal_notes import domain_doubts, next_command
 from jointopt.workflows.remedy import remedy, shortage_of
 from jointopt.workflows.search_steps import (
     LOCAL_EVALUATIONS,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from jointopt.report.page.choice import ProposalReport
     from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
+
 
 _log = logging.getLogger(__name__)
 CONSTRAINED = "breaks a constraint at every clock"
@@ -453,3 +456,40 @@ def _report_of(document: Mapping[str, Any], model: JobModel) -> ProposalReport:
     from jointopt.workflows.page import report_of  # imports what draws pages
 
     return report_of(document, model)
+
+
+def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
+    """An assumed range of clocks, then why plans are outside of what was checked, each with its number of plans."""
+    clocks = [model.job.assumed_clocks] if model.job.assumed_clocks else []
+    unsupported = np.asarray(front["in_domain"]) == False  # noqa: E712  an array of objects has blanks too
+    found = {DOUBTS[name]: of & unsupported for name, of in model.doubts(front).items()}
+    found[unlike_recorded_runs(model.name, model.job)] = unsupported & ~np.logical_or.reduce(list(found.values()))
+    counts = {why: int(of.sum()) for why, of in found.items()}
+    return (*clocks, *(f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in counts.items() if count))
+
+
+def next_command(proposal: Proposal) -> dict[str, str] | None:
+    """The command that starts the first row as a shell takes it, a line per option, and a note on it.
+
+    That is the export to its job's framework; where this has no words for the plan, the command that explains it.
+    None where no shell named the job.
+    """
+    front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
+    if not source or not len(front["pp"]):
+        return None
+    plan = {name: value for name, value in plan_entries(front, [0])[0].items() if name in PLAN_KEYS}
+    wanted = f"--plan {sh_word(short_plan(front, 0))}"
+    try:
+        program = program_of(intent_of(proposal.job, plan))
+        name = next(name for name, target in TARGETS.items() if target is program)
+        exported(proposal.job, plan, name)
+    except JointOptError as error:
+        note = f"Next: no start script of the first row ({str(error).rstrip('.')}); what it is made of:"
+        return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
+    note = "Next, what starts the first row:"
+    if program.remark(priced):
+        note = (
+            f"Next, what starts the first row in {name}, although {priced.name} software was priced: "
+            "--set training.framework=NAME prices yours."
+        )
+    return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note}

@@ -14,12 +14,11 @@ from jointopt.core import progress
 from jointopt.core.schema import POWER_LIMIT, Columns
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.joint_saving import JointSavings, SavingShare
+from jointopt.report.alternatives import JointSavings, SavingShare
 from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
-from jointopt.search.local_search import move_stages
+from jointopt.search.local_search import Saving, energy_saving, move_stages, time_saving, two_step_front
 from jointopt.search.pareto import concat, farthest_rows, front_of, is_beaten, merge, stacked, take, volume
 from jointopt.search.problem import Problem
-from jointopt.search.two_step import Saving, energy_saving, time_saving, two_step_front
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import predicted_plans
@@ -126,7 +125,7 @@ def with_all_goals(all_goals: Problem, steps: list[Step], trials: int, seed: int
         steps[0] = replace(steps[0], evaluated=steps[0].evaluated + evaluated)
     if not trials:
         return steps
-    from jointopt.search.many_objectives import EVALUATIONS, search_goals
+    from jointopt.search.nsga2 import EVALUATIONS, search_goals
 
     with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(all_goals.goals)} goals"):
         start, moves = steps[-1].front, 0 if all_goals.has_levels else EVALUATIONS

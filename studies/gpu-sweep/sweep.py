@@ -117,7 +117,8 @@ def feasible_runs(space: Mapping[str, Any], gpu: Gpu) -> list[Run]:
     found = []
     program = TorchrunProgram()
     for whole, mode in itertools.product(jobs(space, gpu), space["recompute"]):
-        job = replace(whole, search=replace(whole.search, recompute=(mode,)))  # so that it is compared with no other
+        alone: dict[str, Any] = {"recompute": (mode,)}  # so that it is compared with no other
+        job = replace(whole, search=replace(whole.search, **alone))
         try:
             plans = searched_candidates(program.narrow_search(job))
         except InfeasibleError as error:

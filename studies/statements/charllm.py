@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.collectives import collective_time_s
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.traffic import collective_time_s
 from jointopt.studies.evidence import SPANS, Constants, Outcome, varied
 from jointopt.studies.statements.charllm_plans import (
     DENSE,

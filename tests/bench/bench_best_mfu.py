@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from jointopt.jobs.catalog.best_mfu import model_kind
+from jointopt.jobs.catalog.recipes import model_kind
 from jointopt.physics.throughput import throughput
 from jointopt.runs.workloads import Workload, workloads
 

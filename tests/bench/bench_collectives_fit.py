@@ -1,4 +1,4 @@
-"""Errors of `jointopt.physics.collectives` against 504 NCCL timings within a node; ``--fit`` fits them anew.
+"""Errors of `jointopt.physics.traffic` against 504 NCCL timings within a node; ``--fit`` fits them anew.
 
 Run as ``python tests/bench/bench_collectives_fit.py [--fit]``.
 """
@@ -17,7 +17,7 @@ from jointopt.core.units import GB, MICRO
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.kernels import CollectiveConstants, Links, Protocol
-from jointopt.physics.collectives import collective_time_s
+from jointopt.physics.traffic import collective_time_s
 
 TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/nccl_collectives.csv"
 FP16_BYTES, PROTOCOLS = 2.0, 3

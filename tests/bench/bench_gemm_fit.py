@@ -1,4 +1,4 @@
-"""Errors of `jointopt.physics.products` against 39,220 measured products; ``--fit`` also fits the constants anew.
+"""Errors of `jointopt.physics.layers` against 39,220 measured products; ``--fit`` also fits the constants anew.
 
 Run as ``python tests/bench/bench_gemm_fit.py [--fit]``.
 """
@@ -17,7 +17,7 @@ from scipy.optimize import least_squares
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.kernels import GemmConstants, TileKind
-from jointopt.physics.products import gemm_time_s
+from jointopt.physics.layers import gemm_time_s
 
 TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/gemm_bf16.csv.gz"
 # Fitted: launch_s, prologue_k, split_k_s, hbm_fraction, sustained_fraction, throttle_flop, throttle_slope,

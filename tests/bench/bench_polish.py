@@ -21,8 +21,7 @@ from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import format_stage_clocks, parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import Options, Problem, efficient_options
-from jointopt.physics.polish.solvers import least_energy
+from jointopt.physics.instructions import Options, Problem, efficient_options, least_energy
 from jointopt.physics.schedule import schedule_graph
 from jointopt.report.plans import short_clocks
 from jointopt.workflows.polish import polish

@@ -16,7 +16,7 @@ NOT_DRAWN = (
 # room: (its code, what of it is not drawn, its tests in the order in which they run)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "physics": (
-        ("jointopt/physics",), ("jointopt/physics/polish",),
+        ("jointopt/physics",), ("jointopt/physics/instructions.py",),
         (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
     ),
     "jobs": (
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),
     ),
     "polish": (
-        ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
+        ("jointopt/physics/instructions.py", "jointopt/workflows/polish.py"), (),
         (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
     ),
     "tables": (("jointopt/runs",), (), ("tests/runs", "tests/surrogate/test_dataset.py")),

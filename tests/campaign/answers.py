@@ -23,8 +23,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.results import Proposal
+from jointopt.search.local_search import energy_saving
 from jointopt.search.pareto import objectives
-from jointopt.search.two_step import energy_saving
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.check import check
 from jointopt.workflows.explain import explain

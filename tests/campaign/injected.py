@@ -36,7 +36,7 @@ from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.local import CommandLauncher
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.real_runs import TERMINATED
-from jointopt.runs import outages
+from jointopt.runs import database
 from jointopt.runs.spill import rows_in, spill_files
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign import campaign, record
@@ -233,7 +233,7 @@ def empty_database(folder: Path) -> Path:
 
 def injections(kind: str, most: int, modes: Iterable[tuple[str, str, bool, int]]) -> tuple[int, Counter[str]]:
     """(number of failures that were injected, what was wrong after them); each mode until a tune passes without one."""
-    outages.PATIENCE_S = campaign.PATIENCE_S = 0.2
+    database.PATIENCE_S = campaign.PATIENCE_S = 0.2
     record._WAIT_S = record._RESERVE_WAIT_S = 0.1
     sa.event.listen(sa.Engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
     done, wrong = 0, Counter[str]()

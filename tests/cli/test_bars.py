@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from jointopt.cli import bars, common
-from jointopt.cli.bars import Bars, rate_words
+from jointopt.cli import common
+from jointopt.cli.common import Bars, rate_words
 from jointopt.cli.main import jointopt
 from jointopt.core.progress import LEVEL
 
@@ -25,7 +25,7 @@ def screen_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]
     """Stderr is a terminal; what is written to it, read until a text has come."""
     parent, child = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(bars, "AFTER_S", 0.0)
+    monkeypatch.setattr(common, "AFTER_S", 0.0)
 
     def until(text: str) -> str:
         seen = b""

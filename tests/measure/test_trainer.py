@@ -122,7 +122,7 @@ def alone_here() -> Iterator[None]:
 def laid_out(spec: TrainSpec) -> Any:
     """The only stage of ``spec`` on this process."""
     torch = importlib.import_module("torch")
-    parallel = importlib.import_module("jointopt.measure.trainer.parallel")
+    parallel = importlib.import_module("jointopt.measure.trainer.run")
     device = torch.device("cpu")
     return parallel.build_stages(spec, parallel.device_mesh(spec, device), device)[0]
 

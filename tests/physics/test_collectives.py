@@ -7,7 +7,7 @@ from jointopt.core.errors import UsageError
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.kernels import Links
-from jointopt.physics.collectives import KINDS, collective_time_s, link_bytes
+from jointopt.physics.traffic import KINDS, collective_time_s, link_bytes
 from tests.places import DATA
 
 TABLE = DATA / "nccl_collectives.csv"

@@ -6,9 +6,9 @@ import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.collectives import collective_time_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import Message, messages
+from jointopt.physics.traffic import collective_time_s
 
 
 def of_plan(plan: str, job_name: str = "llama-3-70b-4x8-h200") -> tuple[dict[str, Message], CostModel]:

@@ -7,7 +7,7 @@ from jointopt.core.errors import CatalogError
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.kernels import GemmConstants
-from jointopt.physics.products import gemm_bytes, gemm_time_s
+from jointopt.physics.layers import gemm_bytes, gemm_time_s
 from tests.each import each
 from tests.places import DATA
 

@@ -11,12 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.jobs.catalog.best_mfu import best_mfu
+from jointopt.jobs.catalog.recipes import best_mfu
 from jointopt.jobs.jobfile import job_from_options
 from jointopt.report.doubts import above_best
 from jointopt.report.proposal import Proposal
-from jointopt.workflows.proposal_notes import next_command
-from jointopt.workflows.propose import propose
+from jointopt.workflows.propose import next_command, propose
 
 OF_A100 = ("llama-3-8b", "a100-sxm4-80gb", 16, 128, 8192)
 

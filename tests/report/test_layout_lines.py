@@ -1,6 +1,6 @@
 """The table of layouts: one block per layout, and what the next one does otherwise."""
 
-from jointopt.report.layout_table import LayoutSummary, layout_lines, step
+from jointopt.report.plans import LayoutSummary, layout_lines, step
 from jointopt.report.tables import plan_entries
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.joint_saving import JointSavings, SavingShare, joint_words
+from jointopt.report.alternatives import JointSavings, SavingShare, joint_words
 from jointopt.report.results import Proposal
 from jointopt.report.tables import json_text
 

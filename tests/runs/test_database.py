@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import JointOptError, OutageError, UsageError
-from jointopt.runs.database import _REASONS, database_errors, may_hold_rows
-from jointopt.runs.outages import patience
+from jointopt.runs.database import _REASONS, database_errors, may_hold_rows, patience
 from jointopt.runs.store import Store
 from jointopt.runs.table import write_table
 from jointopt.search.studies.storage import prepare_storage

@@ -23,8 +23,7 @@ from jointopt.core.errors import UsageError
 from jointopt.runs import migrations
 from jointopt.runs.database import VERSION
 from jointopt.runs.reservations import Reservations
-from jointopt.runs.store import Store
-from jointopt.runs.store_check import check, repair
+from jointopt.runs.store import Store, check_store, repair_store
 from jointopt.search.studies.storage import prepare_storage
 
 ROW = pd.DataFrame({"tp": [1], "gpu": ["h100"], "iteration_time_s": [2.0]})
@@ -57,7 +56,7 @@ def of_version_2(file: Path) -> bytes:
 USES: dict[str, Callable[[str], object]] = {
     "add": lambda url: Store(url).add(ROW.assign(tp=2), "here"), "read": lambda url: Store(url).read(),
     "retract": lambda url: Store(url).retract(ROW, "here"), "count": lambda url: Store(url).count(),
-    "reserve": lambda url: Reservations(url, "s").take("p"), "check": check, "repair": repair,
+    "reserve": lambda url: Reservations(url, "s").take("p"), "check": check_store, "repair": repair_store,
     "studies": prepare_storage,
 }  # fmt: skip
 
@@ -99,7 +98,7 @@ def test_a_store_of_an_older_version_is_brought_up_and_kept_beside_it(file: Path
     before = of_version_2(file)
     url = f"sqlite:///{file}"
     assert Store(url).add(ROW.assign(tp=2), "here").new == 1
-    assert (Store(url).count(), check(url).faults) == (2, ())
+    assert (Store(url).count(), check_store(url).faults) == (2, ())
     copy = file.with_name("runs.db.version-2")
     assert copy.stat().st_mode & 0o777 == 0o600
     shutil.copy(copy, again := file.with_name("again.db"))
@@ -141,7 +140,7 @@ def test_a_process_killed_in_a_step_leaves_a_store_that_the_next_brings_up(file:
     with closing(sqlite3.connect(file)) as found:
         assert found.execute("SELECT version FROM jointopt_schema").fetchall() == [(2,)]
     assert Store(url).add(ROW.assign(tp=2), "here").new == 1
-    assert (Store(url).count(), check(url).faults) == (2, ())
+    assert (Store(url).count(), check_store(url).faults) == (2, ())
 
 
 def test_studies_of_a_newer_optuna_are_refused_in_a_sentence(tmp_path: Path) -> None:

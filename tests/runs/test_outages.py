@@ -13,9 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from jointopt.core.errors import OutageError, UsageError
-from jointopt.runs import outages
-from jointopt.runs.database import database_errors
-from jointopt.runs.outages import ends_by_itself, patience, wait_out
+from jointopt.runs import database
+from jointopt.runs.database import database_errors, ends_by_itself, patience, wait_out
 from jointopt.runs.store import Store
 
 URL = "postgresql+psycopg://me:s3cret@host/runs"
@@ -36,7 +35,7 @@ class Away:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outages, "WORD_S", 0.0)
+    monkeypatch.setattr(database, "WORD_S", 0.0)
 
 
 def test_an_outage_is_mentioned_once_with_its_end_and_no_password(caplog: pytest.LogCaptureFixture) -> None:

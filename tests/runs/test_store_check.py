@@ -18,8 +18,7 @@ from jointopt.runs.cells import json_rows
 from jointopt.runs.migrations import VERSION
 from jointopt.runs.relevance import Wanted, plan_key, plan_keys, related_to
 from jointopt.runs.spill import Spill, rows_in, spill_files, waiting_spills
-from jointopt.runs.store import Added, Store, content_hash
-from jointopt.runs.store_check import backup, check, repair
+from jointopt.runs.store import Added, Store, back_up, check_store, content_hash, repair_store
 
 
 def runs(count: int, gpu: str = "h100-sxm5-80gb", first: int = 0) -> pd.DataFrame:
@@ -135,7 +134,7 @@ def test_a_database_of_the_first_version_is_brought_up_by_its_first_use(file: Pa
     assert len(store.read()) == 30  # also by those who may not write
     assert len(store.read(Wanted(related_to({"h100-sxm5-80gb"})))) == 30
     assert store.add(runs(31), "new") == Added(1, 30)
-    assert check(f"sqlite:///{file}").facts == (f"31 rows, version {VERSION} of {VERSION}",)
+    assert check_store(f"sqlite:///{file}").facts == (f"31 rows, version {VERSION} of {VERSION}",)
 
 
 def test_a_database_of_the_first_version_that_may_only_be_read_answers_too(file: Path, monkeypatch) -> None:
@@ -154,20 +153,20 @@ def _readonly(_: object) -> None:
 
 def test_a_backup_is_whole_and_for_its_owner_alone(file: Path, tmp_path: Path) -> None:
     Store(f"sqlite:///{file}").add(runs(20), "a")
-    backup(f"sqlite:///{file}", tmp_path / "copy.db")
+    back_up(f"sqlite:///{file}", tmp_path / "copy.db")
     assert len(Store(f"sqlite:///{tmp_path / 'copy.db'}").read()) == 20
     assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
     with pytest.raises(UsageError, match="There is no database"):
-        backup(f"sqlite:///{tmp_path / 'none.db'}", tmp_path / "x.db")
+        back_up(f"sqlite:///{tmp_path / 'none.db'}", tmp_path / "x.db")
 
 
 def test_the_rows_of_postgresql_are_backed_up_into_a_file(postgres_url: str, tmp_path: Path) -> None:
     Store(postgres_url).add(runs(20), "a")
     Store(postgres_url).retract(runs(1), "wrong")
-    backup(postgres_url, tmp_path / "copy.db")
+    back_up(postgres_url, tmp_path / "copy.db")
     copy = f"sqlite:///{tmp_path / 'copy.db'}"
     assert len(Store(copy).read(Wanted(related_to({"h100-sxm5-80gb"})))) == 19
-    assert check(copy).faults == check(postgres_url).faults == ()
+    assert check_store(copy).faults == check_store(postgres_url).faults == ()
 
 
 def test_a_changed_row_is_found(file: Path) -> None:
@@ -190,12 +189,12 @@ def test_a_damaged_file_is_replaced_by_all_that_can_be_read_and_is_kept(file: Pa
     file.write_bytes(raw)
     journal = file.with_name(f"{file.name}-journal")
     journal.touch()
-    kept, saved, _ = repair(url)
+    kept, saved, _ = repair_store(url)
     assert kept is not None
     assert not journal.exists()  # it is of the damaged file
     assert kept.read_bytes() == bytes(raw)
     assert 1500 < saved <= 2000
-    assert (check(url).faults, len(Store(url).read()), repair(url)) == ((), saved, (None, 0, 0))
+    assert (check_store(url).faults, len(Store(url).read()), repair_store(url)) == ((), saved, (None, 0, 0))
 
 
 def test_a_repaired_file_has_the_indexes_of_the_damaged_one(file: Path) -> None:
@@ -208,7 +207,7 @@ def test_a_repaired_file_has_the_indexes_of_the_damaged_one(file: Path) -> None:
     raw = bytearray(file.read_bytes())
     raw[-8192:-4096] = b"\xa5" * 4096
     file.write_bytes(raw)
-    assert repair(f"sqlite:///{file}")[0] is not None
+    assert repair_store(f"sqlite:///{file}")[0] is not None
     assert "jointopt_measurements_by_kind" in before
     assert indexes() == before
 
@@ -260,5 +259,5 @@ def test_where_the_disk_of_the_database_is_full_the_file_is_elsewhere(small_disk
 def test_a_file_that_every_user_may_change_is_a_fault(file: Path, mode: int, faults: int) -> None:
     Store(f"sqlite:///{file}").add(runs(1), "a")
     file.chmod(mode)
-    found = check(f"sqlite:///{file}").faults
+    found = check_store(f"sqlite:///{file}").faults
     assert [f"every user may change {file}" in fault for fault in found] == [True] * faults

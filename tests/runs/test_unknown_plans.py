@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.runs.unknown_plans import runs_with_plans
-from jointopt.runs.workloads import workloads
+from jointopt.runs.workloads import runs_with_plans, workloads
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 

@@ -9,15 +9,15 @@ import pytest
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.breeding import CLOCK, SLACK, Genome
-from jointopt.search.many_objectives import (
+from jointopt.search.nsga2 import (
     _distinct_rows,
     _evaluate_some,
     _every_clock_and_slack,
     _first_that_beats,
     improve_front,
+    search,
     search_goals,
 )
-from jointopt.search.nsga2 import search
 from jointopt.search.pareto import front_of, is_beaten, stacked
 from jointopt.search.problem import Problem
 from tests.fake_problem import fake_problem

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jointopt.jobs.clocks import under_limits
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.search.exact import exact_front_of_profiles, fastest_layout
+from jointopt.search.local_search import energy_saving, time_saving, two_step_front
 from jointopt.search.pareto import is_covered, objectives
-from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Stopwatch, search_steps
 from tests.fake_problem import fake_problem

@@ -146,7 +146,7 @@ def test_measured_runs_on_another_kind_of_cluster_are_reported_once_however_many
 def test_stored_runs_of_which_none_can_be_used_are_no_condition_of_a_prediction(synthetic_runs, caplog, monkeypatch):
     runs = synthetic_runs(rows=3)
     stored = Measurements(runs.assign(recompute="half"), name="store.db")
-    monkeypatch.setattr(Measurements, "stored_for", lambda *_: stored)
+    monkeypatch.setattr(Measurements, "stored", lambda *_: stored)
     found = predict(runs, "default", storage="sqlite:///store.db")
     assert "Nothing can be learned from store.db: no row of the table can be predicted; row 1: recompute" in caplog.text
     pd.testing.assert_frame_equal(found, predict(runs, "default"))

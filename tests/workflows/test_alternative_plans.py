@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jointopt.jobs.jobfile import job_from_options, shipped_job
-from jointopt.report.published_plans import AlternativePlan, published_plan_lines
+from jointopt.report.alternatives import AlternativePlan, published_plan_lines
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose, unusual_layouts
 

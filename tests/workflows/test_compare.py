@@ -11,7 +11,8 @@ import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import PlanError, UsageError
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.report.comparison import Compared, differences, parts_between
+from jointopt.report.comparison import Compared, differences
+from jointopt.report.plans import parts_between
 
 JOB = "llama-3-8b-1x8-h100"
 PLANS = ("dp=8 zero_stage=3", "dp=4 tp=2 zero_stage=1", "dp=8 zero_stage=3 recompute=full")

@@ -9,7 +9,7 @@ from jointopt.core.errors import PlanError
 from jointopt.core.schema import SPLIT_COLUMNS
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.layout_table import Rank
+from jointopt.report.plans import Rank
 from jointopt.report.results import Proposal
 from jointopt.search.exact import lowest_bounds
 from jointopt.surrogate.job_model import JobModel

@@ -19,7 +19,7 @@ from jointopt.jobs.reading import parse_yaml
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
 from jointopt.search.exact import exact_front_of_levels
-from jointopt.search.many_objectives import search_goals
+from jointopt.search.nsga2 import search_goals
 from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
 from jointopt.search.problem import Problem
 from jointopt.search.studies.study_plans import read_study

@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import InstructionCosts, windowed_problem
+from jointopt.physics.instructions import InstructionCosts, windowed_problem
 from jointopt.workflows import polish as polishing
 from jointopt.workflows.polish import (
     SLOWDOWNS,

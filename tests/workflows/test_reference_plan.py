@@ -11,8 +11,8 @@ import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
+from jointopt.search.local_search import energy_saving, time_saving
 from jointopt.search.pareto import take
-from jointopt.search.two_step import energy_saving, time_saving
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import ReferencePlan
 from jointopt.workflows.compare import compare

@@ -36,7 +36,7 @@ from jointopt.jobs.catalog.limits import limit_of
 from jointopt.jobs.clocks import refused_limits
 from jointopt.jobs.defaults import canonical, idle_modules
 from jointopt.jobs.framework import OVERLAP_KINDS, overlap_not_offered, usual_overlap_share
-from jointopt.jobs.job import Job, Training
+from jointopt.jobs.job import Job, Search, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import even_domain
 from jointopt.jobs.plans.stages import can_be_built, largest_chunk, split_mask, states_even
@@ -176,7 +176,7 @@ def is_split(model: Model, stage_layers: str, chunks: int) -> bool:
     return not numbers or (len(numbers) == chunks and sum(numbers) in split_sums(model))
 
 
-def check_splits(search: Any, model: Model) -> None:
+def check_splits(search: Search, model: Model) -> None:
     """JobError for the first of the listed ``stage_layers`` that does not add up to the model's layers."""
     for cell in search.stage_layers or ():
         if (total := sum(STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)))) not in split_sums(model):
@@ -244,7 +244,7 @@ def _recomputes_of(training: Training) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("none", "selective", *recomputes))) if same else recomputes
 
 
-def check_abilities(search: Any, training: Training) -> None:
+def check_abilities(search: Search, training: Training) -> None:
     """JobError for the first value of ``search`` that the framework of ``training`` can run in no plan."""
     for column, offered in abilities(training).items():
         listed: tuple[Any, ...] = getattr(search, column) or ()

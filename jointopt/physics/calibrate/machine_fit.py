@@ -19,9 +19,8 @@ from jointopt.jobs.catalog.clusters import link_defaults
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.kernels import CollectiveConstants, Links
-from jointopt.physics.collectives import collective_time_s
-from jointopt.physics.layers import STREAMED
-from jointopt.physics.products import gemm_time_s
+from jointopt.physics.layers import STREAMED, gemm_time_s
+from jointopt.physics.traffic import collective_time_s
 
 Reading = Mapping[str, Any]
 _BYTES_PER_S = (1e5, 1e14)  # of links that are looked for

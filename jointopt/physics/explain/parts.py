@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Floats
 from jointopt.core.units import GB, PICO
 from jointopt.jobs.job import ScalingRecipe
 from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
-from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, limit_in_physics_w, peak_w, stage_positions_c, temperature_c
 from jointopt.physics.costs import LayoutParts, stage_costs
-from jointopt.physics.makespan import StageTimes
+from jointopt.physics.makespan import time_parts
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.stage_costs import StageCosts
+from jointopt.physics.traffic import collective_time_s, link_bytes
 
 
 @dataclass(frozen=True)
@@ -95,32 +95,6 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
         stage_temperature_c=temperature_c(physics, at, t)[0],
         stage_position_c=stage_positions_c(physics, at, t),
     )  # fmt: skip
-
-
-def time_parts(costs: StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
-    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
-
-    ``bubble``: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages (Narayanan et al.
-    2021, arXiv:2104.04473, section 2.2.1); the split of the rest is derived here.
-    """
-    step = t.forward_s + t.backward_s
-    slowest = step.argmax(axis=1)
-    batches = costs.num_micro_batches[rows]
-
-    def of_slowest(values: Floats) -> Floats:
-        return np.asarray(np.broadcast_to(values, step.shape)[np.arange(len(rows)), slowest])
-
-    parts = {"compute": batches * of_slowest(t.kernel_s)}
-    parts |= {name: batches * of_slowest(seconds[rows]) for name, seconds in costs.comm_parts_s.items()}
-    parts["pp_comm"] = 2.0 * batches * costs.p2p_s[rows]
-    parts["zero_comm"] = batches * of_slowest(t.gather_exposed_s)
-    running = batches * of_slowest(step)
-    parts["host"] = running - sum(parts.values(), np.zeros(len(rows)))
-    parts["bubble"] = t.makespan_s - running
-    parts["dp_comm"] = t.dp_exposed_s
-    parts["optimizer"] = t.optimizer_s
-    parts["other"] = t.total_s - sum(parts.values(), np.zeros(len(rows)))
-    return parts
 
 
 def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:

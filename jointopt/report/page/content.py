@@ -12,14 +12,15 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import objective_words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
+from jointopt.report.alternatives import AlternativePlan, joint_words, under_limits
 from jointopt.report.doubts import reasons_of, wider_lines
-from jointopt.report.joint_saving import joint_words
-from jointopt.report.layout_table import NEAR, LayoutSummary, steps_in_words
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry, PlanPicture, encoded_passes
 from jointopt.report.plans import (
     COMPARED,
+    NEAR,
     SITE_FIGURES,
+    LayoutSummary,
     are_against_first,
     better_words,
     difference_column,
@@ -29,8 +30,8 @@ from jointopt.report.plans import (
     rate_words,
     short_clocks,
     shows_site,
+    steps_in_words,
 )
-from jointopt.report.published_plans import AlternativePlan, under_limits
 from jointopt.surrogate.memory import FEASIBLE
 
 Column = tuple[str, Sequence[str]]  # its head, and a cell of each row

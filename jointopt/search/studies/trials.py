@@ -19,7 +19,7 @@ from optuna.trial import TrialState, create_trial
 from jointopt.core.codes import Names
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, decode_cells
 from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
-from jointopt.runs.outages import wait_out
+from jointopt.runs.database import wait_out
 from jointopt.search.pareto import OBJECTIVES, evenly_spaced, front_rows, is_beaten, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors

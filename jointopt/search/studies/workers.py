@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from jointopt.core.errors import JointOptError, LauncherError, OutageError, OutOfMemoryError, RunFailedError, UsageError
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.secrets import masked
-from jointopt.runs.outages import patience
+from jointopt.runs.database import patience
 from jointopt.search.breeding import (
     POPULATION,
     Genome,

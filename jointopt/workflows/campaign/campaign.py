@@ -22,7 +22,7 @@ from jointopt.report.plans import differing_columns, plan_words
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
 from jointopt.report.tables import figure, result_text
-from jointopt.runs.outages import PATIENCE_S
+from jointopt.runs.database import PATIENCE_S
 from jointopt.runs.rows import is_bounded
 from jointopt.surrogate.data_doubts import DOUBTED, POWER_REFUSED, QUESTION
 from jointopt.surrogate.job_model import JobModel

@@ -194,7 +194,7 @@ class Record:
 
         Once it is away, an act that ``probes`` tries it, and all others fail at once.
         """
-        from jointopt.runs.outages import patience
+        from jointopt.runs.database import patience
 
         if self._away_since_s is not None and not probes:
             raise OutageError("the database was away a moment ago")
@@ -359,7 +359,7 @@ class Record:
 
     def settle(self, wait_s: float) -> str:
         """Do all writes that wait, for at most ``wait_s`` seconds; where the runs are that it lacks, in words."""
-        from jointopt.runs.outages import patience, wait_out
+        from jointopt.runs.database import patience, wait_out
 
         words = ""
         if self._spill is not None and (self.unstored or self._pending_writes):

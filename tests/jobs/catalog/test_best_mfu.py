@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jointopt.jobs.catalog.best_mfu import BestMfu, best_mfu
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.recipes import BestMfu, best_mfu
 from jointopt.jobs.jobfile import job_from_options
 from tests.each import each
 

@@ -7,8 +7,7 @@ import pytest
 
 from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, NEUTRAL, RECOMPUTE_CODES, Columns, Floats
 from jointopt.jobs.jobfile import job_from_options
-from jointopt.jobs.plans.recompute_steps import add_recompute_steps
-from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.space import add_recompute_steps, enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.memory import peak_memory_bytes

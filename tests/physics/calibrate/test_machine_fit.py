@@ -18,9 +18,9 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.kernels import Links
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.calibrate.machine_fit import fit
-from jointopt.physics.collectives import collective_time_s
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.products import gemm_time_s
+from jointopt.physics.layers import gemm_time_s
+from jointopt.physics.traffic import collective_time_s
 
 A100 = load_gpu("a100-sxm4-80gb")
 SHAPES = ((4096, 6144, 4096), (8192, 14336, 4096), (8192, 4096, 14336))

@@ -29,7 +29,7 @@ from jointopt.jobs.kernels import (
 )
 from jointopt.jobs.model import Model
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.explain.parts import time_parts
+from jointopt.physics.makespan import time_parts
 from jointopt.physics.stage_costs import StageCosts
 
 SEQ, BATCHES = 2048, 8  # tokens of a sequence; micro-batches of an iteration unless a test states others

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from jointopt.jobs.kernels import CollectiveConstants, Links, NetworkProtocol, Protocol
-from jointopt.physics.collectives import collective_time_s, link_bytes
+from jointopt.physics.traffic import collective_time_s, link_bytes
 from tests.each import each
 from tests.physics.hand.plain_machine import NIC, WIRE_S, across_s, collective_constants, inside_s
 

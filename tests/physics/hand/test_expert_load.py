@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Training
+from jointopt.physics.layers import expected_tiles
 from jointopt.physics.layouts import expected_largest, expert_spread, most_loaded
 from jointopt.physics.memory import memory_parts
-from jointopt.physics.products import expected_tiles
 from tests.physics.hand.plain_machine import BATCHES, MOE, MOVING, SEQ, STREAM, inside_s, physics, seconds, stages
 
 PLAN: dict[str, Any] = {"dp": 4, "ep": 4, "model": MOE}

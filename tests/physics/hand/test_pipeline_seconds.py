@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jointopt.physics.instructions import beyond_schedule_s, instruction_costs
 from jointopt.physics.makespan import regular_makespan_s
-from jointopt.physics.polish.graph import beyond_schedule_s, instruction_costs
 from jointopt.physics.schedule import warmup_slots
 from tests.physics.hand.plain_machine import (
     BATCHES,

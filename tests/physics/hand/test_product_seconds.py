@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jointopt.jobs.kernels import GemmConstants, TileKind
-from jointopt.physics.products import gemm_time_s
+from jointopt.physics.layers import gemm_time_s
 from tests.physics.hand.plain_machine import gpu_constants
 
 # 100 SMs that together run 1e14 flop/s; a tile of 100 x 200 sustains half of that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Options, Problem, efficient_options
+from jointopt.physics.instructions import Options, Problem, efficient_options
 from jointopt.physics.schedule import schedule_graph
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.physics.polish.graph import (
+from jointopt.physics.instructions import (
     Options,
     Problem,
+    _spec,
+    _units,
     convex_options,
     extend_choice,
     latest_ends_s,
+    least_energy,
     windowed_problem,
 )
-from jointopt.physics.polish.solvers import _spec, _units, least_energy
 from jointopt.physics.schedule import ends_s, schedule_graph
 
 # One micro-batch on one rank: forward 1 or 2 s (10 or 4 J), the last backward 2 or 4 s (20 or 16 J).

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from jointopt.core.errors import UsageError
-from jointopt.physics.polish.graph import Options, Problem
-from jointopt.physics.polish.solvers import _spec, least_energy, lowtime_schedules, need_lowtime
+from jointopt.physics.instructions import Options, Problem, _spec, least_energy, lowtime_schedules, need_lowtime
 from jointopt.physics.schedule import schedule_graph
 
 from .conftest import problems

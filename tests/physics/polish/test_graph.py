@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
+from jointopt.physics.instructions import latest_ends_s
 from jointopt.physics.makespan import regular_makespan_s
-from jointopt.physics.polish.graph import latest_ends_s
 from jointopt.physics.schedule import ends_s, schedule_graph
 
 SHAPES = st.sampled_from(((2, 1, 3), (4, 1, 2), (4, 1, 9), (3, 2, 6), (2, 4, 2)))

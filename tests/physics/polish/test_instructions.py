@@ -8,7 +8,7 @@ import pytest
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.graph import beyond_schedule_s, instruction_costs
+from jointopt.physics.instructions import beyond_schedule_s, instruction_costs
 
 PLANS = (
     ("opt-350m-8x4-gh200", "dp=8 pp=4 mbs=4"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Options, Problem, convex_options, efficient_options
+from jointopt.physics.instructions import Options, Problem, convex_options, efficient_options
 from jointopt.physics.schedule import schedule_graph
 
 from .conftest import curve, problems

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Problem
-from jointopt.physics.polish.solvers import least_energy
+from jointopt.physics.instructions import Problem, least_energy
 from jointopt.physics.schedule import ends_s, schedule_graph
 
 from .conftest import curve, problems

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Problem, extend_choice, windowed_problem
+from jointopt.physics.instructions import Problem, extend_choice, windowed_problem
 from jointopt.physics.schedule import schedule_graph
 
 from .conftest import curve, problems

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from jointopt.cli.main import jointopt
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.runs import outages
+from jointopt.runs import database
 from jointopt.runs.spill import rows_in, spill_files
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign import campaign, record
@@ -57,7 +57,7 @@ def timed(job: Job) -> Job:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((outages, "PATIENCE_S"), (campaign, "PATIENCE_S"), (record, "_WAIT_S")):
+    for module, name in ((database, "PATIENCE_S"), (campaign, "PATIENCE_S"), (record, "_WAIT_S")):
         monkeypatch.setattr(module, name, 0.05)
     monkeypatch.setattr(record, "_RESERVE_WAIT_S", 0.05)
     monkeypatch.setattr("jointopt.runs.database.LOCK_WAIT_S", 0.05)
