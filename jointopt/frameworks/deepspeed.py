@@ -14,7 +14,6 @@ from typing import Any
 from jointopt.frameworks import megatron
 from jointopt.frameworks.intent import PROGRAM, Export, Gaps, Intent, model_files, script_words
 from jointopt.frameworks.logs import lines_of
-from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
     Options,
     Taken,
@@ -25,6 +24,7 @@ from jointopt.frameworks.options import (
     version_key,
     whole_of,
 )
+from jointopt.jobs.catalog.model_names import catalogue_name
 from jointopt.jobs.framework import overlap_is_on
 
 NAME, FILE = "deepspeed", "ds_config.json"
@@ -314,6 +314,11 @@ def _of_plugin(options: Options) -> Options:
     place = "megatron_lm_config.megatron_lm_"
     named = {name: name.removeprefix(place) for name in options.names(place)}
     return Options({_OF_PLUGIN.get(inner, inner): options.take(name) for name, inner in named.items()})
+
+
+def is_harmless(name: str) -> bool:
+    """Whether an option of a Hugging Face trainer has no effect on time and energy."""
+    return bool(_WORDS_HARMLESS.match(name))
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:

@@ -198,6 +198,7 @@ class Question(NamedTuple):
 
     why: str
     variable: str = ""
+    loose: bool = False  # any other file that states the field answers it
 
 
 @dataclass
@@ -218,6 +219,8 @@ class Taken:
     remarks: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of other files that it reads
     version: str = ""  # of the framework
+    program: str = ""  # whose defaults it has, in words; blank: those of its framework
+    command: str = ""  # the place of the command line that it was read from
     flags: dict[str, Any] = field(default_factory=dict)  # options that change an iteration's time, and no column says
     log: str = ""  # the text, where it is a log
     meter: str = ""  # the text, where a meter wrote it: windows of Zeus, or a trace

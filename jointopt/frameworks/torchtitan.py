@@ -17,7 +17,6 @@ from jointopt.core.errors import ExportError
 from jointopt.core.quote import python_text, toml_text
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
-from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
     Options,
     Taken,
@@ -29,6 +28,7 @@ from jointopt.frameworks.options import (
     version_key,
 )
 from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.jobs.catalog.model_names import catalogue_name
 from jointopt.jobs.catalog.models import load_model
 
 NAME = "torchtitan"
@@ -252,16 +252,6 @@ _MATTER = (
     "training.mixed_precision_reduce",
     "debug.moe_force_load_balance",
 )
-# the options that state a column
-_OPTIONS = {
-    "tp": "(?<!expert_)tensor_parallel_degree$", "pp": "pipeline_parallel_degree$", "cp": "context_parallel_degree$",
-    "ep": "expert_parallel_degree$", "etp": "expert_tensor_parallel_degree$", "dp": "parallel_shard_degree$",
-    "dp_replicate": "replicate_degree$", "zero_stage": "fsdp_reshard", "sequence_parallel": "enable_sequence_parallel",
-    "schedule": "parallel_schedule$", "vpp": "layers_per_stage$|module_fqns", "stage_layers": "module_fqns",
-    "micro_batch_size": r"\.local_batch_size$|microbatch_size$", "recompute": r"activation_checkpoint\.mode$",
-    "seq_length": "seq_len$", "global_batch_size": "global_batch_size$", "dtype": "precision_param$|converters$",
-    "fp8_recipe": "converters$|recipe_name$",
-}  # fmt: skip
 _SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
 _BATCH = re.compile(
@@ -292,12 +282,6 @@ def options_taken(options: Mapping[str, Any]) -> Taken:
     if isinstance(named, str) and catalogue_name(named):
         values |= {"model.name": named}
     taken = config_taken(values)
-    if "job.config_file" in values:  # whose values, not torchtitan's defaults, are those that the words leave open
-        for found in (taken.plan, taken.training, taken.cluster):
-            for column in [*found]:
-                if not any(re.search(_OPTIONS.get(column, "$^"), name) for name in values):
-                    del found[column]
-        taken.accumulation = None
     if isinstance(named, str) and not catalogue_name(named) and taken.plan["vpp"] > 1:
         del taken.plan["vpp"]  # a Python file of one's own may deal the layers out
     return taken

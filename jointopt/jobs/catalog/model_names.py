@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jointopt.jobs.catalog.models import known_model, load_model, model_names
+from jointopt.jobs.catalog.models import known_model, load_model, model_names, spellings
 from jointopt.jobs.model import Model
 
 # what a launch script need not state, or states in its own way
 _LOOSE = ("name", "config", "vocab_size", "dropout", "norm_weight", "qk_norm_full", "final_norm")
+# what releases and formats of the same shape add to its name
+_OF_A_RELEASE = re.compile(r"(?:[-_](?:instruct|base|chat|it|hf|mcore|bf16))+$", re.IGNORECASE)
 _PADDINGS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -19,8 +22,13 @@ def catalogue_name(text: str) -> str:
     """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one."""
     if known := known_model(text):
         return known.name
-    wanted = _squeezed(text.rpartition("/")[2])
-    return next((name for name in model_names() if _squeezed(name) == wanted), "")
+    last = text.rpartition("/")[2]
+    return _squeezed_names().get(_squeezed(last)) or _squeezed_names().get(_squeezed(_OF_A_RELEASE.sub("", last)), "")
+
+
+@functools.cache
+def _squeezed_names() -> Mapping[str, str]:
+    return {_squeezed(alias.rpartition("/")[2]): name for alias, name in reversed(spellings().items())}
 
 
 def _squeezed(text: str) -> str:
