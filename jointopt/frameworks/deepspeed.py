@@ -14,6 +14,7 @@ from typing import Any
 from jointopt.frameworks import megatron
 from jointopt.frameworks.intent import PROGRAM, Export, Gaps, Intent, model_files, script_words
 from jointopt.frameworks.logs import lines_of
+from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
     Options,
     Taken,
@@ -24,7 +25,6 @@ from jointopt.frameworks.options import (
     version_key,
     whole_of,
 )
-from jointopt.jobs.catalog.model_names import catalogue_name
 from jointopt.jobs.framework import overlap_is_on
 
 NAME, FILE = "deepspeed", "ds_config.json"

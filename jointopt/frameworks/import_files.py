@@ -18,17 +18,17 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
+from jointopt.frameworks.commands.programs import STARTERS, Known, Program, started_program
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
 from jointopt.frameworks.meter_logs import is_trace
+from jointopt.frameworks.model_names import models_of_shape
 from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
 from jointopt.frameworks.origins import SECTIONS, fields_of, is_default, questions_of, read_config, read_traced
-from jointopt.frameworks.programs import STARTERS, Known, Program, program_of
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.catalog.model_names import models_of_shape
 from jointopt.jobs.catalog.models import model_names
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.job import STATE_FIELDS, Job
@@ -263,7 +263,7 @@ def _variants(run: Run, script: Script, named: str, refused: dict[str, str]) -> 
             for word in run.words
             for part in (words_of(decided(word.pieces, row)) if any(p.unknown for p in word.pieces) else [word])
         ]
-        program = program_of(words, named)
+        program = started_program(words, named)
         if isinstance(program, Known):
             refused.setdefault(run.place, f"{program.name}, which {program.does}")
         elif program is None:
@@ -550,7 +550,7 @@ def _answered(name: str, question: Question, asking: Taken, files: Sequence[Take
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
             fields = fields_of(one)
-            if (name in fields and not is_default(one, name)) or (name == "model" and one.model):
+            if (name in fields and (question.loose or not is_default(one, name))) or (name == "model" and one.model):
                 return True
     return False
 

@@ -17,6 +17,7 @@ from jointopt.core.errors import ExportError
 from jointopt.core.quote import python_text, toml_text
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
+from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
     Options,
     Taken,
@@ -28,7 +29,6 @@ from jointopt.frameworks.options import (
     version_key,
 )
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.jobs.catalog.model_names import catalogue_name
 from jointopt.jobs.catalog.models import load_model
 
 NAME = "torchtitan"
@@ -270,14 +270,14 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 
 def option_values(words: Sequence[str]) -> dict[str, Any]:
     """The options such as ``--parallelism.tensor_parallel_degree 8`` by name, of 0.2 or 0.3, and the config's name."""
-    values = {name: value for name, value in pairs_of(words) if "." in name or name == "config"}
+    values = {name: value for name, value in pairs_of(words) if "." in name or name in ("config", "module")}
     modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
     return values | ({"activation_checkpoint.mode": modes[-1]} if modes else {})
 
 
 def options_taken(options: Mapping[str, Any]) -> Taken:
     """The statements of options of a command line."""
-    values = {name: value for name, value in options.items() if name != "config"}
+    values = {name: value for name, value in options.items() if name not in ("config", "module")}
     named = options.get("config")
     if isinstance(named, str) and catalogue_name(named):
         values |= {"model.name": named}

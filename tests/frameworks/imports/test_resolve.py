@@ -8,7 +8,7 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.frameworks.import_files import Resolved, resolved
-from jointopt.jobs.catalog.model_names import catalogue_name, models_of_shape
+from jointopt.frameworks.model_names import catalogue_name, models_of_shape
 from jointopt.frameworks.options import Taken
 from jointopt.jobs.catalog.models import load_model
 

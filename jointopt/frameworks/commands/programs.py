@@ -1,4 +1,4 @@
-"""The program that a command starts, known by its name (``programs.yaml``) before its options are read."""
+"""The program that a command starts, known by its name (``frameworks/programs.yaml``) before its options are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from jointopt.core.errors import JobError
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, torchtitan
 from jointopt.frameworks.launchers import OPTIONS
+from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, nested, split_values
 from jointopt.frameworks.shell_words import Word, literal, unknown_of
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.jobs.catalog.model_names import catalogue_name
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.reading import package_yaml
 
@@ -77,7 +77,7 @@ class Known:
 @functools.cache
 def known_programs() -> tuple[Known, ...]:
     """The rows of all programs: those that are refused last, but for which no options are needed."""
-    table = package_yaml(Path(__file__).with_name("programs.yaml"))
+    table = package_yaml(Path(__file__).parents[1] / "programs.yaml")
     rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
             for row in (*table["refused"], *table["programs"]))  # fmt: skip
     return tuple(Known(**row) for row in rows)
@@ -115,7 +115,7 @@ class Program:
         for one in known.asks:
             if one not in fields_of(taken) or is_default(taken, one):
                 _ask(taken, one, f"{taken.program} has no default of it", taken.accumulation is not None)
-        if known.recipe is None and not files:
+        if (known.recipe is None and not files) or f"{stated.get('module')}.py" in given:
             return
         by = next((f"{name} {stated[name]}" for name in known.recipe or () if name in stated), "") or " ".join(files)
         lacks = [one for one in fields_of(taken) if is_default(taken, one) and one.partition(".")[0] in SECTIONS
@@ -146,7 +146,7 @@ def _ask(taken: Taken, name: str, why: str, accumulates: bool) -> None:
     taken.asked[name] = Question(why, "", True)
 
 
-def program_of(words: Sequence[Word], named: str = "") -> Program | Known | None:
+def started_program(words: Sequence[Word], named: str = "") -> Program | Known | None:
     """The program that a command starts, a row that is refused by the command's words, or None for any other.
 
     ``named``: the name of a row, of a script that is known by none.
@@ -308,6 +308,7 @@ def _read_swift_megatron(known: Known, words: Sequence[Word], pairs: dict[str, A
         dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(str(values.get("torch_dtype")), "")
         taken = _megatron_taken(known, {**named, **({dtype: True} if dtype else {}), **values})
         model = next((str(values[name]) for name in ("model", "load", "mcore_model") if name in values), "")
+        model = model.rstrip("/").removesuffix("-mcore")
         if not taken.model.get("num_layers"):
             taken.model = {"catalogue": found} if (found := catalogue_name(model)) else {}
         if "lora" in str(values.get("train_type", values.get("tuner_type"))):

@@ -8,31 +8,34 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jointopt.jobs.catalog.models import known_model, load_model, model_names, spellings
+from jointopt.jobs.catalog.models import known_model, known_names, load_model, model_names
 from jointopt.jobs.model import Model
 
 # what a launch script need not state, or states in its own way
 _LOOSE = ("name", "config", "vocab_size", "dropout", "norm_weight", "qk_norm_full", "final_norm")
-# what releases and formats of the same shape add to its name
-_OF_A_RELEASE = re.compile(r"(?:[-_](?:instruct|base|chat|it|hf|mcore|bf16))+$", re.IGNORECASE)
 _PADDINGS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def catalogue_name(text: str) -> str:
-    """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one."""
-    if known := known_model(text):
-        return known.name
-    last = text.rpartition("/")[2]
-    return _squeezed_names().get(_squeezed(last)) or _squeezed_names().get(_squeezed(_OF_A_RELEASE.sub("", last)), "")
+    """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one.
+
+    One that was tuned afterwards (``-Instruct``) has the shape of the first.
+    """
+    last = _squeezed(_TUNED.sub("", text.rstrip("/").rpartition("/")[2]))
+    return known.name if (known := known_model(text)) else _squeezed_names().get(last, "")
 
 
-@functools.cache
-def _squeezed_names() -> Mapping[str, str]:
-    return {_squeezed(alias.rpartition("/")[2]): name for alias, name in reversed(spellings().items())}
+_TUNED = re.compile(r"[-_](?:instruct|chat|hf|it|base)$", re.IGNORECASE)
 
 
 def _squeezed(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+@functools.cache
+def _squeezed_names() -> dict[str, str]:
+    """Letters and digits of each name, or of the last part of an alias -> the catalogue's name."""
+    return {_squeezed(_TUNED.sub("", known.rpartition("/")[2])): name for known, name in known_names().items()}
 
 
 def models_of_shape(shape: Mapping[str, Any]) -> list[Model]:
