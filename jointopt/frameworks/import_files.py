@@ -18,7 +18,7 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
-from jointopt.frameworks.commands.programs import STARTERS, Known, Program, started_program
+from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
@@ -492,9 +492,8 @@ _RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config"
 
 def _rank(one: Taken) -> int:
     """How far behind others a file counts, whatever the order in which files are given."""
-    if one.command:
-        return _RANKS.index("")
-    return max((at for at, kind in enumerate(_RANKS) if kind and kind in one.format), default=_RANKS.index("config"))
+    kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
+    return _RANKS.index("" if one.command else max(kinds, key=len) or "config")
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
@@ -526,6 +525,8 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
     named = (*(one for one in files if one.command), *files)
     whole.framework = next((one.framework for one in named if one.framework), "")
+    if whole.framework == "megatron-deepspeed":
+        remarks += shards_for_bf16(whole)
     for name in whole.asked:
         kind, _, key = name.partition(".")
         if kind in SECTIONS:

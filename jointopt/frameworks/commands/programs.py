@@ -291,14 +291,20 @@ def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
         taken.framework = "megatron-deepspeed"
         stage = options.whole("zero_stage")
         taken.plan |= {"zero_stage": stage} if stage is not None else {}
-        if not taken.plan["zero_stage"] and taken.training.get("dtype") == "bf16":
-            taken.plan["zero_stage"] = 1  # its optimizer for bf16 shards moments and main weights in any case
-            taken.remarks += ("bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does",)
+        taken.remarks += shards_for_bf16(taken)
         if taken.model.get("num_experts") and (every := options.whole("expert_interval") or 1) > 1:
             taken.remarks += (f"experts stand in every {every} layers there, and are taken to stand in all",)
         ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value", "expert_interval")
         taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
     return taken
+
+
+def shards_for_bf16(taken: Taken) -> tuple[str, ...]:
+    """Megatron-DeepSpeed's optimizer for bf16 shards moments and main weights at stage 0 too: a remark where it does."""
+    if taken.plan.get("zero_stage") != 0 or taken.training.get("dtype") != "bf16":
+        return ()
+    taken.plan["zero_stage"] = 1
+    return ("bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does",)
 
 
 def _read_swift_megatron(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
