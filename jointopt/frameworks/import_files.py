@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,23 +18,16 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
+from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
 from jointopt.frameworks.failures import failure_of
-from jointopt.frameworks.launchers import OPTIONS, cluster_of
+from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
 from jointopt.frameworks.meter_logs import is_trace
-from jointopt.frameworks.model_names import catalogue_name, models_of_shape
-from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
-from jointopt.frameworks.origins import (
-    SECTIONS,
-    Reader,
-    fields_of,
-    questions_of,
-    read_config,
-    read_traced,
-    split_values,
-)
+from jointopt.frameworks.model_names import models_of_shape
+from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
+from jointopt.frameworks.origins import SECTIONS, fields_of, is_default, questions_of, read_config, read_traced
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
-from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, unknown_of, words_of
+from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import model_names
 from jointopt.jobs.huggingface import model_from_config
@@ -47,11 +38,6 @@ from jointopt.jobs.reading import parse_json, parse_yaml
 
 _MOST_BYTES = 500_000_000
 _MOST_POINTS = 200  # in a line of TOML, whose parser takes the square of the parts of a name in time
-_OVERRIDE = re.compile(
-    r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|dataset|exp_manager|mixed_precision)\.?[\w.]*)=(.*)"
-)
-_TITAN = re.compile(r"(?:parallelism|training|activation_checkpoint|model|job)\.\w")
-_STARTERS = ("deepspeed", "accelerate", "torchrun")
 _MOST_VARIANTS = 32  # of a command
 _FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
 _VARIABLES = (
@@ -83,18 +69,22 @@ def read_files(paths: Sequence[Path], given: Mapping[str, str] | None = None, ru
     """
     texts = {path: _text_of(path) for path in paths}
     found: dict[Path, list[Taken]] = {}
+    refused: dict[Path, UsageError | RecursionError] = {}
     inside: set[str] = set()
     for path, text in texts.items():
         others = {other.name: inner for other, inner in texts.items() if other != path}
         try:
             found[path] = read_text(text, path.name, others, given, run)
         except (UsageError, RecursionError) as error:
-            nested = f"it is nested more deeply than any file of a known program; expected {_KINDS}."
-            raise JobError(f"{path}: {nested if isinstance(error, RecursionError) else error}") from error
+            found[path], refused[path] = [], error
         for taken in found[path]:
             taken.source = path.name
             inside |= set(taken.reads)
     for path in paths:
+        if path in refused and path.name not in inside:
+            nested = f"it is nested more deeply than any file of a known program; expected {_KINDS}."
+            error = refused[path]
+            raise JobError(f"{path}: {nested if isinstance(error, RecursionError) else error}") from error
         if not found[path] and path.name not in inside:
             raise JobError(f"jointopt cannot import {path}{_what_it_is(path, texts[path])}; expected {_KINDS}.")
     return [taken for path in paths for taken in found[path] if path.name not in inside]
@@ -194,35 +184,22 @@ def _config(text: str, name: str) -> list[Taken]:
     return [read_config(found, config, text, name)] if found else []
 
 
-@dataclass(frozen=True)
-class _Program:
-    """A program that a command starts: how its options are read, and these."""
-
-    read: Reader
-    values: dict[str, Any]
-    pretrains: bool  # by its options; else it trains by a script of one's own
-
-    @functools.cached_property
-    def parts(self) -> tuple[dict[str, Any], dict[str, Word]]:
-        """The options that are known, and those that are not."""
-        return split_values(self.read, self.values)
-
-
-_Ways = Sequence[tuple[dict[int, int], list[Word], _Program | None]]
+_Ways = Sequence[tuple[dict[int, int], Sequence[Word], Program | None]]
 
 
 def _script(
     text: str, name: str, others: Mapping[str, str], given: Mapping[str, str], chosen: int | None
 ) -> list[Taken]:  # fmt: skip
-    """The program that a script starts, and where."""
+    """The program that a script starts, and where; JobError where it trains no decoder, or starts what is not given."""
     script = read_script(text, name, others, given)
-    starts = [(run, _variants(run, script)) for run in script.runs]
+    refused: dict[str, str] = {}
+    starts = [(run, _variants(run, script, given.get("program", ""), refused)) for run in script.runs]
     programs = [(run, ways, program) for run, ways in starts
                 if (program := next((found for *_, found in ways if found), None))]  # fmt: skip
-    if any(program.pretrains for *_, program in programs):
-        programs = [one for one in programs if one[2].pretrains]
-    elif any(set(_STARTERS) & {Path(word).name for word in run.words[:12]} for run, *_ in programs):
-        programs = [one for one in programs if set(_STARTERS) & {Path(word).name for word in one[0].words[:12]}]
+    if any(program.trains for *_, program in programs):
+        programs = [one for one in programs if one[2].trains]
+    elif any(set(STARTERS) & {Path(word).name for word in run.words[:12]} for run, *_ in programs):
+        programs = [one for one in programs if set(STARTERS) & {Path(word).name for word in one[0].words[:12]}]
     usual = [one for one in programs
              if all(script.usual.get(fork, at) == at for fork, at in one[0].branches.items())]  # fmt: skip
     programs = usual or programs
@@ -231,6 +208,7 @@ def _script(
         stated = fields_of(program.read(program.parts[0]))
         different.setdefault(str((stated, cluster_of(script, run, others).cluster)), (run, ways))
     if not different:
+        _refuse(script, refused)
         return []
     if len(different) > 1 and not (chosen and chosen <= len(different)):
         listed = ", ".join(f"--run {at} ({_where(script, run)})" for at, (run, _) in enumerate(different.values(), 1))
@@ -246,15 +224,29 @@ def _script(
     return [taken]
 
 
+def _refuse(script: Script, refused: Mapping[str, str]) -> None:
+    """JobError where a script starts what trains no decoder, or another script that is not given."""
+    if refused:
+        place, words = next(iter(refused.items()))
+        raise JobError(
+            f"it starts {words} ({place}); jointopt plans pretraining and fine-tuning of decoders: give a script of "
+            "one."
+        )
+    if script.missing:
+        names = _and([Path(one).name for one in script.missing[:3]])
+        raise JobError(f"it starts or sources {names}, where its values are read: give that too.")
+
+
 def _where(script: Script, run: Run) -> str:
     conditions = [script.conditions.get(fork, "") for fork in run.branches]
     return run.place + "".join(f", by {one}" for one in conditions[-1:] if one)
 
 
-def _variants(run: Run, script: Script) -> _Ways:
+def _variants(run: Run, script: Script, named: str, refused: dict[str, str]) -> _Ways:
     """(branch of each fork, words, program) of a command for all combinations of its forks; of many, for each alone.
 
-    First those branches that are taken where nobody gives a variable.
+    First those branches that are taken where nobody gives a variable. ``named``: what a script is that no name tells;
+    ``refused``: gains what the command starts by its place, where that trains no decoder.
     """
     forks = dict(fork for word in run.words for fork in forks_of(word.pieces))
     ways = {fork: sorted(range(number), key=lambda at: at != script.usual.get(fork, 0))
@@ -271,39 +263,14 @@ def _variants(run: Run, script: Script) -> _Ways:
             for word in run.words
             for part in (words_of(decided(word.pieces, row)) if any(p.unknown for p in word.pieces) else [word])
         ]
-        found.append((row, words, _program(words)))
+        program = started_program(words, named)
+        if isinstance(program, Known):
+            refused.setdefault(run.place, f"{program.name}, which {program.does}")
+        elif program is None:
+            found.append((row, words, None))
+        else:
+            found.append((row, program.words, program))
     return found
-
-
-def _program(words: Sequence[Word]) -> _Program | None:
-    """The program that a command starts, if it is one whose options are known."""
-    pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
-    if set(megatron.SHAPE) <= pairs.keys() or "tensor_model_parallel_size" in pairs:
-        return _Program(_megatron, pairs, True)
-    if overrides := _override_values(words):
-        return _Program(lambda values: _overrides(values, words), overrides, True)
-    if any(_TITAN.match(name) for name in pairs):
-        return _Program(torchtitan.options_taken, torchtitan.option_values(words), True)
-    starter = set(_STARTERS) & {Path(word).name for word in words[:12]}
-    if not starter and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
-        return None
-    uses = "deepspeed" in starter or {"deepspeed", "deepspeed_config"} & pairs.keys()
-
-    def read(values: Mapping[str, Any]) -> Taken:
-        taken = deepspeed.trainer_taken(values, "launch script")
-        taken.framework = "deepspeed" if uses else ""
-        return taken
-
-    values = {name: _one_word(value) for name, value in pairs.items()}
-    return _Program(read, values, False)
-
-
-def _one_word(value: Any) -> Any:
-    """A variable behind an option of a Hugging Face trainer is its value: flags take true and false there."""
-    found = unknown_of(value)
-    if found is None or found.is_list:
-        return value
-    return Word(piece._replace(quoted=True) for piece in value.pieces)
 
 
 def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) -> Taken:
@@ -318,12 +285,16 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
         if found is None:
             found = read_traced(program.read, *program.parts, _places_of(words), run.place)
             fields, first = fields_of(found), choices
+            found.origins |= {f"cluster.{name}": started.places.get(name) or run.place
+                              for name in started.cluster if name not in found.cluster}  # fmt: skip
             found.cluster = started.cluster | found.cluster
-            found.origins |= {f"cluster.{name}": started.places.get(name) or run.place for name in started.cluster}
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)
+            found.asked |= program.asked
+            found.command = run.place or run.words[0]
             _leave_sharding(found, program.values, others)
+            program.leave_open(found, [*others])
             continue
         known, unknown = program.parts
         other = fields_of(program.read(known)) | {f"cluster.{n}": value for n, value in started.cluster.items()}
@@ -354,7 +325,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
 def _leave_sharding(taken: Taken, values: Mapping[str, Any], others: Mapping[str, str]) -> None:
     """Leaves ZeRO to DeepSpeed's config where the command is given one and does not say itself."""
     config = values.get("deepspeed_config") or values.get("deepspeed")
-    if not isinstance(config, str) or "zero_stage" in values:
+    if not isinstance(config, str) or "zero_stage" in values or re.fullmatch(r"zero[0-3](_offload)?", config):
         return
     taken.plan.pop("zero_stage", None)
     if Path(config).name not in others:
@@ -384,68 +355,14 @@ def _configs_of(script: Script, run: Run) -> Iterator[str]:
     """Names of the configs that the commands of a script are given."""
     for words in script.commands:
         for name, value in pairs_of(words):
-            if ("config" in name or name == "deepspeed") and isinstance(value, str) and _FILE_WORDS.search(value):
+            if (
+                ("config" in name or name in ("deepspeed", "yaml_cfg"))
+                and isinstance(value, str)
+                and _FILE_WORDS.search(value)
+            ):
                 yield Path(value).name
     if _FILE_WORDS.search(named := run.environment.get("CONFIG_FILE", "")):
         yield Path(named).name
-
-
-def _megatron(pairs: Mapping[str, Any]) -> Taken:
-    """Options of Megatron-LM, or of Megatron-DeepSpeed."""
-    by_deepspeed = "deepspeed" in pairs or "deepspeed_config" in pairs
-    if "num_key_value_heads" in pairs:  # of Megatron-DeepSpeed
-        pairs = {"group_query_attention": True, "num_query_groups": pairs["num_key_value_heads"], **pairs}
-    # a command line that does not ask for overlap has none
-    taken = megatron.options_taken(({} if by_deepspeed else megatron.OFF) | dict(pairs), "Megatron-LM options")
-    if by_deepspeed:
-        options = Options(pairs)
-        taken.framework = "megatron-deepspeed"
-        stage = options.whole("zero_stage")
-        taken.plan |= {"zero_stage": stage} if stage is not None else {}
-        if not taken.plan["zero_stage"] and taken.training.get("dtype") == "bf16":
-            taken.plan["zero_stage"] = 1  # its optimizer for bf16 shards moments and main weights in any case
-            taken.remarks += ("bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does",)
-        ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value")
-        taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
-    return taken
-
-
-def _override_values(words: Sequence[Word]) -> dict[str, Any]:
-    """Overrides of Hydra, ``model.tensor_model_parallel_size=4``, by their names."""
-    found: dict[str, Any] = {}
-    for word in words:
-        match = _OVERRIDE.fullmatch(word)
-        name = match[1].removeprefix("training.") if match else ""
-        if match and ("." in name or name == "mixed_precision"):
-            found[name] = word.rest(match.start(2)) if isinstance(word, Word) else match[2]
-    return found
-
-
-def _overrides(flat: Mapping[str, Any], words: Sequence[str]) -> Taken:
-    """The statements of overrides of NeMo or Megatron-Bridge."""
-    config: dict[str, Any] = {}
-    for name, value in flat.items():
-        *places, last = name.split(".")
-        inner = config
-        for place in places:
-            inner[place] = inner[place] if isinstance(inner.get(place), dict) else {}
-            inner = inner[place]
-        inner[last] = _plain(str(value))
-    read = megatron_bridge.nemo_taken if "trainer" in config else megatron_bridge.bridge_taken
-    taken = read(config)
-    recipes = [re.sub(r"_(?:pretrain|config|recipe|\d+gpu).*|^(?:training=|pretrain_)|\.py$", "", w) for w in words]
-    known = next((name for word in recipes if (name := catalogue_name(Path(word).name))), "")
-    if not taken.model.get("num_layers"):
-        taken.model = {"catalogue": known} if known else {}
-    return taken
-
-
-def _plain(value: str) -> Any:
-    if value.startswith("["):  # a list, as Hydra takes it; with words that are not quoted it stays text
-        with suppress(ValueError):
-            return json.loads(value)
-    word = value.strip("'\"")
-    return {"true": True, "false": False, "null": None, "none": None}.get(word.lower(), word)
 
 
 # Several files of one run into one job and its plan; what none of them states is required by its option.
@@ -468,7 +385,7 @@ _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 _ANSWERS = {
     "training.seq_length": "seq_length", "training.global_batch_size": "global_batch_size", "training.dtype": "dtype",
     "cluster.nodes": "nodes", "cluster.gpus_per_node": "gpus_per_node", "cluster.gpu": "gpu",
-    "model.vocab_size": "vocab_size",
+    "model.vocab_size": "vocab_size", "model": "model",
 }  # fmt: skip
 
 
@@ -483,28 +400,29 @@ class Resolved:
 
 
 def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Resolved:
-    """The job and plan of one run; ``given`` are options, which count more than files, earlier files than later.
+    """The job and plan of one run; ``given`` are options, which count more than files.
 
     Raises JobError: one sentence that names each value that is missing or not known with its option, or contradicts.
     """
     remarks: list[str] = []
+    files = sorted(files, key=lambda one: (_rank(one), one.source))
     whole = _joined(files, remarks)
     options = {key: value for key, value in given.items() if value is not None and key != "set"}
     _answer(whole, options, given.get("set") or {})
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
-    open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation")]
+    open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation", "program")]
     sized = not any(field.startswith(("plan.", "cluster.", "accumulation", "training.global")) for field in open_)
     if sized:
         _fill_batch(whole, cluster, missing, remarks)
-    model = None if any(field.startswith("model.") for field in open_) else _model(whole, options, remarks, missing)
+    model = None if any(field.split(".")[0] == "model" for field in open_) else _model(whole, options, remarks, missing)
     missing += [key for key in ("seq_length", "global_batch_size")[: 1 + sized] if not whole.training.get(key)]
     if missing or open_:
         raise JobError(_missing(whole, files, missing, open_, remarks))
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
-    rest = [one.rest(whole.plan, job.model.num_layers) for one in files if one.rest]
+    rest = [one.rest(whole.plan, job.model.num_layers) for one in reversed(files) if one.rest]
     plan = {key: value for one in (*rest, whole.plan) for key, value in one.items()}
     stated = {f"training.{key}" for key in training} | {f"cluster.{key}" for key in cluster}
     stated |= {f"plan.{key}" for key in plan} | {f"model.{key}" for key in whole.model}
@@ -535,7 +453,7 @@ def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str])
             whole.cluster.pop("num_gpus", None)  # else the nodes follow from the GPUs that are started
         whole.plan.pop("dp", None)
     for field in [*whole.asked]:
-        if field.startswith("model.") and (
+        if field.split(".")[0] == "model" and (
             "model" in options or (field == "model.vocab_size" and "vocab_size" in options)
         ):
             del whole.asked[field]
@@ -555,37 +473,91 @@ def _missing(
     for question, fields in by_why.items():
         ways = [f"--set {question.variable}=..."] if question.variable else []
         ways += [f"--{_ANSWERS[field].replace('_', '-')}" for field in fields if field in _ANSWERS]
-        ways = ways or [f"--set {field}=..." for field in fields[:3]]
-        wanted.append(f"{_and(fields[:6])} ({question.why}; {' or '.join(ways)})")
+        others = [field for field in fields if field not in _ANSWERS and not question.variable]
+        ways += [f"--set {field}=..." for field in others[: 1 if ways else 3]]
+        wanted.append(f"{_and(fields)} ({question.why}; {' or '.join(ways)})")
     sources = [*dict.fromkeys(one.source for one in files)]
-    return f"{_and(sources)} {'do' if len(sources) > 1 else 'does'} not state {_and(wanted)}; give them."
+    unseen = [*dict.fromkeys(name for one in files for name in _unseen(one, files))]
+    more = f", or {_and(unseen)} too, which may state more" if unseen else ""
+    return f"{_and(sources)} {'do' if len(sources) > 1 else 'does'} not state {_and(wanted)}; give them{more}."
 
 
 def _and(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
+# which files count more: what ran, then what DeepSpeed takes from its own file, the command line, and configs
+_RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config")
+
+
+def _rank(one: Taken) -> int:
+    """How far behind others a file counts, whatever the order in which files are given."""
+    kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
+    return _RANKS.index("" if one.command else max(kinds, key=len) or "config")
+
+
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
-    """All files in one: the first that states a value counts, and a later one that differs is remarked on."""
+    """All files in one, those of the first ranks first: what states a value before what has it by default.
+
+    What counts less and differs is remarked on; what differs among files of one rank is asked.
+    """
     whole = Taken("")
+    by: dict[str, Taken] = {}
+    for default in (False, True):
+        for one in files:
+            for name, value in fields_of(one).items():
+                kind, _, key = name.partition(".")
+                if kind not in SECTIONS or is_default(one, name) is not default:
+                    continue
+                here = getattr(whole, kind)
+                if name not in by:
+                    by[name], here[key] = one, value
+                    whole.origins[name] = one.origins.get(name) or one.source
+                elif here[key] != value and not default:
+                    _differ(whole, name, by[name], one, remarks)
     for one in files:
-        for kind in ("model", "training", "cluster", "plan"):
-            here = getattr(whole, kind)
-            for key, value in getattr(one, kind).items():
-                if key in here and here[key] != value and kind != "model":
-                    remarks.append(f"{one.source} states {key} {value}, another file {here[key]}, which counts")
-                if key not in here:
-                    whole.origins[f"{kind}.{key}"] = one.origins.get(f"{kind}.{key}") or one.source
-                here.setdefault(key, value)
-        whole.framework = whole.framework or one.framework
-        whole.asked = {**one.asked, **whole.asked}
         whole.accumulation = whole.accumulation or one.accumulation
+        for name, question in one.asked.items():
+            if not _answered(name, question, one, files):
+                whole.asked.setdefault(name, question)
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
-        unseen = [name for name in one.names if name not in {other.source for other in files}]
+        unseen = _unseen(one, files)
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
-    stated = {f"{kind}.{key}" for kind in SECTIONS for key in getattr(whole, kind)}
-    whole.asked = {field: why for field, why in whole.asked.items() if field not in stated}
+    named = (*(one for one in files if one.command), *files)
+    whole.framework = next((one.framework for one in named if one.framework), "")
+    if whole.framework == "megatron-deepspeed":
+        remarks += shards_for_bf16(whole)
+    for name in whole.asked:
+        kind, _, key = name.partition(".")
+        if kind in SECTIONS:
+            getattr(whole, kind).pop(key, None)
     return whole
+
+
+def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[str]) -> None:
+    """A remark that another file counts less; a question where neither does."""
+    kind, _, key = name.partition(".")
+    values = getattr(first, kind)[key], getattr(other, kind)[key]
+    if _rank(first) == _rank(other):
+        parts = sorted(f"{value} by {one.source}" for value, one in zip(values, (first, other), strict=True))
+        whole.asked[name] = Question(_and(parts))
+    elif kind != "model":
+        remarks.append(f"{other.source} states {key} {values[1]}, {first.source} {values[0]}, which counts")
+
+
+def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
+    """Whether a file states what another one asks: one that counts more; for what no word states, any."""
+    any_will_do = question.loose or name.startswith("cluster.")
+    for one in files:
+        if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
+            fields = fields_of(one)
+            if (name in fields and (question.loose or not is_default(one, name))) or (name == "model" and one.model):
+                return True
+    return False
+
+
+def _unseen(one: Taken, files: Sequence[Taken]) -> list[str]:
+    return [name for name in one.names if name not in {other.source for other in files}]
 
 
 def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     if str(peft.get("peft_scheme")).lower() == "lora":
         tuning = {name[12:]: value for name, value in peft.items() if name.startswith("lora_tuning.")}
         usual = {"target_modules": ["attention_qkv"]}
-        taken.training |= _read_adapters(usual | tuning, "adapter_dim")
+        taken.training |= adapters_of(usual | tuning, "adapter_dim")
     if longest := whole_of(flat.get("model.data.train_ds.max_seq_length")):  # of fine-tuning, which pads to it
         taken.training["seq_length"] = min(longest, taken.training.get("seq_length") or longest)
     taken.cluster = stated(
@@ -308,7 +308,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     taken = _of_a_recipe(options_taken(values, "Megatron-Bridge config"))
     peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
     if "dim" in peft and not str(peft.get("_target_", "LoRA")).endswith("DoRA"):
-        taken.training |= _read_adapters(peft, "dim")
+        taken.training |= adapters_of(peft, "dim")
     taken.remarks += precision_remarks("mixed_precision", flat.get("mixed_precision"))
     return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
 
@@ -321,7 +321,7 @@ def _of_a_recipe(taken: Taken) -> Taken:
     return taken
 
 
-def _read_adapters(peft: Mapping[str, Any], dim: str) -> dict[str, Any]:
+def adapters_of(peft: Mapping[str, Any], dim: str) -> dict[str, Any]:
     """LoRA as the job's training states it; layers by another pattern count as all."""
     named = peft.get("target_modules")
     names = named if isinstance(named, list) else [named] if isinstance(named, str) else []

@@ -198,6 +198,7 @@ class Question(NamedTuple):
 
     why: str
     variable: str = ""
+    loose: bool = False  # any other file that states the field answers it
 
 
 @dataclass
@@ -206,6 +207,7 @@ class Taken:
 
     format: str  # "Megatron-LM options"
     framework: str = ""  # a profile's name; blank: the file does not say
+    program: str = ""  # whose defaults it takes, where that is not the framework
     model: dict[str, Any] = field(default_factory=dict)  # keys of Model, or "catalogue": a name
     training: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
@@ -218,6 +220,7 @@ class Taken:
     remarks: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of other files that it reads
     version: str = ""  # of the framework
+    command: str = ""  # the place of the command line that it was read from
     flags: dict[str, Any] = field(default_factory=dict)  # options that change an iteration's time, and no column says
     log: str = ""  # the text, where it is a log
     meter: str = ""  # the text, where a meter wrote it: windows of Zeus, or a trace

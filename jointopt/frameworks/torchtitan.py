@@ -252,16 +252,6 @@ _MATTER = (
     "training.mixed_precision_reduce",
     "debug.moe_force_load_balance",
 )
-# the options that state a column
-_OPTIONS = {
-    "tp": "(?<!expert_)tensor_parallel_degree$", "pp": "pipeline_parallel_degree$", "cp": "context_parallel_degree$",
-    "ep": "expert_parallel_degree$", "etp": "expert_tensor_parallel_degree$", "dp": "parallel_shard_degree$",
-    "dp_replicate": "replicate_degree$", "zero_stage": "fsdp_reshard", "sequence_parallel": "enable_sequence_parallel",
-    "schedule": "parallel_schedule$", "vpp": "layers_per_stage$|module_fqns", "stage_layers": "module_fqns",
-    "micro_batch_size": r"\.local_batch_size$|microbatch_size$", "recompute": r"activation_checkpoint\.mode$",
-    "seq_length": "seq_len$", "global_batch_size": "global_batch_size$", "dtype": "precision_param$|converters$",
-    "fp8_recipe": "converters$|recipe_name$",
-}  # fmt: skip
 _SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
 _BATCH = re.compile(
@@ -280,24 +270,18 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 
 def option_values(words: Sequence[str]) -> dict[str, Any]:
     """The options such as ``--parallelism.tensor_parallel_degree 8`` by name, of 0.2 or 0.3, and the config's name."""
-    values = {name: value for name, value in pairs_of(words) if "." in name or name == "config"}
+    values = {name: value for name, value in pairs_of(words) if "." in name or name in ("config", "module")}
     modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
     return values | ({"activation_checkpoint.mode": modes[-1]} if modes else {})
 
 
 def options_taken(options: Mapping[str, Any]) -> Taken:
     """The statements of options of a command line."""
-    values = {name: value for name, value in options.items() if name != "config"}
+    values = {name: value for name, value in options.items() if name not in ("config", "module")}
     named = options.get("config")
     if isinstance(named, str) and catalogue_name(named):
         values |= {"model.name": named}
     taken = config_taken(values)
-    if "job.config_file" in values:  # whose values, not torchtitan's defaults, are those that the words leave open
-        for found in (taken.plan, taken.training, taken.cluster):
-            for column in [*found]:
-                if not any(re.search(_OPTIONS.get(column, "$^"), name) for name in values):
-                    del found[column]
-        taken.accumulation = None
     if isinstance(named, str) and not catalogue_name(named) and taken.plan["vpp"] > 1:
         del taken.plan["vpp"]  # a Python file of one's own may deal the layers out
     return taken

@@ -101,11 +101,12 @@ def test_a_job_file_is_sent_to_propose(tmp_path: Path) -> None:
         import_([tmp_path / "job.yaml"], gpu=GPU)
 
 
-def test_files_that_contradict_each_other_are_named(files: dict[str, Path], tmp_path: Path) -> None:
+def test_files_of_a_kind_that_contradict_each_other_are_asked(files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "other.sh").write_text(SCRIPT.replace("--global-batch-size 128", "--global-batch-size 256"))
-    found = import_([files["train.sh"], tmp_path / "other.sh"], gpu=GPU)
-    assert found.job.training.global_batch_size == 128
-    assert "other.sh states global_batch_size 256, another file 128, which counts" in found.remarks
+    both = [files["train.sh"], tmp_path / "other.sh"]
+    with pytest.raises(JobError, match=r"global_batch_size \(128 by train\.sh and 256 by other\.sh; --global-batch"):
+        import_(both, gpu=GPU)
+    assert import_(both, gpu=GPU, global_batch_size=256).job.training.global_batch_size == 256
 
 
 def test_the_job_file_and_the_rows_read_back(files: dict[str, Path], tmp_path: Path) -> None:

@@ -87,14 +87,14 @@ def test_what_is_missing_or_contradicts_is_named(parts: dict[str, Any], given: d
         run(given, **parts)
 
 
-def test_the_first_file_counts_and_another_value_is_remarked_on() -> None:
+def test_a_log_counts_before_a_script_and_what_counts_less_is_remarked_on() -> None:
     other = Taken("log", "nemo", training={"seq_length": 8192, "dtype": "fp8"}, source="b.log", accumulation=2,
                   remarks=("cut off",), names=("a.sh", "c.yaml", "d.yaml"))  # fmt: skip
     found = run({}, other)
-    assert (found.job.training.seq_length, found.job.training.dtype) == (4096, "fp8")
+    assert (found.job.training.seq_length, found.job.training.dtype) == (8192, "fp8")
     assert found.job.training.framework.name == "nemo"
     assert found.remarks == (
-        "b.log states seq_length 8192, another file 4096, which counts", "b.log: cut off",
+        "a.sh states seq_length 4096, b.log 8192, which counts", "b.log: cut off",
         "b.log reads c.yaml, d.yaml, which may be given too",
     )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Commands: which program they start, and how its options are read."""

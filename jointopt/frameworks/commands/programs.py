@@ -1,0 +1,469 @@
+"""The program that a command starts, known by its name (``frameworks/programs.yaml``) before its options are read."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jointopt.core.errors import JobError
+from jointopt.frameworks import deepspeed, megatron, megatron_bridge, torchtitan
+from jointopt.frameworks.launchers import OPTIONS
+from jointopt.frameworks.model_names import catalogue_name
+from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
+from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, nested, split_values
+from jointopt.frameworks.shell_words import Word, literal, unknown_of
+from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.reading import package_yaml
+
+_OVERRIDE = re.compile(r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|dataset|data|exp_manager|mixed_precision)"
+                       r"\.?[\w.]*)=(.*)", re.DOTALL)  # fmt: skip
+# what the name of a recipe has beside that of its model
+_AROUND_A_NAME = re.compile(
+    r"_(?:pretrain|finetune|sft|peft|lora|config|recipe|\d+gpu).*|^(?:training=|[\w.]*\b(?:pretrain|finetune)_)|\.py$"
+)
+STARTERS = ("deepspeed", "accelerate", "torchrun")
+# what is asked where a recipe, or a config that is not given, fills in what the words leave open
+_ASKED = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.micro_batch_size", "plan.recompute", "plan.zero_stage",
+          "training.global_batch_size", "training.seq_length", "training.dtype")  # fmt: skip
+_NODES_OF = {"h100": ("h100-sxm5-80gb", 8), "b200": ("b200", 8), "b300": ("b300", 8), "gb200": ("gb200", 4),
+             "gb300": ("gb300", 4), "vr200": ("vr200", 4)}  # fmt: skip
+_PRECISION_OF = {"fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
+                 "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed", "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
+                 "nvfp4": "bf16_with_nvfp4_mixed", "bf16": "bf16_mixed"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """A row of ``programs.yaml``, whose head says what each field is."""
+
+    name: str
+    by: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    does: str = ""  # what a program does that is refused
+    read: str = ""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+    short: Mapping[str, str] = field(default_factory=dict)
+    implied: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    recipe: tuple[str, ...] | None = None
+    config: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    asks: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
+    defaults: str = ""
+    harmless: tuple[str, ...] = ()
+
+    def under(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Options by Megatron's names, with what they imply and what the program does without them."""
+        named = {self.named.get(name, name): value for name, value in values.items()}
+        implied = {key: value for name, more in self.implied.items() if values.get(name) not in (None, "False", "false")
+                   for key, value in more.items()}  # fmt: skip
+        return {**self.usual, **implied, **named}
+
+    def left(self, unread: Sequence[str]) -> tuple[str, ...]:
+        """The names of options that are not read, without those that have no effect."""
+        return tuple(name for name in unread if not name.removeprefix("model.").startswith(self.harmless or ("\0",)))
+
+
+@functools.cache
+def known_programs() -> tuple[Known, ...]:
+    """The rows of all programs: those that are refused last, but for which no options are needed."""
+    table = package_yaml(Path(__file__).parents[1] / "programs.yaml")
+    rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            for row in (*table["refused"], *table["programs"]))  # fmt: skip
+    return tuple(Known(**row) for row in rows)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that a command starts: the row that it is known by, how its options are read, and these."""
+
+    known: Known
+    read: Reader
+    values: dict[str, Any]
+    words: Sequence[Word]  # of the command, short options written out
+    asked: Mapping[str, Question] = field(default_factory=dict)
+
+    @functools.cached_property
+    def parts(self) -> tuple[dict[str, Any], dict[str, Word]]:
+        """The options that are known, and those that are not."""
+        return split_values(self.read, self.values)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is known to train a decoder; else it is a script of one's own."""
+        return bool(self.known.name) and not self.known.does
+
+    def leave_open(self, taken: Taken, given: Sequence[str]) -> None:
+        """Takes away the defaults of a program whose recipe or config fills them in, and asks for what matters.
+
+        ``given``: names of the other files.
+        """
+        known, stated = self.known, self.values
+        files = [
+            str(stated[name]) for name in known.config if name in stated and str(stated[name]) not in known.configs
+        ]
+        for one in known.asks:
+            if one not in fields_of(taken) or is_default(taken, one):
+                _ask(taken, one, f"{taken.program} has no default of it", taken.accumulation is not None)
+        if (known.recipe is None and not files) or f"{stated.get('module')}.py" in given:
+            return
+        by = next((f"{name} {stated[name]}" for name in known.recipe or () if name in stated), "") or " ".join(files)
+        lacks = [one for one in fields_of(taken) if is_default(taken, one) and one.partition(".")[0] in SECTIONS
+                 and one not in ("model.catalogue", *known.keeps)]  # fmt: skip
+        for one in lacks:
+            section, _, key = one.partition(".")
+            getattr(taken, section).pop(key)
+        if taken.rest == megatron.chunks_of(Options({})):
+            taken.rest = None
+        why = f"what {by or 'a recipe'} of {taken.program} fills in is not known"
+        routed = taken.model.get("num_experts") or taken.plan.get("ep") or (
+            "catalogue" in taken.model and load_model(taken.model["catalogue"]).is_moe)  # fmt: skip
+        for one in _ASKED:
+            if one not in fields_of(taken) and (routed or one != "plan.ep"):
+                _ask(taken, one, why, taken.accumulation is not None)
+        if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
+            taken.asked.setdefault("model", Question(why, "", True))
+        left = [one for one in lacks if one.startswith("plan.") and one not in taken.asked and one not in ("plan.ep",)]
+        if left and not any(Path(name).name in given for name in files):
+            taken.remarks += (f"{', '.join(left)}: {why}",)
+
+
+def _ask(taken: Taken, name: str, why: str, accumulates: bool) -> None:
+    if name in taken.asked or (name == "training.global_batch_size" and accumulates):
+        return
+    section, _, key = name.partition(".")
+    getattr(taken, section).pop(key, None)
+    taken.asked[name] = Question(why, "", True)
+
+
+def started_program(words: Sequence[Word], named: str = "") -> Program | Known | None:
+    """The program that a command starts, a row that is refused by the command's words, or None for any other.
+
+    ``named``: the name of a row, of a script that is known by none.
+    """
+    known, at = _row_of(words, named)
+    if known is not None and known.does:
+        word = PurePosixPath(words[at]).name if at >= 0 else next((w for w in words if w.endswith(".py")), words[0])
+        more = [one for one in words[at + 1 : at + 2] if at >= 0 and not re.search(r"[._-]", word + one)]
+        return replace(known, name=" ".join([word, *more]))
+    if known is not None:
+        return _program(known, [*words[:at], *_written_out(words[at:], known.short)], at)
+    pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
+    if set(megatron.SHAPE) <= pairs.keys() or "tensor_model_parallel_size" in pairs:
+        return _unknown(words, pairs)
+    starter = set(STARTERS) & {Path(word).name for word in words[:12]}
+    if not starter and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
+        return None
+    return _program(Known("", read="trainer"), words, -1)
+
+
+def _program(known: Known, words: Sequence[Word], at: int) -> Program:
+    """The program of a row: its own options are those behind its name."""
+    own = [word for word in words[at + 1 :] if known.read not in _OVERRIDDEN or not _OVERRIDE.fullmatch(word)]
+    found = {name: value for name, value in pairs_of(own) if at >= 0 or name not in OPTIONS}
+    values, read = _READERS[known.read](known, words, found)
+    if any(name in found for name in known.whole):
+        file = next(str(found[name]) for name in known.whole if name in found)
+        values, read = {}, lambda _: Taken(f"{known.name} options")
+        return Program(known, _called(known, read), values, words, {
+            "model": Question(f"all is in {Path(file).name}, and no option counts", "", True)})  # fmt: skip
+    return Program(known, _called(known, read), values, words)
+
+
+def _called(known: Known, read: Reader) -> Reader:
+    """A reader whose statements say whose defaults they have."""
+
+    def reading(values: Mapping[str, Any]) -> Taken:
+        taken = read(values)
+        taken.program = taken.program or known.defaults or known.name
+        taken.unread = known.left(taken.unread)
+        return taken
+
+    return reading
+
+
+def _unknown(words: Sequence[Word], pairs: dict[str, Any]) -> Program:
+    """A script that has Megatron-LM's options, and may be anything: one is asked which program it is."""
+    script = next((word for word in words if word.endswith(".py")), next((w for w in words if w.unknown), words[0]))
+    unknown = unknown_of(script)
+    variable = unknown.variable if unknown and unknown.variable else "program"
+    why = f"{script} has options of Megatron-LM, and its defaults are not known; a name such as Megatron-LM or ms-swift"
+    read = _called(Known("", defaults=f"{script}"), lambda values: _megatron_taken(Known(""), values))
+    return Program(Known(""), read, pairs, words, {"program": Question(why, variable)})
+
+
+def _row_of(words: Sequence[Word], named: str) -> tuple[Known | None, int]:
+    """The row that the words name, and where; one without a name of its own goes by options alone."""
+    rows = known_programs()
+    if named:
+        found = next((row for row in rows if row.name.lower() == named.lower() and not row.does), None)
+        if found is None:
+            names = ", ".join(row.name for row in rows if row.by and not row.does)
+            raise JobError(f"--set program={named:.60} is no program that is known; expected one of {names}.")
+        return found, next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
+    names = frozenset(_names_of(words))
+    at_script = False
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        if word.unknown or word.startswith("-") or (at_script and before.startswith("-")):
+            continue
+        if before != "-m" and not word.endswith((".py", ".sh")) and PurePosixPath(word).name not in _first_words():
+            continue
+        for row in rows:
+            if any(_fits(pattern, words, at) for pattern in row.by) and _beside(row, names):
+                return row, at
+        at_script = at_script or word.endswith(".py")
+    return next(((row, -1) for row in rows if not row.by and _beside(row, names)), (None, -1))
+
+
+@functools.cache
+def _first_words() -> frozenset[str]:
+    return frozenset(pattern.split()[0] for row in known_programs() for pattern in row.by)
+
+
+def _names_of(words: Sequence[str]) -> Iterator[str]:
+    for word in words:
+        if word.startswith("-"):
+            yield word.lstrip("-").partition("=")[0].replace("-", "_")
+        elif match := _OVERRIDE.fullmatch(word):
+            yield match[1].removeprefix("training.")
+
+
+def _fits(pattern: str, words: Sequence[str], at: int) -> bool:
+    first, *rest = pattern.split()
+    word = words[at] if "/" in first else PurePosixPath(words[at]).name
+    if not (fnmatch.fnmatchcase(word, first) or fnmatch.fnmatchcase(word, f"*/{first}")):
+        return False
+    follow = [one for one in rest if not one.startswith("--")]
+    options = {one[2:].replace("-", "_") for one in rest if one.startswith("--")}
+    return list(words[at + 1 : at + 1 + len(follow)]) == follow and options <= set(_names_of(words))
+
+
+def _beside(row: Known, names: frozenset[str]) -> bool:
+    if not row.beside:
+        return bool(row.by)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in row.beside for name in names)
+
+
+def _written_out(words: Sequence[Word], short: Mapping[str, str]) -> Iterator[Word]:
+    """The words with short options by their long names."""
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and not word.startswith("--") and name in short and word.unknown is None:
+            yield Word(literal(f"--{short[name]}{equals}{value}", word.place, word.default))
+        else:
+            yield word
+
+
+# Readers: of a row, the words of a command and the pairs of its options, the options that count and how they are read.
+
+_Reading = Callable[[Known, Sequence[Word], dict[str, Any]], tuple[dict[str, Any], Reader]]
+
+
+def _read_megatron(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    return pairs, lambda values: _megatron_taken(known, values)
+
+
+def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
+    """Options of Megatron-LM, or of Megatron-DeepSpeed."""
+    by_deepspeed = known.name == "Megatron-DeepSpeed"
+    pairs = known.under(values)
+    if "num_key_value_heads" in pairs:  # of Megatron-DeepSpeed
+        pairs = {"group_query_attention": True, "num_query_groups": pairs["num_key_value_heads"], **pairs}
+    if str(pairs.get("transformer_impl", "")).lower() == "local":
+        pairs = {"attention_backend": "local", **pairs}
+    # a command line that does not ask for overlap has none
+    taken = megatron.options_taken(({} if by_deepspeed else megatron.OFF) | pairs, "Megatron-LM options")
+    taken.flags = {name: value for name, value in taken.flags.items() if name in values or name not in pairs}
+    taken.unread = tuple(name for name in taken.unread if name not in known.usual)
+    if by_deepspeed:
+        options = Options(pairs)
+        taken.framework = "megatron-deepspeed"
+        stage = options.whole("zero_stage")
+        taken.plan |= {"zero_stage": stage} if stage is not None else {}
+        taken.remarks += shards_for_bf16(taken)
+        if taken.model.get("num_experts") and (every := options.whole("expert_interval") or 1) > 1:
+            taken.remarks += (f"experts stand in every {every} layers there, and are taken to stand in all",)
+        ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value", "expert_interval")
+        taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
+    return taken
+
+
+def shards_for_bf16(taken: Taken) -> tuple[str, ...]:
+    """Megatron-DeepSpeed's optimizer for bf16 shards moments and main weights at stage 0 too: a remark where it does."""
+    if taken.plan.get("zero_stage") != 0 or taken.training.get("dtype") != "bf16":
+        return ()
+    taken.plan["zero_stage"] = 1
+    return ("bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does",)
+
+
+def _read_swift_megatron(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    def read(values: Mapping[str, Any]) -> Taken:
+        longest = values.get("packing_length", values.get("max_length"))
+        named = {} if longest is None else {"seq_length": longest}
+        dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(str(values.get("torch_dtype")), "")
+        taken = _megatron_taken(known, {**named, **({dtype: True} if dtype else {}), **values})
+        model = next((str(values[name]) for name in ("model", "load", "mcore_model") if name in values), "")
+        model = model.rstrip("/").removesuffix("-mcore")
+        if not taken.model.get("num_layers"):
+            taken.model = {"catalogue": found} if (found := catalogue_name(model)) else {}
+        if "lora" in str(values.get("train_type", values.get("tuner_type"))):
+            taken.training |= megatron_bridge.adapters_of(_lora(values), "dim")
+            taken.framework = "megatron-bridge"
+            taken.remarks += ("adapters of ms-swift are priced as those of Megatron-Bridge",)
+        if not dtype and not any(values.get(name) for name in ("bf16", "fp16")):
+            taken.training.pop("dtype", None)
+        taken.unread = tuple(name for name in taken.unread if not deepspeed.is_harmless(name))
+        return taken
+
+    return pairs, read
+
+
+def _lora(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What ms-swift takes for LoRA where nothing is stated: rank 8, alpha 32, all linear layers."""
+    return {"dim": values.get("lora_rank", 8), "alpha": values.get("lora_alpha", 32),
+            "target_modules": values.get("target_modules", "all")}  # fmt: skip
+
+
+def _read_swift(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    def read(values: Mapping[str, Any]) -> Taken:
+        taken = deepspeed.trainer_taken(known.under(values), "launch script")
+        word = {"bfloat16": "bf16", "float16": "fp16"}.get(str(values.get("torch_dtype")))
+        taken.training |= {"dtype": word} if word else {}
+        if "lora" in str(values.get("train_type", values.get("tuner_type", "lora"))):
+            taken.training |= megatron_bridge.adapters_of(_lora(values), "dim")
+        stage = re.fullmatch(r"zero([0-3])(_offload)?", str(values.get("deepspeed", "")))
+        taken.framework = "deepspeed" if "deepspeed" in values else ""
+        if stage:
+            taken.plan |= {"zero_stage": int(stage[1])} | ({"offload": "optimizer"} if stage[2] else {})
+        return taken
+
+    return {name: _one_word(value) for name, value in pairs.items()}, read
+
+
+def _read_trainer(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    starter = "deepspeed" in {Path(word).name for word in words[:12]}
+    uses = starter or {"deepspeed", "deepspeed_config"} & pairs.keys()
+
+    def read(values: Mapping[str, Any]) -> Taken:
+        taken = deepspeed.trainer_taken(values, "launch script")
+        taken.framework = "deepspeed" if uses else ""
+        return taken
+
+    return {name: _one_word(value) for name, value in pairs.items()}, read
+
+
+def _one_word(value: Any) -> Any:
+    """A variable behind an option of a Hugging Face trainer is its value: flags take true and false there."""
+    found = unknown_of(value)
+    if found is None or found.is_list:
+        return value
+    return Word(piece._replace(quoted=True) for piece in value.pieces)
+
+
+def _read_titan(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    def read(values: Mapping[str, Any]) -> Taken:
+        return torchtitan.options_taken({**known.configs.get(str(values.get("config")), {}), **values})
+
+    return torchtitan.option_values(words), read
+
+
+def _read_config(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    return {}, lambda _: Taken("launch script")
+
+
+def _read_bridge(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    """Options of Megatron-Bridge's scripts, and overrides behind them, which count more."""
+    model, overrides = _model_in(words), override_values(words)
+
+    def read(values: Mapping[str, Any]) -> Taken:
+        under = {name: value for name, value in known.under(values).items() if name not in overrides}
+        flat = {f"model.{name}": value for name, value in under.items()}
+        dtype = _PRECISION_OF.get(str(under.get("compute_dtype")))
+        flat |= {"mixed_precision": dtype} if dtype else {}
+        taken = _overrides_taken(flat | {name: value for name, value in values.items() if name in overrides}, model)
+        gpu, number = _NODES_OF.get(str(values.get("gpu")), ("", None))
+        per_node = whole_of(values.get("gpus_per_node")) or number
+        cluster = {"gpu": known_gpu(gpu) and known_gpu(gpu).id, "gpus_per_node": per_node,  # type: ignore[union-attr]
+                   "num_gpus": whole_of(values.get("num_gpus")), "nodes": whole_of(values.get("nodes"))}  # fmt: skip
+        taken.cluster |= {name: value for name, value in cluster.items() if value}
+        return taken
+
+    return pairs | overrides, read
+
+
+def _read_overrides(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    model = _model_in(words)
+    named = {name: pairs[name] for name in (*(known.recipe or ()), *known.config) if name in pairs}
+    usual = {} if named else known.usual
+    return override_values(words) | named, lambda values: _overrides_taken(
+        {**usual, **{name: value for name, value in values.items() if name not in named}}, model)  # fmt: skip
+
+
+def _read_nemo_run(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    """Overrides of a recipe of NeMo 2.0: of the strategy, the data and the model's config."""
+    model = _model_in([*words, *(str(value) for name, value in pairs.items() if name == "factory")])
+    named = {name: pairs[name] for name in known.recipe or () if name in pairs}
+
+    def read(values: Mapping[str, Any]) -> Taken:
+        flat = {re.sub(r"^(?:trainer\.strategy|data|model\.config)\.", "model.", name): value
+                for name, value in values.items() if name not in named}  # fmt: skip
+        return _overrides_taken({"trainer.recipe": "", **flat}, model)
+
+    return override_values(words) | named, read
+
+
+def override_values(words: Sequence[Word]) -> dict[str, Any]:
+    """Overrides of Hydra, ``model.tensor_model_parallel_size=4``, by their names."""
+    found: dict[str, Any] = {}
+    for word in words:
+        match = _OVERRIDE.fullmatch(word)
+        name = match[1].removeprefix("training.") if match else ""
+        if match and ("." in name or name == "mixed_precision"):
+            found[name] = word.rest(match.start(2)) if isinstance(word, Word) else match[2]
+    return found
+
+
+def _overrides_taken(flat: Mapping[str, Any], model: str) -> Taken:
+    """The statements of overrides of NeMo or Megatron-Bridge over a recipe of a model of the catalogue."""
+    config = nested({name: _plain(value) for name, value in flat.items()})
+    read = megatron_bridge.nemo_taken if "trainer" in config else megatron_bridge.bridge_taken
+    taken = read(config)
+    taken.unread = tuple(name for name in taken.unread if name != "trainer.recipe")
+    if not taken.model.get("num_layers"):
+        taken.model = {"catalogue": model} if model else {}
+    return taken
+
+
+def _model_in(words: Sequence[str]) -> str:
+    """The catalogue's model that a recipe among the words is named by; blank without one."""
+    recipes = (_AROUND_A_NAME.sub("", PurePosixPath(word).name) for word in words)
+    return next((name for word in recipes if (name := catalogue_name(word))), "")
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.startswith("["):  # a list, as Hydra takes it; with words that are not quoted it stays text
+        with suppress(ValueError):
+            return json.loads(value)
+    word = value.strip("'\"")
+    return {"true": True, "false": False, "null": None, "none": None}.get(word.lower(), word)
+
+
+_OVERRIDDEN = ("bridge", "overrides", "nemo_run")
+_READERS: Mapping[str, _Reading] = {
+    "megatron": _read_megatron, "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer,
+    "titan": _read_titan, "config": _read_config, "bridge": _read_bridge, "overrides": _read_overrides,
+    "nemo_run": _read_nemo_run,
+}  # fmt: skip
