@@ -27,8 +27,10 @@ from jointopt.frameworks.options import (
 )
 from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model import SkipFreq
+from jointopt.jobs.model_facts import fact_of, with_facts
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
+POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
 OLDEST = "0.12"
 # Before Blackwell, tensor and context parallelism refuse to start with more than one connection, and FSDP with one.
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
@@ -103,23 +105,17 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
     )  # fmt: skip
     shared = bool(model.num_query_groups % intent["tp"])
     gaps.never(shared and version_key(words.version) < version_key("0.16"), "KV heads that several ranks share")
-    gaps.finer(bool(intent.odd_activation), intent.odd_activation)
-    gaps.finer(model.attention_sinks, "attention sinks")
-    gaps.finer(details.parallel_residual, "parallel attention and MLP")
-    gaps.finer(details.post_norm, "norms after attention and MLP")
-    gaps.finer(model.qk_norm_full, "norm over all heads' queries and keys at once")
-    gaps.finer(not model.norm_weight, "norms without weights")
-    gaps.finer(model.embedding_norm, "norm of the embedding")
-    gaps.finer(not model.final_norm, "model without a last norm")
-    gaps.finer(bool(model.embedding_size), "embedding narrower than the layers")
+    flags = {str(one.states): name for name, one in option_table("megatron").items() if one.flag and one.states}
+    words.add(**{flags[fact].replace("-", "_"): True for fact in intent.facts if fact in flags})
+    gaps.facts({*flags, "qk_norm", "biases", "qkv_biases", "no_positions"})
 
 
 def _dropouts(intent: Intent) -> dict[str, float | None]:
     """The stated dropouts; where the model has some and does not say how much, Megatron-LM's own 0.1."""
     stated = {"attention_dropout": intent.details.attention_dropout, "hidden_dropout": intent.details.hidden_dropout}
-    if not intent.model.dropout:
+    if not intent.model.dropout and "model_type" in (intent.model.config or {}):
         return dict.fromkeys(stated, 0.0)
-    return dict.fromkeys(stated) if not any(stated.values()) else dict(stated)
+    return dict.fromkeys(stated) if intent.model.dropout and not any(stated.values()) else dict(stated)
 
 
 def _latent(intent: Intent, version: str) -> dict[str, Any]:
@@ -138,9 +134,8 @@ def _positions(words: Words, gaps: Gaps, intent: Intent) -> None:
     """Positions reach as far as the model is made for, or the job's sequences are long."""
     model, details, seq_length = intent.model, intent.details, intent.job.training.seq_length
     most = max(seq_length, model.max_position_embeddings or details.max_positions)
-    kind = {"learned": "learned_absolute", "alibi": "none"}.get(model.position_embedding, "rope")
+    kind = POSITIONS[model.position_embedding]
     words.add(seq_length=seq_length, max_position_embeddings=most, position_embedding_type=kind)
-    gaps.finer(model.position_embedding == "alibi", "ALiBi")
     if kind == "rope":
         words.add(rotary_base=int(details.rotary_base),
                   rotary_percent=details.rotary_percent if details.rotary_percent != 1.0 else None)  # fmt: skip
@@ -464,6 +459,7 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
         taken.plan |= chunks(taken.plan, layers)
     else:
         taken.rest = chunks
+    taken.remarks += _remarks(options, taken)
     taken.unread, taken.without_effect = options.left(without_effect("megatron"))
     return taken
 
@@ -490,28 +486,108 @@ def _plain(options: Options, section: str) -> dict[str, Any]:
 
 
 def model_of(options: Options) -> dict[str, Any]:
-    """The shape, in the keys of `jointopt.jobs.model.Model`."""
+    """The shape, in the keys of `jointopt.jobs.model.Model`; what it has beside its sizes as facts and a config."""
     shape = _plain(options, "model")
-    hidden, heads, gated = shape.get("hidden_size"), shape.get("num_attention_heads"), bool(shape.get("gated_mlp"))
-    rms, grouped = options.word("normalization") == "rmsnorm", options.flag("group_query_attention")
-    if not (grouped or (grouped is None and options.flag("multi_latent_attention") and "num_query_groups" in shape)):
-        shape["num_query_groups"] = heads  # Megatron reads the groups only beside the flag
+    hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
+    activation, gated = _activation(options, bool(shape.get("gated_mlp")))
+    rms = "rms" in options.word("normalization") or bool(options.flag("use_rms_norm"))
+    shape["num_query_groups"] = _groups(options, shape.get("num_query_groups")) or heads
     biased = options.flag("add_bias_linear")
     unbiased = bool(options.flag("disable_bias_linear")) if biased is None else not biased
-    options.number("attention_dropout")  # inside of the kernel, which keeps no mask
-    dropped = options.number("hidden_dropout")
+    dropouts = {f"{kind}_dropout": options.number(f"{kind}_dropout") for kind in ("attention", "hidden")}
+    dropouts = {name: 0.1 if value is None else value for name, value in dropouts.items()}  # Megatron's own
     positions = _read_positions(options)
     shape |= stated(
-        ffn_hidden_size=shape.get("ffn_hidden_size") or _usual_width(hidden, gated), vocab_size=_vocabulary(options),
+        ffn_hidden_size=shape.get("ffn_hidden_size") or _usual_width(hidden, gated and activation != "quick_gelu"), vocab_size=_vocabulary(options),
         max_position_embeddings=options.whole("max_position_embeddings") if positions == "learned" else None,
     )  # fmt: skip
     shape |= {
         "gated_mlp": gated, "rmsnorm": rms, "norm_bias": not rms, "linear_bias": not unbiased,
         "qkv_bias": bool(shape.get("qkv_bias")) and unbiased, "qk_norm": bool(shape.get("qk_norm")),
         "tied_embeddings": not options.flag("untie_embeddings_and_output_weights"),
-        "dropout": dropped is None or dropped > 0, "position_embedding": positions,
+        "dropout": dropouts["hidden_dropout"] > 0, "position_embedding": positions,
     }  # fmt: skip
-    return _read_latent(_read_experts(shape | _windows(options), options), options)
+    shape = _read_latent(_read_experts(with_facts(shape | _windows(options), _facts(options)), options), options)
+    if len(set(dropouts.values()) - {0.1 * shape["dropout"]}) == 0:
+        dropouts = {}
+    config = _config(options, shape) | dropouts | ({} if activation == _ACTIVATION[gated] else {"hidden_act": activation})
+    return shape | ({"config": config} if config else {})
+
+
+_ACTIVATION = {True: "silu", False: "gelu"}
+_ACTIVATIONS = {"squared|relu2": "relu2", "quick": "quick_gelu", "relu|reglu": "relu", "silu|swi": "silu", "ge": "gelu"}
+
+
+def _activation(options: Options, swiglu: bool) -> tuple[str, bool]:
+    """The activation as config.json names it, and whether the MLP is gated: by flags, or a word such as fast-geglu."""
+    flags = {"squared_relu": "squared", "quick_geglu": "quick-geglu", "swiglu": "swiglu"}
+    words = [word for name, word in flags.items() if options.flag(name)]
+    words += [options.word("activation", "glu_activation", "activation_func", "activation_func._target_")]
+    gated = swiglu or any("glu" in word for word in words)
+    named = [kind for word in words for pattern, kind in _ACTIVATIONS.items() if re.search(pattern, word)]
+    return (named or [_ACTIVATION[gated]])[0], gated
+
+
+def _groups(options: Options, stated_groups: int | None) -> int | None:
+    """Key-value heads, which Megatron reads only beside its flag, and forks have under other names; None as the heads."""
+    grouped = options.flag("group_query_attention")
+    other = options.whole("num_key_value_heads", "num_attention_heads_kv", "multi_query_group_num")
+    if other or options.word("attention_head_type") == "multiquery":
+        return other or 1
+    return stated_groups if grouped or (grouped is None and options.flag("multi_latent_attention")) else None
+
+
+def _facts(options: Options) -> list[str]:
+    """Facts by the table's ``states``, and an encoder beside the decoder."""
+    rows = ((name, option) for name, option in option_table("megatron").items() if option.states)
+    found = [fact_of(one.states, options.take(*(o.replace("-", "_") for o in (name, *one.also)))) for name, one in rows]
+    decoder = options.whole("decoder_num_layers") if options.whole("num_layers", "encoder_num_layers") else None
+    return [*found, "encoder_decoder" if decoder else ""]
+
+
+# what Details take where a config.json does not state it
+_USUAL = {
+    "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
+    "scoring_func": "softmax", "routed_scaling_factor": 1.0, "router_aux_loss_coef": 0.0,
+}  # fmt: skip
+_OF_ROUTING = ("scoring_func", "routed_scaling_factor", "router_aux_loss_coef")
+
+
+def _config(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """What options state of the model's details and is not usual, in the keys of a config.json."""
+    found: dict[str, Any] = {}
+    for key, names, _ in _stating("config"):
+        number = options.number(*names)
+        found[key] = options.word(*names) or _USUAL[key] if number is None else number
+    shared, scaling = options.whole("moe_shared_expert_intermediate_size"), _scaling(options)
+    routing = stated(
+        norm_topk_prob=False if options.flag("moe_router_pre_softmax") else None,
+        topk_method="noaux_tc" if options.flag("moe_router_enable_expert_bias") else None,
+        shared_expert_intermediate_size=shared if options.flag("moe_shared_expert_gate") else None,
+    )  # fmt: skip
+    if not shape.get("num_experts"):
+        found, routing = {key: value for key, value in found.items() if key not in _OF_ROUTING}, {}
+    if shape["position_embedding"] != "rope":
+        found, scaling = {key: value for key, value in found.items() if "rot" not in key and "rope" not in key}, {}
+    return {key: value for key, value in found.items() if value != _USUAL[key]} | routing | scaling
+
+
+def _scaling(options: Options) -> dict[str, Any]:
+    """The scaling of rotary positions: Llama 3's, which Megatron knows with its constants, linear, or YaRN."""
+    linear = options.number("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor")
+    factor, longer = options.number("rope_scaling_factor"), options.number("rotary_scaling_factor")
+    yarn = "yarn" in (options.word("rope_type"), options.word("position_embedding_type"))
+    mscale = stated(mscale=options.number("mscale"), mscale_all_dim=options.number("mscale_all_dim"))
+    length = options.whole("yarn_original_max_position_embeddings", "original_max_position_embeddings") or 4096
+    found: dict[str, Any] = {}
+    if options.flag("use_rope_scaling", "rope_scaling"):
+        found = {"rope_type": "llama3", "factor": factor or 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                 "original_max_position_embeddings": 8192}  # fmt: skip
+    elif yarn and longer and longer > 1.0:
+        found = {"rope_type": "yarn", "factor": longer, "original_max_position_embeddings": length} | mscale
+    elif linear and linear > 1.0:
+        found = {"rope_type": "linear", "factor": linear}
+    return {"rope_scaling": found} if found else {}
 
 
 def _usual_width(hidden: int | None, gated: bool) -> int | None:
@@ -523,17 +599,34 @@ def _usual_width(hidden: int | None, gated: bool) -> int | None:
 
 def _vocabulary(options: Options) -> int | None:
     sizes = options.whole("vocab_size"), options.whole("padded_vocab_size")
-    options.take("make_vocab_size_divisible_by")
     if size := sizes[0] or sizes[1]:
         return size
     return 50257 if options.word("tokenizer_type") == "gpt2bpetokenizer" else None
 
 
+def _remarks(options: Options, taken: Taken) -> tuple[str, ...]:
+    """What the table ``says`` of options, and the rows that a vocabulary is padded to, where these are many more."""
+    table = {name.replace("-", "_"): option.says for name, option in option_table("megatron").items() if option.says}
+    found = [f"{name} {options.word(name)}: {says}" for name in table if (says := fact_of(table[name], options.take(name)))]
+    size, step = taken.model.get("vocab_size") or 0, options.whole("make_vocab_size_divisible_by") or 128
+    step *= max(taken.plan["tp"], 1)
+    padded = options.whole("padded_vocab_size") or -(-size // step) * step
+    if 0 < size < 0.99 * padded:
+        found.append(f"the vocabulary of {size:,} is trained padded to {padded:,} rows, and priced as stated")
+    return tuple(found)
+
+
+_POSITION_WORDS = {"yarn": "rope", "mrope": "rope", "rotary": "rope", "absolute": "learned", "": "learned"}
+
+
 def _read_positions(options: Options) -> str:
+    """The kind of positions; of one that is not known none, which a fact names."""
     kind = options.word("position_embedding_type")
-    if options.flag("use_rotary_position_embeddings") or kind in ("rope", "yarn", "mrope"):
+    if options.flag("use_rotary_position_embeddings") or _POSITION_WORDS.get(kind, kind) == "rope":
         return "rope"
-    return "alibi" if kind in ("none", "alibi") else "learned"
+    off = options.flag("no_position_embedding") or options.flag("add_position_embedding") is False
+    kind = "learned" if kind.startswith("learned") else _POSITION_WORDS.get(kind, kind)
+    return "none" if off else kind if kind in POSITIONS else "none"
 
 
 def _windows(options: Options) -> dict[str, Any]:
@@ -561,21 +654,26 @@ def _layer_list(text: str) -> int | list[int] | None:
 def _read_experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     """The shape with its experts; a dense model has no key of theirs."""
     shared, dense = options.whole("moe_shared_expert_intermediate_size"), _dense_layers(options.take("moe_layer_freq"))
+    by_deepspeed = options.take("deepspeed", "deepspeed_config") is not None
+    residual, interval = options.word("mlp_type") == "residual", options.whole("expert_interval") or 1 + by_deepspeed
     if (shape.get("num_experts") or 1) == 1:  # by default Megatron-DeepSpeed has one
         return {key: value for key, value in shape.items() if not key.startswith(("moe_", "num_experts"))}
     width = shape.get("moe_ffn_hidden_size") or shape.get("ffn_hidden_size")
-    return shape | stated(
-        moe_router_topk=shape.get("moe_router_topk") or 2, moe_ffn_hidden_size=width,
-        num_shared_experts=shared // width if width and shared else None, num_dense_layers=dense,
+    facts = ["some_experts"] * (dense is None or interval > 1) + ["residual_experts"] * residual
+    facts += ["odd_shared_expert"] * bool(shared and width and shared % width)
+    return with_facts(shape, facts) | stated(
+        moe_router_topk=shape.get("moe_router_topk") or 2 - by_deepspeed, moe_ffn_hidden_size=width,
+        num_shared_experts=1 if residual else shared // width if width and shared else None, num_dense_layers=dense or None,
     )  # fmt: skip
 
 
 def _dense_layers(frequency: object) -> int | None:
-    """The leading dense layers of ``([0]*3+[1]*58)``, of a list, or of 1."""
-    if isinstance(frequency, list) and all(isinstance(one, int) for one in frequency):
-        return frequency.index(1) if 1 in frequency else None
-    found = re.match(r"\(?\[0\]\*(\d+)\+\[1\]", str(frequency).replace(" ", ""))
-    return int(found[1]) if found else None
+    """The leading dense layers of ``([0]*3+[1]*58)``, of a list, or of 1; None where dense layers stand elsewhere."""
+    layers = frequency if isinstance(frequency, list) else _layer_list(str(frequency).strip("'\""))
+    if frequency in (None, True) or layers == 1:
+        return 0
+    first = layers.index(1) if isinstance(layers, list) and 1 in layers else None
+    return first if isinstance(layers, list) and first is not None and 0 not in layers[first:] else None
 
 
 _LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # its defaults

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.shell_words import Word
+from jointopt.jobs.model_facts import States
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
@@ -32,6 +33,8 @@ class Option:
     also: tuple[str, ...] = ()  # other names that files give it
     flag: bool = False  # it states true or false
     matters: bool = False  # it changes the time of an iteration, and no column says it
+    states: States = ""  # the fact of a model (``model_facts.yaml``) that it states where it is on, or by its value
+    says: Mapping[str, str] = field(default_factory=dict)  # remarks by patterns of its value
 
     def known_to(self, version: str) -> bool:
         """Whether a version has it."""

@@ -138,7 +138,8 @@ def _unknown(value: object) -> Word | None:
 
 
 def _is_no_number(value: object) -> bool:
-    return whole_of(value) is None and str(value).lower() not in ("null", "none", "true", "false")
+    number = r"[-+]?[\d_.]+(?:e[-+]?\d+)?|null|none|true|false"
+    return re.fullmatch(number, str(value).lower().strip("'\"")) is None
 
 
 def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:

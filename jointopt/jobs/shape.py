@@ -10,10 +10,11 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.jobs.catalog.limits import limited_whole
 from jointopt.jobs.model import LATENT_NEEDED, Model, block_of
+from jointopt.jobs.model_facts import checked_facts
 from jointopt.jobs.reading import Section
 from jointopt.jobs.windows import read_skip_freq, windows_of
 
-POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
+POSITION_EMBEDDINGS = ("rope", "learned", "alibi", "none")
 _DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
 _FLAGS = {name: default for name, default in _DEFAULTS.items() if isinstance(default, bool)}
 _WHOLES = tuple(n for n, default in _DEFAULTS.items() if type(default) is int and n != "window_attn_skip_freq")
@@ -44,6 +45,10 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
         shape["moe_ffn_hidden_size"] = shape["ffn_hidden_size"]
     positions = "learned" if shape["max_position_embeddings"] else "rope"
     shape["position_embedding"] = section.choice("position_embedding", POSITION_EMBEDDINGS, positions)
+    other = section.values.get("other") or ()
+    if not isinstance(other, list | tuple):
+        raise section.refuse("other", "a list of facts such as [soft_capping]")
+    shape["other"] = checked_facts(other, section.at("other"))
     config = section.values.get("config")
     if config is not None and not isinstance(config, Mapping):
         raise section.refuse("config", "the mapping of a Hugging Face config.json")

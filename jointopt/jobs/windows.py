@@ -52,10 +52,10 @@ def windows_of(config: Mapping[str, Any], family: str, num_layers: int) -> dict[
     ``layer_types`` state it layer by layer, else the rule of the family's configuration class in transformers
     (configuration_<family>.py). Raises JobError for kinds of layers that are neither full nor sliding.
     """
-    if family not in _FAMILIES:
-        return {}
-    usual, rule = _FAMILIES[family]
     section = Section(config, "")
+    if family not in _FAMILIES and not section.has("layer_types"):
+        return {}
+    usual, rule = _FAMILIES.get(family, (0, "all"))
     if not section.flag("use_sliding_window", not family.startswith("qwen")):
         return {}
     key = "window_size" if family == "gpt_neo" else "sliding_window"
