@@ -39,7 +39,7 @@ from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, unknown_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import load_model, model_names
-from jointopt.jobs.details import details_of, differing_details
+from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.job import STATE_FIELDS, Job
 from jointopt.jobs.jobfile import parse_job
@@ -671,7 +671,7 @@ def _model(
     if len(found) == 1 or (found and "vocab_size" in shape):
         if "vocab_size" not in shape:
             remarks.append(f"the vocabulary is not stated; that of {found[0].name}, whose shape it is, is taken")
-        return _as_trained(found[0], shape)
+        return _as_trained(found[0], shape, remarks)
     if "vocab_size" not in shape:
         missing.append("vocab_size")
         remarks += [model.name for model in found]
@@ -682,10 +682,14 @@ def _model(
     return shape
 
 
-def _as_trained(model: Model, shape: Mapping[str, Any]) -> str | dict[str, Any]:
+def _as_trained(model: Model, shape: Mapping[str, Any], remarks: list[str]) -> str | dict[str, Any]:
     """The catalogue's name, or its shape where dropout or a stated detail differs."""
     config = {**(model.config or {}), **(shape.get("config") or {})}
     varies = differing_details(details_of(replace(model, config=config)), details_of(model))
+    own = [f"{name} {value:g}" for name, value in varies.items() if name in OF_TRAINING]
+    varies = {name: value for name, value in varies.items() if name not in OF_TRAINING}
+    if own and not varies:
+        remarks.append(f"{' and '.join(own)} of the run: yours to set, exports write those of {model.name}")
     if bool(shape.get("dropout")) == model.dropout and not varies:
         return model.name
     filled = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}

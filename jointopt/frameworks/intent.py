@@ -184,7 +184,7 @@ class Gaps:
             self.notes.append(f"{self._target} has no {what}: fit for a benchmark, not for a training.")
 
     def facts(self, written: Collection[str] = ()) -> None:
-        """Finer points, those facts of the model that are not ``written``: refused in one sentence, noted one by one."""
+        """Facts of the model that are not ``written``, as finer points: refused in one sentence, noted one by one."""
         missing = [words for name, words in self._intent.facts.items() if name not in written]
         for what in [", ".join(missing)] if self._intent.is_training else missing:
             self.finer(bool(what), what)

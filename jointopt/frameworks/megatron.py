@@ -6,7 +6,6 @@ import ast
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import version_by_options
 from jointopt.frameworks.options import (
     NEWEST,
+    Option,
     Options,
     Taken,
     Words,
@@ -26,8 +26,9 @@ from jointopt.frameworks.options import (
     without_effect,
 )
 from jointopt.jobs.framework import overlap_is_on
-from jointopt.jobs.model import SkipFreq
 from jointopt.jobs.model_facts import fact_of, with_facts
+from jointopt.jobs.plans.stages import Chunks
+from jointopt.jobs.windows import layer_list, skip_freq_word
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
 POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
@@ -105,8 +106,8 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
     )  # fmt: skip
     shared = bool(model.num_query_groups % intent["tp"])
     gaps.never(shared and version_key(words.version) < version_key("0.16"), "KV heads that several ranks share")
-    flags = {str(one.states): name for name, one in option_table("megatron").items() if one.flag and one.states}
-    words.add(**{flags[fact].replace("-", "_"): True for fact in intent.facts if fact in flags})
+    flags = {str(one.states): one.names[0] for one in _table() if one.flag and one.states}
+    words.add(**{flags[fact]: True for fact in intent.facts if fact in flags})
     gaps.facts({*flags, "qk_norm", "biases", "qkv_biases", "no_positions"})
 
 
@@ -142,18 +143,9 @@ def _positions(words: Words, gaps: Gaps, intent: Intent) -> None:
         _rope_scaling(words, gaps, intent)
     if intent.window:
         if words.has("window_size"):
-            words.add(window_size=f"{intent.window},0", window_attn_skip_freq=_skip_freq(model.window_attn_skip_freq),
-                      cp_comm_type=intent.context_exchange)  # fmt: skip
+            words.add(window_size=f"{intent.window},0", cp_comm_type=intent.context_exchange,
+                      window_attn_skip_freq=skip_freq_word(model.window_attn_skip_freq))  # fmt: skip
         gaps.finer(not words.has("window_size"), intent.window_words)
-
-
-def _skip_freq(freq: SkipFreq) -> str | None:
-    """Which layers have the window, as `--window-attn-skip-freq` reads it: ``6``, ``([0,1]*12)``, or blank for all."""
-    if not isinstance(freq, tuple):
-        return str(freq) if freq else None
-    length = len(freq)
-    turn = next(n for n in range(1, length + 1) if length % n == 0 and freq[:n] * (length // n) == freq)
-    return f"([{','.join(map(str, freq[:turn]))}]*{length // turn})"
 
 
 def _rope_scaling(words: Words, gaps: Gaps, intent: Intent) -> None:
@@ -466,23 +458,20 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
 
 def matter_of(options: Options) -> dict[str, Any]:
     """The options that change an iteration's time beside the plan and the job, by their names."""
-    return flags_of({names[0]: options.take(*names) for _, names, _ in _stating("", matters=True)})
+    return flags_of({one.names[0]: options.take(*one.names) for one in _table() if one.matters})
 
 
 @functools.cache
-def _stating(section: str, matters: bool = False) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
-    """(key, spellings with underscores, whether it is a flag) of the options that state a section, or that matter."""
-    return tuple(
-        (option.sets.partition(".")[2], tuple(one.replace("-", "_") for one in (name, *option.also)), option.flag)
-        for name, option in option_table("megatron").items()
-        if (option.matters if matters else option.sets.startswith(f"{section}.") and not option.sets.endswith("_dtype"))
-    )
+def _table(section: str = "") -> tuple[Option, ...]:
+    """The options that state a section as they stand, or all."""
+    table = option_table("megatron").values()
+    return tuple(one for one in table if one.sets.startswith(section) and not (section and one.sets.endswith("_dtype")))
 
 
 def _plain(options: Options, section: str) -> dict[str, Any]:
     """Numbers and flags that options state as they stand, of one section: the plan, the model or the training."""
-    rows = _stating(section)
-    return stated(**{key: options.flag(*names) if flag else options.plain(*names) for key, names, flag in rows})
+    rows = _table(f"{section}.")
+    return stated(**{one.key: options.flag(*one.names) if one.flag else options.plain(*one.names) for one in rows})
 
 
 def model_of(options: Options) -> dict[str, Any]:
@@ -497,8 +486,9 @@ def model_of(options: Options) -> dict[str, Any]:
     dropouts = {f"{kind}_dropout": options.number(f"{kind}_dropout") for kind in ("attention", "hidden")}
     dropouts = {name: 0.1 if value is None else value for name, value in dropouts.items()}  # Megatron's own
     positions = _read_positions(options)
+    width = shape.get("ffn_hidden_size") or _usual_width(hidden, gated and activation != "quick_gelu")
     shape |= stated(
-        ffn_hidden_size=shape.get("ffn_hidden_size") or _usual_width(hidden, gated and activation != "quick_gelu"), vocab_size=_vocabulary(options),
+        ffn_hidden_size=width, vocab_size=_vocabulary(options),
         max_position_embeddings=options.whole("max_position_embeddings") if positions == "learned" else None,
     )  # fmt: skip
     shape |= {
@@ -510,7 +500,8 @@ def model_of(options: Options) -> dict[str, Any]:
     shape = _read_latent(_read_experts(with_facts(shape | _windows(options), _facts(options)), options), options)
     if len(set(dropouts.values()) - {0.1 * shape["dropout"]}) == 0:
         dropouts = {}
-    config = _config(options, shape) | dropouts | ({} if activation == _ACTIVATION[gated] else {"hidden_act": activation})
+    config = _config(options, shape) | dropouts
+    config |= {} if activation == _ACTIVATION[gated] else {"hidden_act": activation}
     return shape | ({"config": config} if config else {})
 
 
@@ -529,7 +520,7 @@ def _activation(options: Options, swiglu: bool) -> tuple[str, bool]:
 
 
 def _groups(options: Options, stated_groups: int | None) -> int | None:
-    """Key-value heads, which Megatron reads only beside its flag, and forks have under other names; None as the heads."""
+    """Key-value heads: Megatron reads them only beside its flag, forks have other names; None: as many as heads."""
     grouped = options.flag("group_query_attention")
     other = options.whole("num_key_value_heads", "num_attention_heads_kv", "multi_query_group_num")
     if other or options.word("attention_head_type") == "multiquery":
@@ -539,26 +530,20 @@ def _groups(options: Options, stated_groups: int | None) -> int | None:
 
 def _facts(options: Options) -> list[str]:
     """Facts by the table's ``states``, and an encoder beside the decoder."""
-    rows = ((name, option) for name, option in option_table("megatron").items() if option.states)
-    found = [fact_of(one.states, options.take(*(o.replace("-", "_") for o in (name, *one.also)))) for name, one in rows]
+    found = [fact_of(one.states, options.take(*one.names)) for one in _table() if one.states]
     decoder = options.whole("decoder_num_layers") if options.whole("num_layers", "encoder_num_layers") else None
     return [*found, "encoder_decoder" if decoder else ""]
 
 
-# what Details take where a config.json does not state it
-_USUAL = {
-    "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
-    "scoring_func": "softmax", "routed_scaling_factor": 1.0, "router_aux_loss_coef": 0.0,
-}  # fmt: skip
 _OF_ROUTING = ("scoring_func", "routed_scaling_factor", "router_aux_loss_coef")
 
 
 def _config(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
     """What options state of the model's details and is not usual, in the keys of a config.json."""
     found: dict[str, Any] = {}
-    for key, names, _ in _stating("config"):
-        number = options.number(*names)
-        found[key] = options.word(*names) or _USUAL[key] if number is None else number
+    for one in _table("config."):
+        number, word = options.number(*one.names), options.word(*one.names)
+        found |= {one.key: word if number is None else number} if word and one.usual not in (number, word) else {}
     shared, scaling = options.whole("moe_shared_expert_intermediate_size"), _scaling(options)
     routing = stated(
         norm_topk_prob=False if options.flag("moe_router_pre_softmax") else None,
@@ -569,7 +554,7 @@ def _config(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
         found, routing = {key: value for key, value in found.items() if key not in _OF_ROUTING}, {}
     if shape["position_embedding"] != "rope":
         found, scaling = {key: value for key, value in found.items() if "rot" not in key and "rope" not in key}, {}
-    return {key: value for key, value in found.items() if value != _USUAL[key]} | routing | scaling
+    return found | routing | scaling
 
 
 def _scaling(options: Options) -> dict[str, Any]:
@@ -606,8 +591,8 @@ def _vocabulary(options: Options) -> int | None:
 
 def _remarks(options: Options, taken: Taken) -> tuple[str, ...]:
     """What the table ``says`` of options, and the rows that a vocabulary is padded to, where these are many more."""
-    table = {name.replace("-", "_"): option.says for name, option in option_table("megatron").items() if option.says}
-    found = [f"{name} {options.word(name)}: {says}" for name in table if (says := fact_of(table[name], options.take(name)))]
+    rows = ((one.names[0], fact_of(one.says, options.take(*one.names))) for one in _table() if one.says)
+    found = [f"{name} {options.word(name)}: {says}" for name, says in rows if says]
     size, step = taken.model.get("vocab_size") or 0, options.whole("make_vocab_size_divisible_by") or 128
     step *= max(taken.plan["tp"], 1)
     padded = options.whole("padded_vocab_size") or -(-size // step) * step
@@ -633,22 +618,11 @@ def _windows(options: Options) -> dict[str, Any]:
     """Sliding windows: ``4096,0`` or a pair, of which -1 is all, and the layers that have one."""
     size, freq = options.take("window_size"), options.take("window_attn_skip_freq")
     left = re.match(r"[(\[]?(-?\d+)", str(size).replace(" ", ""))
-    layers = freq if isinstance(freq, int | list) else _layer_list(str(freq))
+    layers = freq if isinstance(freq, int | list) else layer_list(str(freq))
     if left is None or int(left[1]) <= 0 or (freq is not None and layers is None):
         return {}
     options.take("cp_comm_type")  # all_gather or a2a, without which context parallelism has no windows
     return stated(window_size=int(left[1]), window_attn_skip_freq=layers)
-
-
-def _layer_list(text: str) -> int | list[int] | None:
-    """The whole number, or the list of 0 and 1 that an expression like ``([0]*3+[1,0]*29)`` means; None for neither."""
-    text = re.sub(r"[\s()]", "", text)
-    if text.isdecimal():
-        return int(text)
-    part = r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?"
-    if not re.fullmatch(rf"{part}(?:\+{part})*", text):
-        return None
-    return [int(one) for ones, times in re.findall(part, text) for one in ones.split(",") * int(times or 1)]
 
 
 def _read_experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
@@ -663,13 +637,13 @@ def _read_experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     facts += ["odd_shared_expert"] * bool(shared and width and shared % width)
     return with_facts(shape, facts) | stated(
         moe_router_topk=shape.get("moe_router_topk") or 2 - by_deepspeed, moe_ffn_hidden_size=width,
-        num_shared_experts=1 if residual else shared // width if width and shared else None, num_dense_layers=dense or None,
-    )  # fmt: skip
+        num_dense_layers=dense or None, num_shared_experts=shared // width if width and shared else None,
+    ) | ({"num_shared_experts": 1} if residual else {})  # fmt: skip
 
 
 def _dense_layers(frequency: object) -> int | None:
     """The leading dense layers of ``([0]*3+[1]*58)``, of a list, or of 1; None where dense layers stand elsewhere."""
-    layers = frequency if isinstance(frequency, list) else _layer_list(str(frequency).strip("'\""))
+    layers = frequency if isinstance(frequency, list) else layer_list(str(frequency).strip("'\""))
     if frequency in (None, True) or layers == 1:
         return 0
     first = layers.index(1) if isinstance(layers, list) and 1 in layers else None
@@ -791,47 +765,10 @@ def _recompute(options: Options) -> dict[str, Any]:
     return {"recompute": "none"}
 
 
-@dataclass(frozen=True)
-class _Chunks:
-    """The dealing of layers to the chunks of the pipeline; ends that are not stated are None."""
-
-    layout: str | None
-    ends: tuple[int | None, int | None]  # layers of the first and the last stage
-    inside: tuple[bool, bool]  # whether the embedding and the loss count as layers
-    stages: int | None  # of a rank
-    each: int | None  # layers of a stage
-
-    def __call__(self, plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        """``vpp``, and ``stage_layers`` where the split is not Megatron's even one."""
-        pp, stages = plan.get("pp") or 1, self.stages
-        if self.layout is not None:
-            split = [stage.count("t") for stage in _repeated(self.layout).split("|")]
-            stages = stages or len(split) // pp
-        else:
-            stages = stages or (layers // pp // self.each if self.each else None)
-            split = self._split(layers, pp, stages or 1) if pp > 1 else []
-        vpp = {"vpp": stages if stages and stages > 1 else 1}
-        return vpp | ({"stage_layers": ";".join(map(str, split))} if split else {})
-
-    def _split(self, layers: int, pp: int, chunks: int) -> list[int]:
-        if any(self.inside):
-            numbers = [(layers + sum(self.inside)) // (pp * chunks)] * (pp * chunks)
-            numbers[0] -= self.inside[0]
-            numbers[-1] -= self.inside[1]
-            return numbers
-        first, last = self.ends
-        stated = [end for end in self.ends if end is not None]
-        if not any(stated):
-            return []
-        middle = (layers - sum(stated)) // max(pp - len(stated), 1)
-        row = [middle if first is None else first, *[middle] * (pp - 2), middle if last is None else last]
-        return [number // chunks for _ in range(chunks) for number in row]
-
-
-def chunks_of(options: Options) -> _Chunks:
+def chunks_of(options: Options) -> Chunks:
     """How the options deal layers out; Megatron takes stages per rank, or layers per stage, or a layout."""
     layout = options.take("pipeline_model_parallel_layout")
-    return _Chunks(
+    return Chunks(
         layout if isinstance(layout, str) else None,
         (options.whole("decoder_first_pipeline_num_layers"), options.whole("decoder_last_pipeline_num_layers")),
         (bool(options.flag("account_for_embedding_in_pipeline_split")),
@@ -839,10 +776,3 @@ def chunks_of(options: Options) -> _Chunks:
         options.whole("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
         options.whole("num_layers_per_virtual_pipeline_stage"),
     )  # fmt: skip
-
-
-def _repeated(layout: str) -> str:
-    """``Et*3|(tt|)*2mL`` -> ``Ettt|tt|tt|mL``."""
-    text = layout.replace(",", "").replace(" ", "").strip("'\"")
-    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
-    return re.sub(r"(\w)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)

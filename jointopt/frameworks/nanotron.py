@@ -215,7 +215,8 @@ def _read_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, .
     shape = given.get("model_config") if isinstance(given, Mapping) else None
     if not isinstance(shape, Mapping):
         return {}, ()
-    if not (shape.get("is_llama_config") or shape.get("is_qwen2_config")):
+    kinds = [name for name in shape if re.fullmatch(r"is_\w+_config", str(name)) and shape[name]]
+    if set(kinds) - {"is_llama_config", "is_qwen2_config"}:
         return {}, ("model_config is not that of Llama or Qwen2, and is not read",)
     family, facts, more = {"model_type": "llama"}, [], {}
     if isinstance(experts := shape.get("moe_config"), Mapping):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jointopt.frameworks.options import Question, Taken, flattened, whole_of
+from jointopt.frameworks.options import Question, Taken, flattened
 from jointopt.frameworks.shell_words import Word, literal, unknown_of
 
 SECTIONS = ("model", "training", "plan", "cluster")

@@ -30,7 +30,7 @@ from jointopt.frameworks.options import (
 )
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.catalog.models import load_model
-from jointopt.jobs.details import details_of, differing_details
+from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
 
 NAME = "torchtitan"
 Settings = dict[str, dict[str, Any]]
@@ -97,7 +97,8 @@ def _model(gaps: Gaps, intent: Intent, old: bool, version: str) -> tuple[str, st
     for name, names in _MODELS.items():
         if dataclasses.replace(known := load_model(name), name="") == shape and names[1 if old else 2]:
             other = differing_details(intent.details, details_of(known))
-            gaps.finer(bool(other), ", ".join(f"{one} {getattr(intent.details, one)}" for one in other))
+            words = [f"{one} {value}" for one, value in other.items() if one not in OF_TRAINING]
+            gaps.finer(bool(words), ", ".join(words))
             return names
     raise ExportError(
         f"{NAME} {version} has no model of the shape of {intent.model.name}; it has "

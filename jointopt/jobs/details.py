@@ -71,11 +71,18 @@ def details_of(model: Model) -> Details:
         raise JobError(f"The configuration of {model.name} has a value that makes no sense: {error}.") from error
 
 
-def differing_details(one: Details, other: Details) -> tuple[str, ...]:
-    """Names of the details that differ, but for those of initial weights, dropout and the length it is made for."""
-    shown = {name: value for name, value in vars(one).items() if "dropout" not in name}
-    return tuple(name for name in shown if name not in ("init_std", "max_positions")
-                 and getattr(other, name) != shown[name])  # fmt: skip
+OF_TRAINING = ("init_std", "routing.aux_loss")  # how a model is trained, and not what it computes
+
+
+def differing_details(one: Details, other: Details) -> dict[str, Any]:
+    """What ``one`` has of the details that differ, but for dropout and the length that a model is made for."""
+
+    def flat(details: Details) -> dict[str, Any]:
+        routing = {f"routing.{name}": value for name, value in vars(details.routing).items()}
+        return {**vars(details), "routing": None, **routing}
+
+    left_out = ("max_positions", "attention_dropout", "hidden_dropout")
+    return {name: value for name, value in flat(one).items() if value != flat(other)[name] and name not in left_out}
 
 
 def _details(model: Model, config: Mapping[str, Any]) -> Details:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jointopt.core.facts import Assumption
 from jointopt.core.errors import CatalogError, JobError, UsageError, close_words, did_you_mean, nearest_hint
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, MODEL_BLOCKS
 from jointopt.jobs.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.jobs.catalog.clusters import KEYS as CLUSTER_KEYS

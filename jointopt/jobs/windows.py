@@ -26,6 +26,26 @@ def skip_freq_of(windowed: Sequence[bool]) -> SkipFreq:
     return first if every == layers else layers
 
 
+def skip_freq_word(freq: SkipFreq) -> str | None:
+    """Which layers have the window, as `--window-attn-skip-freq` reads it: ``6``, ``([0,1]*12)``, or blank for all."""
+    if not isinstance(freq, tuple):
+        return str(freq) if freq else None
+    length = len(freq)
+    turn = next(n for n in range(1, length + 1) if length % n == 0 and freq[:n] * (length // n) == freq)
+    return f"([{','.join(map(str, freq[:turn]))}]*{length // turn})"
+
+
+def layer_list(text: str) -> int | list[int] | None:
+    """The whole number, or the list of 0 and 1 that an expression like ``([0]*3+[1,0]*29)`` means; None for neither."""
+    text = re.sub(r"[\s()]", "", text)
+    if text.isdecimal():
+        return int(text)
+    part = r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?"
+    if not re.fullmatch(rf"{part}(?:\+{part})*", text):
+        return None
+    return [int(one) for ones, times in re.findall(part, text) for one in ones.split(",") * int(times or 1)]
+
+
 def read_skip_freq(section: Section) -> SkipFreq:
     """The frequency that a shape states: 0 where it is left out. Raises JobError for what is neither form."""
     key = "window_attn_skip_freq"

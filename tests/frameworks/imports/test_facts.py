@@ -1,4 +1,4 @@
-"""Every fact of a model that a file states is kept, named or refused; and an export for training writes or refuses it."""
+"""Every fact of a model that a file states is kept, named or refused; exports for training write or refuse it."""
 
 from __future__ import annotations
 
