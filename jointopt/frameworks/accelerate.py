@@ -38,7 +38,7 @@ def export(intent: Intent, version: str) -> Export:
         "num_processes": int(cluster.num_gpus), "main_training_function": "main", "rdzv_backend": "static",
         "same_network": True, "use_cpu": False,
     }  # fmt: skip
-    gaps.adapters_of_the_script()
+    gaps.left_to_the_script()
     gaps.notes.append(f"{PROGRAM} is your script, with {intent['micro_batch_size']} sequences in a batch of a rank.")
     several = ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500")
     launcher = ("accelerate", "launch", "--config_file", FILE, *(several if cluster.nodes > 1 else ()),

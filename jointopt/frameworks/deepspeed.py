@@ -26,6 +26,7 @@ from jointopt.frameworks.options import (
     whole_of,
 )
 from jointopt.jobs.framework import overlap_is_on
+from jointopt.jobs.model_facts import facts_in, with_facts
 
 NAME, FILE = "deepspeed", "ds_config.json"
 
@@ -49,7 +50,7 @@ def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     dtype = intent.job.training.dtype
     gaps.choices_of_megatron()
     gaps.no_choice_of_overlap(("tp",))
-    gaps.adapters_of_the_script()
+    gaps.left_to_the_script()
     gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
     gaps.never(pp > 1 and stage > 1, f"zero_stage {stage} with pp > 1")
     gaps.never(intent["vpp"] > 1, "interleaved pipelines (vpp > 1)")
@@ -328,7 +329,7 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     recomputes, granularity = options.take("gradient_checkpointing"), options.word("recompute_granularity") or None
     recompute = "full" if options.flag("gradient_checkpointing") else "none"
     taken = Taken(
-        form, model={"catalogue": name} if name else {},
+        form, model=with_facts({"catalogue": name} if name else {}, facts_in(pairs, "words")),
         accumulation=options.whole("gradient_accumulation_steps"),
         training=stated(
             seq_length=options.whole("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len",

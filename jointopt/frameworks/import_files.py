@@ -29,11 +29,13 @@ from jointopt.frameworks.origins import SECTIONS, fields_of, is_default, questio
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.catalog.models import model_names
+from jointopt.jobs.catalog.models import load_model, model_names
+from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.job import STATE_FIELDS, Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.model import Model
+from jointopt.jobs.model_facts import checked_facts, facts
 from jointopt.jobs.reading import parse_json, parse_yaml
 
 _MOST_BYTES = 500_000_000
@@ -422,6 +424,7 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
+    remarks += [one.reason for one in job.cluster.assumed if one.key.startswith("model.")]
     rest = [one.rest(whole.plan, job.model.num_layers) for one in reversed(files) if one.rest]
     plan = {key: value for one in (*rest, whole.plan) for key, value in one.items()}
     stated = {f"training.{key}" for key in training} | {f"cluster.{key}" for key in cluster}
@@ -623,10 +626,14 @@ def _model(
     whole: Taken, options: Mapping[str, Any], remarks: list[str], missing: list[str]
 ) -> str | dict[str, Any] | None:
     """A catalogue name where the shape is one, else the shape written out."""
-    named = options.get("model") or whole.model.get("catalogue")
-    if named:
+    other = tuple(whole.model.get("other") or ())
+    if "model" in options and other:
+        remarks.append(f"--model counts, and not that the run has {', '.join(facts()[name].words for name in other)}")
+    if named := options.get("model") or (whole.model.get("catalogue") if not other else None):
         return str(named)
-    shape = {key: value for key, value in whole.model.items() if value is not None}
+    checked_facts(other, whole.origins.get("model.other", "the run"))
+    catalogue = vars(load_model(whole.model["catalogue"])) if "catalogue" in whole.model else {}
+    shape = catalogue | {key: value for key, value in whole.model.items() if value is not None and key != "catalogue"}
     if "vocab_size" in options:
         shape["vocab_size"] = options["vocab_size"]
     if not {"num_layers", "hidden_size", "num_attention_heads"} <= shape.keys():
@@ -636,7 +643,7 @@ def _model(
     if len(found) == 1 or (found and "vocab_size" in shape):
         if "vocab_size" not in shape:
             remarks.append(f"the vocabulary is not stated; that of {found[0].name}, whose shape it is, is taken")
-        return _as_trained(found[0], shape)
+        return _as_trained(found[0], shape, remarks)
     if "vocab_size" not in shape:
         missing.append("vocab_size")
         remarks += [model.name for model in found]
@@ -647,12 +654,16 @@ def _model(
     return shape
 
 
-def _as_trained(model: Model, shape: Mapping[str, Any]) -> str | dict[str, Any]:
-    """The catalogue's name, or its shape where dropout differs."""
-    if bool(shape.get("dropout")) == model.dropout:
+def _as_trained(model: Model, shape: Mapping[str, Any], remarks: list[str]) -> str | dict[str, Any]:
+    """The catalogue's name, or its shape where dropout or a stated detail differs."""
+    config = {**(model.config or {}), **(shape.get("config") or {})}
+    varies = differing_details(details_of(replace(model, config=config)), details_of(model))
+    own = [f"{name} {value:g}" for name, value in varies.items() if name in OF_TRAINING]
+    varies = {name: value for name, value in varies.items() if name not in OF_TRAINING}
+    if own and not varies:
+        remarks.append(f"{' and '.join(own)} of the run: yours to set, exports write those of {model.name}")
+    if bool(shape.get("dropout")) == model.dropout and not varies:
         return model.name
     filled = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
-    return filled | {
-        "name": f"{model.name}-{'dropout' if not model.dropout else 'no-dropout'}",
-        "dropout": not model.dropout,
-    }
+    kind = "variant" if varies else "no-dropout" if model.dropout else "dropout"
+    return filled | {"name": f"{model.name}-{kind}", "dropout": bool(shape.get("dropout")), "config": config}

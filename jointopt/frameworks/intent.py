@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from jointopt.jobs.details import Details, details_of
 from jointopt.jobs.framework import OVERLAP_KINDS, overlap_is_on, usual_overlap_share
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
+from jointopt.jobs.model_facts import facts_of
 from jointopt.jobs.plans.placement import DEFAULT_ORDER
 from jointopt.jobs.plans.stages import framework_split
 
@@ -67,10 +68,10 @@ class Intent:
         return "all_gather" if self.window and self["cp"] > 1 else None
 
     @property
-    def odd_activation(self) -> str:
-        """The activation in words where it is not a usual one of its kind of MLP, else blank."""
-        usual = ("silu",) if self.model.gated_mlp else ("gelu", "gelu_tanh")
-        return "" if self.details.activation in usual else f"activation {self.details.activation}"
+    def facts(self) -> dict[str, str]:
+        """Facts of the model that a target may have no words for, by name (``model_facts.yaml``, and its activation)."""
+        usual, kind = ("silu",) if self.model.gated_mlp else ("gelu", "gelu_tanh", "relu2"), self.details.activation
+        return facts_of(self.model, self.details) | ({} if kind in usual else {"activation": f"activation {kind}"})
 
     @property
     def window_words(self) -> str:
@@ -182,6 +183,12 @@ class Gaps:
         if missing:
             self.notes.append(f"{self._target} has no {what}: fit for a benchmark, not for a training.")
 
+    def facts(self, written: Collection[str] = ()) -> None:
+        """Facts of the model that are not ``written``, as finer points: refused in one sentence, noted one by one."""
+        missing = [words for name, words in self._intent.facts.items() if name not in written]
+        for what in [", ".join(missing)] if self._intent.is_training else missing:
+            self.finer(bool(what), what)
+
     def choices_of_megatron(self) -> None:
         """Choices of the job's training that Megatron Core alone has: formats of states, how tokens go to experts."""
         training = self._intent.job.training
@@ -207,9 +214,11 @@ class Gaps:
         """ExportError for LoRA, by a target without it."""
         self.never(self._intent.job.training.frozen, "adapters beside frozen weights (training.lora_dim)")
 
-    def adapters_of_the_script(self) -> None:
-        """Leaves adapters to a script that makes the model itself, in the words of Hugging Face's peft."""
-        training = self._intent.job.training
+    def left_to_the_script(self) -> None:
+        """Leaves adapters, and facts that no config.json states, to a script that makes the model itself."""
+        training, model = self._intent.job.training, self._intent.model
+        if self._intent.facts and known_model(model.name) != model and "model_type" not in (model.config or {}):
+            self.notes.append(f"Make the model with its {', '.join(self._intent.facts.values())}.")
         if training.frozen:
             alpha = f"lora_alpha={training.lora_alpha:g}, " if training.lora_alpha else ""
             layers = [name for target in training.adapted for name in _PEFT_NAMES[target]]
@@ -279,5 +288,6 @@ def script_words(intent: Intent) -> tuple[str, ...]:
 
 def model_files(intent: Intent) -> dict[str, str]:
     """The model's ``config.json``, where the catalogue does not have it and the job does."""
-    known, config = known_model(intent.model.name), intent.model.config
-    return {MODEL_FILE: json.dumps(dict(config), indent=2) + "\n"} if config and known != intent.model else {}
+    known, config = known_model(intent.model.name), intent.model.config or {}
+    found = {MODEL_FILE: json.dumps(dict(config), indent=2) + "\n"}
+    return found if "model_type" in config and known != intent.model else {}

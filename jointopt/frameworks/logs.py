@@ -539,7 +539,7 @@ def version_by_options(names: Iterable[str]) -> str:
     # an option of no release yet bounds none
     table = {name: option for name, option in option_table("megatron").items() if option.since != NEWEST}
     has = {name: bool({name, *option.also} & given) for name, option in table.items()}
-    old = [has[name] for name, option in table.items() if not (option.since or option.until)]
+    old = [has[name] for name, option in table.items() if not (option.since or option.until or option.states)]
     whole = sum(old) > _MOST * len(old)  # else the list is cut off, and what it lacks says nothing
     low, high = "", ""
     for name, option in table.items():

@@ -6,7 +6,6 @@ import ast
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import version_by_options
 from jointopt.frameworks.options import (
     NEWEST,
+    Option,
     Options,
     Taken,
     Words,
@@ -26,9 +26,12 @@ from jointopt.frameworks.options import (
     without_effect,
 )
 from jointopt.jobs.framework import overlap_is_on
-from jointopt.jobs.model import SkipFreq
+from jointopt.jobs.model_facts import fact_of, with_facts
+from jointopt.jobs.plans.stages import Chunks
+from jointopt.jobs.shape import layer_list, skip_freq_word
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
+POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
 OLDEST = "0.12"
 # Before Blackwell, tensor and context parallelism refuse to start with more than one connection, and FSDP with one.
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
@@ -103,23 +106,17 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
     )  # fmt: skip
     shared = bool(model.num_query_groups % intent["tp"])
     gaps.never(shared and version_key(words.version) < version_key("0.16"), "KV heads that several ranks share")
-    gaps.finer(bool(intent.odd_activation), intent.odd_activation)
-    gaps.finer(model.attention_sinks, "attention sinks")
-    gaps.finer(details.parallel_residual, "parallel attention and MLP")
-    gaps.finer(details.post_norm, "norms after attention and MLP")
-    gaps.finer(model.qk_norm_full, "norm over all heads' queries and keys at once")
-    gaps.finer(not model.norm_weight, "norms without weights")
-    gaps.finer(model.embedding_norm, "norm of the embedding")
-    gaps.finer(not model.final_norm, "model without a last norm")
-    gaps.finer(bool(model.embedding_size), "embedding narrower than the layers")
+    flags = {str(one.states): one.names[0] for one in _table() if one.flag and one.states}
+    words.add(**{flags[fact]: True for fact in intent.facts if fact in flags})
+    gaps.facts({*flags, "qk_norm", "biases", "qkv_biases", "no_positions"})
 
 
 def _dropouts(intent: Intent) -> dict[str, float | None]:
     """The stated dropouts; where the model has some and does not say how much, Megatron-LM's own 0.1."""
     stated = {"attention_dropout": intent.details.attention_dropout, "hidden_dropout": intent.details.hidden_dropout}
-    if not intent.model.dropout:
+    if not intent.model.dropout and "model_type" in (intent.model.config or {}):
         return dict.fromkeys(stated, 0.0)
-    return dict.fromkeys(stated) if not any(stated.values()) else dict(stated)
+    return dict.fromkeys(stated) if intent.model.dropout and not any(stated.values()) else dict(stated)
 
 
 def _latent(intent: Intent, version: str) -> dict[str, Any]:
@@ -138,27 +135,17 @@ def _positions(words: Words, gaps: Gaps, intent: Intent) -> None:
     """Positions reach as far as the model is made for, or the job's sequences are long."""
     model, details, seq_length = intent.model, intent.details, intent.job.training.seq_length
     most = max(seq_length, model.max_position_embeddings or details.max_positions)
-    kind = {"learned": "learned_absolute", "alibi": "none"}.get(model.position_embedding, "rope")
+    kind = POSITIONS[model.position_embedding]
     words.add(seq_length=seq_length, max_position_embeddings=most, position_embedding_type=kind)
-    gaps.finer(model.position_embedding == "alibi", "ALiBi")
     if kind == "rope":
         words.add(rotary_base=int(details.rotary_base),
                   rotary_percent=details.rotary_percent if details.rotary_percent != 1.0 else None)  # fmt: skip
         _rope_scaling(words, gaps, intent)
     if intent.window:
         if words.has("window_size"):
-            words.add(window_size=f"{intent.window},0", window_attn_skip_freq=_skip_freq(model.window_attn_skip_freq),
-                      cp_comm_type=intent.context_exchange)  # fmt: skip
+            words.add(window_size=f"{intent.window},0", cp_comm_type=intent.context_exchange,
+                      window_attn_skip_freq=skip_freq_word(model.window_attn_skip_freq))  # fmt: skip
         gaps.finer(not words.has("window_size"), intent.window_words)
-
-
-def _skip_freq(freq: SkipFreq) -> str | None:
-    """Which layers have the window, as `--window-attn-skip-freq` reads it: ``6``, ``([0,1]*12)``, or blank for all."""
-    if not isinstance(freq, tuple):
-        return str(freq) if freq else None
-    length = len(freq)
-    turn = next(n for n in range(1, length + 1) if length % n == 0 and freq[:n] * (length // n) == freq)
-    return f"([{','.join(map(str, freq[:turn]))}]*{length // turn})"
 
 
 def _rope_scaling(words: Words, gaps: Gaps, intent: Intent) -> None:
@@ -464,54 +451,128 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
         taken.plan |= chunks(taken.plan, layers)
     else:
         taken.rest = chunks
+    taken.remarks += _remarks(options, taken)
     taken.unread, taken.without_effect = options.left(without_effect("megatron"))
     return taken
 
 
 def matter_of(options: Options) -> dict[str, Any]:
     """The options that change an iteration's time beside the plan and the job, by their names."""
-    return flags_of({names[0]: options.take(*names) for _, names, _ in _stating("", matters=True)})
+    return flags_of({one.names[0]: options.take(*one.names) for one in _table() if one.matters})
 
 
 @functools.cache
-def _stating(section: str, matters: bool = False) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
-    """(key, spellings with underscores, whether it is a flag) of the options that state a section, or that matter."""
-    return tuple(
-        (option.sets.partition(".")[2], tuple(one.replace("-", "_") for one in (name, *option.also)), option.flag)
-        for name, option in option_table("megatron").items()
-        if (option.matters if matters else option.sets.startswith(f"{section}.") and not option.sets.endswith("_dtype"))
-    )
+def _table(section: str = "") -> tuple[Option, ...]:
+    """The options that state a section as they stand, or all."""
+    table = option_table("megatron").values()
+    return tuple(one for one in table if one.sets.startswith(section) and not (section and one.sets.endswith("_dtype")))
 
 
 def _plain(options: Options, section: str) -> dict[str, Any]:
     """Numbers and flags that options state as they stand, of one section: the plan, the model or the training."""
-    rows = _stating(section)
-    return stated(**{key: options.flag(*names) if flag else options.plain(*names) for key, names, flag in rows})
+    rows = _table(f"{section}.")
+    return stated(**{one.key: options.flag(*one.names) if one.flag else options.plain(*one.names) for one in rows})
 
 
 def model_of(options: Options) -> dict[str, Any]:
-    """The shape, in the keys of `jointopt.jobs.model.Model`."""
+    """The shape, in the keys of `jointopt.jobs.model.Model`; what it has beside its sizes as facts and a config."""
     shape = _plain(options, "model")
-    hidden, heads, gated = shape.get("hidden_size"), shape.get("num_attention_heads"), bool(shape.get("gated_mlp"))
-    rms, grouped = options.word("normalization") == "rmsnorm", options.flag("group_query_attention")
-    if not (grouped or (grouped is None and options.flag("multi_latent_attention") and "num_query_groups" in shape)):
-        shape["num_query_groups"] = heads  # Megatron reads the groups only beside the flag
+    hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
+    activation, gated = _activation(options, bool(shape.get("gated_mlp")))
+    rms = "rms" in options.word("normalization") or bool(options.flag("use_rms_norm"))
+    shape["num_query_groups"] = _groups(options, shape.get("num_query_groups")) or heads
     biased = options.flag("add_bias_linear")
     unbiased = bool(options.flag("disable_bias_linear")) if biased is None else not biased
-    options.number("attention_dropout")  # inside of the kernel, which keeps no mask
-    dropped = options.number("hidden_dropout")
+    dropouts = {f"{kind}_dropout": options.number(f"{kind}_dropout") for kind in ("attention", "hidden")}
+    dropouts = {name: 0.1 if value is None else value for name, value in dropouts.items()}  # Megatron's own
     positions = _read_positions(options)
+    width = shape.get("ffn_hidden_size") or _usual_width(hidden, gated and activation != "quick_gelu")
     shape |= stated(
-        ffn_hidden_size=shape.get("ffn_hidden_size") or _usual_width(hidden, gated), vocab_size=_vocabulary(options),
+        ffn_hidden_size=width, vocab_size=_vocabulary(options),
         max_position_embeddings=options.whole("max_position_embeddings") if positions == "learned" else None,
     )  # fmt: skip
     shape |= {
         "gated_mlp": gated, "rmsnorm": rms, "norm_bias": not rms, "linear_bias": not unbiased,
         "qkv_bias": bool(shape.get("qkv_bias")) and unbiased, "qk_norm": bool(shape.get("qk_norm")),
         "tied_embeddings": not options.flag("untie_embeddings_and_output_weights"),
-        "dropout": dropped is None or dropped > 0, "position_embedding": positions,
+        "dropout": dropouts["hidden_dropout"] > 0, "position_embedding": positions,
     }  # fmt: skip
-    return _read_latent(_read_experts(shape | _windows(options), options), options)
+    shape = _read_latent(_read_experts(with_facts(shape | _windows(options), _facts(options)), options), options)
+    if len(set(dropouts.values()) - {0.1 * shape["dropout"]}) == 0:
+        dropouts = {}
+    config = _config(options, shape) | dropouts
+    config |= {} if activation == _ACTIVATION[gated] else {"hidden_act": activation}
+    return shape | ({"config": config} if config else {})
+
+
+_ACTIVATION = {True: "silu", False: "gelu"}
+_ACTIVATIONS = {"squared|relu2": "relu2", "quick": "quick_gelu", "relu|reglu": "relu", "silu|swi": "silu", "ge": "gelu"}
+
+
+def _activation(options: Options, swiglu: bool) -> tuple[str, bool]:
+    """The activation as config.json names it, and whether the MLP is gated: by flags, or a word such as fast-geglu."""
+    flags = {"squared_relu": "squared", "quick_geglu": "quick-geglu", "swiglu": "swiglu"}
+    words = [word for name, word in flags.items() if options.flag(name)]
+    words += [options.word("activation", "glu_activation", "activation_func", "activation_func._target_")]
+    gated = swiglu or any("glu" in word for word in words)
+    named = [kind for word in words for pattern, kind in _ACTIVATIONS.items() if re.search(pattern, word)]
+    return (named or [_ACTIVATION[gated]])[0], gated
+
+
+def _groups(options: Options, stated_groups: int | None) -> int | None:
+    """Key-value heads: Megatron reads them only beside its flag, forks have other names; None: as many as heads."""
+    grouped = options.flag("group_query_attention")
+    other = options.whole("num_key_value_heads", "num_attention_heads_kv", "multi_query_group_num")
+    if other or options.word("attention_head_type") == "multiquery":
+        return other or 1
+    return stated_groups if grouped or (grouped is None and options.flag("multi_latent_attention")) else None
+
+
+def _facts(options: Options) -> list[str]:
+    """Facts by the table's ``states``, and an encoder beside the decoder."""
+    found = [fact_of(one.states, options.take(*one.names)) for one in _table() if one.states]
+    decoder = options.whole("decoder_num_layers") if options.whole("num_layers", "encoder_num_layers") else None
+    return [*found, "encoder_decoder" if decoder else ""]
+
+
+_OF_ROUTING = ("scoring_func", "routed_scaling_factor", "router_aux_loss_coef")
+
+
+def _config(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """What options state of the model's details and is not usual, in the keys of a config.json."""
+    found: dict[str, Any] = {}
+    for one in _table("config."):
+        number, word = options.number(*one.names), options.word(*one.names)
+        found |= {one.key: word if number is None else number} if word and one.usual not in (number, word) else {}
+    shared, scaling = options.whole("moe_shared_expert_intermediate_size"), _scaling(options)
+    routing = stated(
+        norm_topk_prob=False if options.flag("moe_router_pre_softmax") else None,
+        topk_method="noaux_tc" if options.flag("moe_router_enable_expert_bias") else None,
+        shared_expert_intermediate_size=shared if options.flag("moe_shared_expert_gate") else None,
+    )  # fmt: skip
+    if not shape.get("num_experts"):
+        found, routing = {key: value for key, value in found.items() if key not in _OF_ROUTING}, {}
+    if shape["position_embedding"] != "rope":
+        found, scaling = {key: value for key, value in found.items() if "rot" not in key and "rope" not in key}, {}
+    return found | routing | scaling
+
+
+def _scaling(options: Options) -> dict[str, Any]:
+    """The scaling of rotary positions: Llama 3's, which Megatron knows with its constants, linear, or YaRN."""
+    linear = options.number("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor")
+    factor, longer = options.number("rope_scaling_factor"), options.number("rotary_scaling_factor")
+    yarn = "yarn" in (options.word("rope_type"), options.word("position_embedding_type"))
+    mscale = stated(mscale=options.number("mscale"), mscale_all_dim=options.number("mscale_all_dim"))
+    length = options.whole("yarn_original_max_position_embeddings", "original_max_position_embeddings") or 4096
+    found: dict[str, Any] = {}
+    if options.flag("use_rope_scaling", "rope_scaling"):
+        found = {"rope_type": "llama3", "factor": factor or 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                 "original_max_position_embeddings": 8192}  # fmt: skip
+    elif yarn and longer and longer > 1.0:
+        found = {"rope_type": "yarn", "factor": longer, "original_max_position_embeddings": length} | mscale
+    elif linear and linear > 1.0:
+        found = {"rope_type": "linear", "factor": linear}
+    return {"rope_scaling": found} if found else {}
 
 
 def _usual_width(hidden: int | None, gated: bool) -> int | None:
@@ -523,59 +584,70 @@ def _usual_width(hidden: int | None, gated: bool) -> int | None:
 
 def _vocabulary(options: Options) -> int | None:
     sizes = options.whole("vocab_size"), options.whole("padded_vocab_size")
-    options.take("make_vocab_size_divisible_by")
     if size := sizes[0] or sizes[1]:
         return size
     return 50257 if options.word("tokenizer_type") == "gpt2bpetokenizer" else None
 
 
+def _remarks(options: Options, taken: Taken) -> tuple[str, ...]:
+    """What the table ``says`` of options, and the rows that a vocabulary is padded to, where these are many more."""
+    rows = ((one.names[0], fact_of(one.says, options.take(*one.names))) for one in _table() if one.says)
+    found = [f"{name} {options.word(name)}: {says}" for name, says in rows if says]
+    size, step = taken.model.get("vocab_size") or 0, options.whole("make_vocab_size_divisible_by") or 128
+    step *= max(taken.plan["tp"], 1)
+    padded = options.whole("padded_vocab_size") or -(-size // step) * step
+    if 0 < size < 0.99 * padded:
+        found.append(f"the vocabulary of {size:,} is trained padded to {padded:,} rows, and priced as stated")
+    return tuple(found)
+
+
+_POSITION_WORDS = {"yarn": "rope", "mrope": "rope", "rotary": "rope", "absolute": "learned", "": "learned"}
+
+
 def _read_positions(options: Options) -> str:
+    """The kind of positions; of one that is not known none, which a fact names."""
     kind = options.word("position_embedding_type")
-    if options.flag("use_rotary_position_embeddings") or kind in ("rope", "yarn", "mrope"):
+    if options.flag("use_rotary_position_embeddings") or _POSITION_WORDS.get(kind, kind) == "rope":
         return "rope"
-    return "alibi" if kind in ("none", "alibi") else "learned"
+    off = options.flag("no_position_embedding") or options.flag("add_position_embedding") is False
+    kind = "learned" if kind.startswith("learned") else _POSITION_WORDS.get(kind, kind)
+    return "none" if off else kind if kind in POSITIONS else "none"
 
 
 def _windows(options: Options) -> dict[str, Any]:
     """Sliding windows: ``4096,0`` or a pair, of which -1 is all, and the layers that have one."""
     size, freq = options.take("window_size"), options.take("window_attn_skip_freq")
     left = re.match(r"[(\[]?(-?\d+)", str(size).replace(" ", ""))
-    layers = freq if isinstance(freq, int | list) else _layer_list(str(freq))
+    layers = freq if isinstance(freq, int | list) else layer_list(str(freq))
     if left is None or int(left[1]) <= 0 or (freq is not None and layers is None):
         return {}
     options.take("cp_comm_type")  # all_gather or a2a, without which context parallelism has no windows
     return stated(window_size=int(left[1]), window_attn_skip_freq=layers)
 
 
-def _layer_list(text: str) -> int | list[int] | None:
-    """The whole number, or the list of 0 and 1 that an expression like ``([0]*3+[1,0]*29)`` means; None for neither."""
-    text = re.sub(r"[\s()]", "", text)
-    if text.isdecimal():
-        return int(text)
-    part = r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?"
-    if not re.fullmatch(rf"{part}(?:\+{part})*", text):
-        return None
-    return [int(one) for ones, times in re.findall(part, text) for one in ones.split(",") * int(times or 1)]
-
-
 def _read_experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     """The shape with its experts; a dense model has no key of theirs."""
     shared, dense = options.whole("moe_shared_expert_intermediate_size"), _dense_layers(options.take("moe_layer_freq"))
+    by_deepspeed = options.take("deepspeed", "deepspeed_config") is not None
+    residual, interval = options.word("mlp_type") == "residual", options.whole("expert_interval") or 1 + by_deepspeed
     if (shape.get("num_experts") or 1) == 1:  # by default Megatron-DeepSpeed has one
         return {key: value for key, value in shape.items() if not key.startswith(("moe_", "num_experts"))}
     width = shape.get("moe_ffn_hidden_size") or shape.get("ffn_hidden_size")
-    return shape | stated(
-        moe_router_topk=shape.get("moe_router_topk") or 2, moe_ffn_hidden_size=width,
-        num_shared_experts=shared // width if width and shared else None, num_dense_layers=dense,
-    )  # fmt: skip
+    facts = ["some_experts"] * (dense is None or interval > 1) + ["residual_experts"] * residual
+    facts += ["odd_shared_expert"] * bool(shared and width and shared % width)
+    return with_facts(shape, facts) | stated(
+        moe_router_topk=shape.get("moe_router_topk") or 2 - by_deepspeed, moe_ffn_hidden_size=width,
+        num_dense_layers=dense or None, num_shared_experts=shared // width if width and shared else None,
+    ) | ({"num_shared_experts": 1} if residual else {})  # fmt: skip
 
 
 def _dense_layers(frequency: object) -> int | None:
-    """The leading dense layers of ``([0]*3+[1]*58)``, of a list, or of 1."""
-    if isinstance(frequency, list) and all(isinstance(one, int) for one in frequency):
-        return frequency.index(1) if 1 in frequency else None
-    found = re.match(r"\(?\[0\]\*(\d+)\+\[1\]", str(frequency).replace(" ", ""))
-    return int(found[1]) if found else None
+    """The leading dense layers of ``([0]*3+[1]*58)``, of a list, or of 1; None where dense layers stand elsewhere."""
+    layers = frequency if isinstance(frequency, list) else layer_list(str(frequency).strip("'\""))
+    if frequency in (None, True) or layers == 1:
+        return 0
+    first = layers.index(1) if isinstance(layers, list) and 1 in layers else None
+    return first if isinstance(layers, list) and first is not None and 0 not in layers[first:] else None
 
 
 _LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # its defaults
@@ -693,47 +765,10 @@ def _recompute(options: Options) -> dict[str, Any]:
     return {"recompute": "none"}
 
 
-@dataclass(frozen=True)
-class _Chunks:
-    """The dealing of layers to the chunks of the pipeline; ends that are not stated are None."""
-
-    layout: str | None
-    ends: tuple[int | None, int | None]  # layers of the first and the last stage
-    inside: tuple[bool, bool]  # whether the embedding and the loss count as layers
-    stages: int | None  # of a rank
-    each: int | None  # layers of a stage
-
-    def __call__(self, plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        """``vpp``, and ``stage_layers`` where the split is not Megatron's even one."""
-        pp, stages = plan.get("pp") or 1, self.stages
-        if self.layout is not None:
-            split = [stage.count("t") for stage in _repeated(self.layout).split("|")]
-            stages = stages or len(split) // pp
-        else:
-            stages = stages or (layers // pp // self.each if self.each else None)
-            split = self._split(layers, pp, stages or 1) if pp > 1 else []
-        vpp = {"vpp": stages if stages and stages > 1 else 1}
-        return vpp | ({"stage_layers": ";".join(map(str, split))} if split else {})
-
-    def _split(self, layers: int, pp: int, chunks: int) -> list[int]:
-        if any(self.inside):
-            numbers = [(layers + sum(self.inside)) // (pp * chunks)] * (pp * chunks)
-            numbers[0] -= self.inside[0]
-            numbers[-1] -= self.inside[1]
-            return numbers
-        first, last = self.ends
-        stated = [end for end in self.ends if end is not None]
-        if not any(stated):
-            return []
-        middle = (layers - sum(stated)) // max(pp - len(stated), 1)
-        row = [middle if first is None else first, *[middle] * (pp - 2), middle if last is None else last]
-        return [number // chunks for _ in range(chunks) for number in row]
-
-
-def chunks_of(options: Options) -> _Chunks:
+def chunks_of(options: Options) -> Chunks:
     """How the options deal layers out; Megatron takes stages per rank, or layers per stage, or a layout."""
     layout = options.take("pipeline_model_parallel_layout")
-    return _Chunks(
+    return Chunks(
         layout if isinstance(layout, str) else None,
         (options.whole("decoder_first_pipeline_num_layers"), options.whole("decoder_last_pipeline_num_layers")),
         (bool(options.flag("account_for_embedding_in_pipeline_split")),
@@ -741,10 +776,3 @@ def chunks_of(options: Options) -> _Chunks:
         options.whole("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
         options.whole("num_layers_per_virtual_pipeline_stage"),
     )  # fmt: skip
-
-
-def _repeated(layout: str) -> str:
-    """``Et*3|(tt|)*2mL`` -> ``Ettt|tt|tt|mL``."""
-    text = layout.replace(",", "").replace(" ", "").strip("'\"")
-    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
-    return re.sub(r"(\w)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)

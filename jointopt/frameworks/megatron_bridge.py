@@ -16,6 +16,7 @@ from jointopt.core.schema import LORA_TARGETS, MODULES
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.megatron import (
     CAPTURED_OF_EXPERTS,
+    POSITIONS,
     SHARDING,
     dispatcher,
     forced_balance,
@@ -30,6 +31,10 @@ from jointopt.frameworks.options import Taken, Words, flattened, precision_remar
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
+_FLAGS = {
+    "interleaved_rotary": "rotary_interleaved", "zero_centered_norms": "layernorm_zero_centered_gamma",
+    "post_layernorm_residual": "apply_residual_connection_post_layernorm",
+}  # fmt: skip
 _PRECISION = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
     "fp4": "bf16_with_nvfp4_mixed",
@@ -46,6 +51,7 @@ def export(intent: Intent, version: str) -> Export:
     words, notes = megatron_words(intent, _CORE)  # what its Megatron Core cannot do
     gaps = Gaps(f"Megatron-Bridge {version}", intent)
     gaps.no_choice_of_overlap(("tp",))  # its recipes' comm_overlap
+    gaps.facts(intent.facts.keys() - {"squared_relu"})  # a function of PyTorch's; the others as Megatron Core
     precision = _precision(gaps, intent)
     sections = {
         "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
@@ -97,7 +103,7 @@ def _precision(gaps: Gaps, intent: Intent) -> str:
 def _shape(intent: Intent) -> dict[str, Any]:
     model, details = intent.model, intent.details
     scaling = details.rope_scaling
-    positions = "learned_absolute" if model.position_embedding == "learned" else "rope"
+    positions = POSITIONS[model.position_embedding]
     found: dict[str, Any] = {
         "num_layers": model.num_layers, "hidden_size": model.hidden_size, "ffn_hidden_size": model.ffn_hidden_size,
         "num_attention_heads": model.num_attention_heads, "num_query_groups": model.num_query_groups,
@@ -119,6 +125,7 @@ def _shape(intent: Intent) -> dict[str, Any]:
             found |= {"window_attn_skip_freq": list(freq) if isinstance(freq, tuple) else freq}
         if intent.context_exchange:
             found |= {"cp_comm_type": intent.context_exchange}
+    found |= {name: True for fact, name in _FLAGS.items() if fact in intent.facts}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
     if model.kv_lora_rank:
@@ -304,6 +311,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     """The statements of a ConfigContainer: sections model, train, ddp, dataset, optimizer, mixed_precision."""
     flat = flattened(config)
     inner = {name.split(".", 1)[1]: v for name, v in flat.items() if name.split(".")[0] in _SECTIONS and "." in name}
+    inner |= {"model_class": flat.get("model._target_")}
     values = _megatron_names(inner) | _read_precision(str(flat.get("mixed_precision", "")))
     taken = _of_a_recipe(options_taken(values, "Megatron-Bridge config"))
     peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
@@ -350,8 +358,6 @@ def _short(name: str, inside: tuple[str, ...]) -> str:
 def _megatron_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values under Megatron's own names, with its defaults where those of NeMo differ."""
     named = {_RENAMED.get(name, name): value for name, value in values.items() if value is not None}
-    activation = str(named.pop("activation", ""))
-    named |= {"swiglu": True} if "swiglu" in activation or "geglu" in activation else {}
     named |= {"group_query_attention": True} if named.get("num_query_groups") else {}
     if "share_embeddings_and_output_weights" in named:
         named["untie_embeddings_and_output_weights"] = not named.pop("share_embeddings_and_output_weights")

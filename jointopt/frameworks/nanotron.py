@@ -14,9 +14,19 @@ from jointopt.core.errors import JobError
 from jointopt.core.quote import yaml_text
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
-from jointopt.frameworks.options import Options, Taken, flags_of, flattened, precision_remarks, stated, version_key
+from jointopt.frameworks.options import (
+    Options,
+    Taken,
+    flags_of,
+    flattened,
+    precision_remarks,
+    stated,
+    version_key,
+    whole_of,
+)
 from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.huggingface import model_from_config
+from jointopt.jobs.model_facts import with_facts
 from jointopt.jobs.plans.stages import layers_by_cost, token_costs
 
 NAME, FILE = "nanotron", "nanotron.yaml"
@@ -69,10 +79,9 @@ def _check_model(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.never(model.kv_lora_rank, "multi-head latent attention")
     gaps.never(not (model.gated_mlp and model.rmsnorm), "a model that is not of the Llama line")
     gaps.never(model.position_embedding != "rope", f"{model.position_embedding} positions")
-    gaps.finer(model.linear_bias or (old and model.qkv_bias), "biases of projections")
-    gaps.finer(model.qk_norm, "norm of queries and keys")
-    gaps.finer(model.attention_sinks, "attention sinks")
+    gaps.facts(() if old else ("qkv_biases",))
     gaps.finer(intent.window > 0, intent.window_words)
+    gaps.finer(details.rotary_percent != 1.0, f"rotary positions of {details.rotary_percent:g} of each head")
     gaps.finer(old and details.rotary_base != 10000.0, f"rotary base {details.rotary_base:g}")
     gaps.finer(details.rope_scaling is not None, "scaling of rotary positions")
 
@@ -169,10 +178,11 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
     options = Options(flattened(config))
     plan = _plan(options)
     accumulation = options.whole("tokens.batch_accumulation_per_replica") or 1
+    model, remarks = _read_model(config)
     micro_batch, dp = options.whole("tokens.micro_batch_size"), plan.get("dp")
     plan |= stated(micro_batch_size=micro_batch)
     taken = Taken(
-        "nanotron config", "nanotron", model=_read_model(config), plan=plan, accumulation=accumulation,
+        "nanotron config", "nanotron", model=model, plan=plan, accumulation=accumulation, remarks=remarks,
         training=stated(
             seq_length=options.whole("tokens.sequence_length"), dtype=_READ_DTYPES.get(options.word("model.dtype")),
             global_batch_size=micro_batch * accumulation * dp if micro_batch and dp else None,
@@ -196,17 +206,36 @@ def _plan(options: Options) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _read_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The shape, in the keys of `Model`; none where the family is not known."""
+def _read_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The shape, in the keys of `Model`, and remarks: why there is none of a family that is not known.
+
+    Its Qwen2 has biases of queries, keys and values only where it says so, and experts in ``moe_config``.
+    """
     given = config.get("model")
     shape = given.get("model_config") if isinstance(given, Mapping) else None
     if not isinstance(shape, Mapping):
-        return {}
-    kind = "qwen2" if shape.get("is_qwen2_config") else "llama"
+        return {}, ()
+    kinds = [name for name in shape if re.fullmatch(r"is_\w+_config", str(name)) and shape[name]]
+    if set(kinds) - {"is_llama_config", "is_qwen2_config"}:
+        return {}, ("model_config is not that of Llama or Qwen2, and is not read",)
+    family, facts, more = {"model_type": "llama"}, [], {}
+    if isinstance(experts := shape.get("moe_config"), Mapping):
+        family, layers = _of_experts(shape, experts), experts.get("layers") or [-1]
+        every = layers == [-1] or sorted(layers) == list(range(int(shape.get("num_hidden_layers") or 0)))
+        facts += [] if every else ["some_experts"]
+        more = {"num_shared_experts": 1} if experts.get("enable_shared_expert") else {}
+    window = whole_of(shape.get("sliding_window_size"))
+    more |= {"window_size": window} if window else {}
     try:
-        return vars(model_from_config({"model_type": kind} | dict(shape), "")) | {"name": None}
-    except JobError:
-        return {}
+        return with_facts(vars(model_from_config(family | dict(shape), "")) | more | {"name": None}, facts), ()
+    except JobError as error:
+        return {}, (f"model_config: {error}".removesuffix("."),)
+
+
+def _of_experts(shape: Mapping[str, Any], experts: Mapping[str, Any]) -> dict[str, Any]:
+    """What Mixtral's config.json would have of the experts, which are as wide as the MLP."""
+    return {"model_type": "mixtral", "num_local_experts": experts.get("num_experts", 8), "sliding_window": None,
+            "num_experts_per_tok": experts.get("top_k", 2)}  # fmt: skip
 
 
 _PREFIX = re.compile(r"^.*?\[[A-Z]+\b[^\]]*\]:\s?")  # 08/31/2024 14:37:22 [INFO|DP=0|PP=0|TP=0]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.shell_words import Word
+from jointopt.jobs.model_facts import States
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
@@ -32,6 +33,15 @@ class Option:
     also: tuple[str, ...] = ()  # other names that files give it
     flag: bool = False  # it states true or false
     matters: bool = False  # it changes the time of an iteration, and no column says it
+    states: States = ""  # the fact of a model (``model_facts.yaml``) that it states where it is on, or by its value
+    usual: float | str | None = None  # the program's default, where it is also what `Details` take for none
+    says: Mapping[str, str] = field(default_factory=dict)  # remarks by patterns of its value
+    names: tuple[str, ...] = ()  # its own and the others, with underscores
+
+    @property
+    def key(self) -> str:
+        """What it sets, without the section."""
+        return self.sets.partition(".")[2]
 
     def known_to(self, version: str) -> bool:
         """Whether a version has it."""
@@ -62,7 +72,9 @@ def version_key(version: str, end: bool = False) -> tuple[int, ...]:
 @functools.cache
 def option_table(framework: str) -> Mapping[str, Option]:
     """The options of a framework by their names, without dashes in front."""
-    return {name: Option(**(entry or {})) for name, entry in _file(framework)["options"].items()}
+    table = {name: Option(**(entry or {})) for name, entry in _file(framework)["options"].items()}
+    return {name: replace(one, names=tuple(word.replace("-", "_") for word in (name, *one.also)))
+            for name, one in table.items()}  # fmt: skip
 
 
 @functools.cache

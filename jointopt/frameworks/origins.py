@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jointopt.frameworks.options import Question, Taken, flattened, whole_of
+from jointopt.frameworks.options import Question, Taken, flattened
 from jointopt.frameworks.shell_words import Word, literal, unknown_of
 
 SECTIONS = ("model", "training", "plan", "cluster")
@@ -149,7 +149,8 @@ def _unknown(value: object) -> Word | None:
 
 
 def _is_no_number(value: object) -> bool:
-    return whole_of(value) is None and str(value).lower() not in ("null", "none", "true", "false")
+    number = r"[-+]?[\d_.]+(?:e[-+]?\d+)?|null|none|true|false"
+    return re.fullmatch(number, str(value).lower().strip("'\"")) is None
 
 
 def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:

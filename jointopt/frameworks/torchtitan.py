@@ -30,6 +30,7 @@ from jointopt.frameworks.options import (
 )
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
 
 NAME = "torchtitan"
 Settings = dict[str, dict[str, Any]]
@@ -63,7 +64,7 @@ def export(intent: Intent, version: str) -> Export:
     gaps = Gaps(f"{NAME} {version}", intent)
     _check(gaps, intent, old)
     settings = _settings(intent, old)
-    module, flavor, function = _model(intent, old, version)
+    module, flavor, function = _model(gaps, intent, old, version)
     if not old:
         in_fp8 = intent.job.training.dtype == "fp8"
         gaps.never(in_fp8 != (function in _FP8) and (in_fp8 or function in _FP8.values()),
@@ -90,11 +91,14 @@ def export(intent: Intent, version: str) -> Export:
     return Export(NAME, version, (*start, *_words(settings)), files=files, notes=tuple(gaps.notes), **common)
 
 
-def _model(intent: Intent, old: bool, version: str) -> tuple[str, str, str]:
+def _model(gaps: Gaps, intent: Intent, old: bool, version: str) -> tuple[str, str, str]:
     """The names of the model there, whatever the job calls that shape."""
     shape = dataclasses.replace(intent.model, name="")
     for name, names in _MODELS.items():
-        if dataclasses.replace(load_model(name), name="") == shape and names[1 if old else 2]:
+        if dataclasses.replace(known := load_model(name), name="") == shape and names[1 if old else 2]:
+            other = differing_details(intent.details, details_of(known))
+            words = [f"{one} {value}" for one, value in other.items() if one not in OF_TRAINING]
+            gaps.finer(bool(words), ", ".join(words))
             return names
     raise ExportError(
         f"{NAME} {version} has no model of the shape of {intent.model.name}; it has "
@@ -236,7 +240,7 @@ HARMLESS = re.compile(
     r"(?:job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|experimental|debug|fault_tolerance|validation"
     r"|float8|quantize|compile|validator|memory_estimation|module|config|hf_assets|tokenizer|dataloader)(?:\.|$)"
     r"|training\.(?:steps|max_norm|dataset|seed|deterministic|gc_|compile|enable_|disable_|mixed_precision_reduce|data|debug)"
-    r"|model\.(?:tokenizer|converters|print|hf_assets|norm_type)|parallelism\.(?:enable_|disable_loss|fsdp_reshard"
+    r"|model\.(?:tokenizer|converters|print|hf_assets)|parallelism\.(?:enable_|disable_loss|fsdp_reshard"
     r"|context_parallel_rotate|expert_parallel_comm|pipeline_parallel_schedule_csv)"
     r"|activation_checkpoint\.(?:per_op|early_stop|preserve)"
 )
@@ -332,6 +336,9 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
+    if (norm := options.word("model.norm_type")) not in ("", "rmsnorm"):  # of before 0.2, whose models took any
+        taken.model = {}
+        taken.remarks += (f"model.norm_type {norm} is not that of {flavor or name}, whose shape is not taken",)
     name = "training.mixed_precision_param"
     taken.remarks += precision_remarks(name, options.take(name))
     taken.flags = flags_of({name: options.take(name) for name in _MATTER})

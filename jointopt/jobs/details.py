@@ -44,10 +44,9 @@ class Routing:
 
 @dataclass(frozen=True)
 class Details:
-    """Details of one model; ``known`` is false where nothing but the shape is given and these are the usual ones."""
+    """Details of one model."""
 
-    known: bool
-    activation: str = "silu"  # silu | gelu | gelu_tanh | relu | quick_gelu; of a gated MLP, its gate's
+    activation: str = "silu"  # silu | gelu | gelu_tanh | relu | relu2 | quick_gelu; of a gated MLP, its gate's
     norm_epsilon: float = 1e-5
     init_std: float = 0.02
     rotary_base: float = 10000.0
@@ -62,22 +61,37 @@ class Details:
 
 
 def details_of(model: Model) -> Details:
-    """The details of a model: of its configuration, or of a shape written in place the usual ones.
+    """The details of a model: of its configuration, which need not be of a family; the usual ones where it has none.
 
     Raises JobError where a value of the configuration makes no sense.
     """
-    if model.config is None:
-        dropout = 0.1 if model.dropout else 0.0
-        return Details(False, "silu" if model.gated_mlp else "gelu", attention_dropout=dropout, hidden_dropout=dropout)
     try:
-        return _details(model, model.config)
+        return _details(model, model.config or {})
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise JobError(f"The configuration of {model.name} has a value that makes no sense: {error}.") from error
 
 
+OF_TRAINING = ("init_std", "routing.aux_loss")  # how a model is trained, and not what it computes
+
+
+def differing_details(one: Details, other: Details) -> dict[str, Any]:
+    """What ``one`` has of the details that differ, but for dropout and the length that a model is made for."""
+
+    def flat(details: Details) -> dict[str, Any]:
+        routing = {f"routing.{name}": value for name, value in vars(details.routing).items()}
+        return {**vars(details), "routing": None, **routing}
+
+    left_out = ("max_positions", "attention_dropout", "hidden_dropout")
+    return {name: value for name, value in flat(one).items() if value != flat(other)[name] and name not in left_out}
+
+
 def _details(model: Model, config: Mapping[str, Any]) -> Details:
     family = config.get("model_type") or family_of_class(config.get("architectures"))
-    values = _DEFAULTS.get(str(family), {}) | {key: value for key, value in config.items() if value is not None}
+    dropout = 0.1 if model.dropout else 0.0
+    usual = _DEFAULTS.get(str(family), {}) if family else {
+        "hidden_act": "silu" if model.gated_mlp else "gelu", "attention_dropout": dropout, "hidden_dropout": dropout,
+    }  # fmt: skip
+    values = usual | {key: value for key, value in config.items() if value is not None}
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}  # in transformers 5 it holds the base too
     rope = dict(rope) if isinstance(rope, Mapping) else {}
     with_rope = rope | values
@@ -98,15 +112,16 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
         bias=values.get("topk_method") == "noaux_tc",
         shared_gate=bool(first("shared_expert_intermediate_size", 0)),
     )
-    activation = _ACTIVATIONS.get(str(first("hidden_act activation_function", "gelu")).lower(), "other")
+    named = str(first("hidden_act hidden_activation activation_function activation", "gelu")).lower()
+    activation = _ACTIVATIONS.get(named, "other")
+    rotated = float(first("rotary_dim", 0)) / model.head_dim if model.head_dim else 0.0
     return Details(
-        True,
         # GPT-OSS states silu and gates by x * sigmoid(1.702 x), clamped
         activation="quick_gelu" if family == "gpt_oss" else activation,
         norm_epsilon=float(first("rms_norm_eps layer_norm_epsilon layer_norm_eps", 1e-5)),
         init_std=float(first("initializer_range init_std", 0.02)),
         rotary_base=float(first("rope_theta rotary_emb_base", 10000.0, with_rope)),
-        rotary_percent=float(first("partial_rotary_factor rotary_pct", 1.0, with_rope)),
+        rotary_percent=float(first("partial_rotary_factor rotary_pct", rotated or 1.0, with_rope)),
         rope_scaling=scaling,
         max_positions=int(first("max_position_embeddings n_positions max_seq_len seq_length", 0)),
         parallel_residual=bool(first("use_parallel_residual", False)),
@@ -119,7 +134,7 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu",
 }  # fmt: skip
 # Defaults of the configuration classes in transformers (configuration_<family>.py), where they differ from those above.
 _LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6}
@@ -153,4 +168,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "opt": {"activation_function": "relu", "dropout": 0.1, "init_std": 0.02},
     "bloom": {"hidden_act": "gelu_new"},
     "mpt": {"hidden_act": "gelu"},
+    "falcon": {"hidden_act": "gelu"},
+    "gptj": {"activation_function": "gelu_new", "rotary_dim": 64},
+    "gemma2": {"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6},
 }  # fmt: skip

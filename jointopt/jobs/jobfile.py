@@ -52,6 +52,7 @@ from jointopt.jobs.framework import Framework
 from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import STATE_BYTES, STATE_FIELDS, TF32, Constraints, Job, ScalingRecipe, Search, Training
 from jointopt.jobs.model import Model, block_of
+from jointopt.jobs.model_facts import facts
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, quoted_value, read_text
@@ -197,6 +198,8 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     clocks, assumed = read_clocks(allowed, cluster.gpu)
     training = read_training(section, cluster.gpu, model)
     assumed += training_assumptions(section, training, cluster.gpu)
+    uncounted = "kept (model.other), and not counted in time or memory"
+    assumed += tuple(Assumption(f"model.{one}", None, f"{facts()[one].words}: {uncounted}") for one in model.other)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     search = Search(
         **{name: _allowed(allowed, name) for name in LAYOUT_COLUMNS if allowed.has(name)}, clock_mhz=clocks,

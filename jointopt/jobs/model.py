@@ -31,7 +31,7 @@ class Model:
     head_dim: int  # Megatron's kv_channels
     gated_mlp: bool = True
     tied_embeddings: bool = False
-    position_embedding: str = "rope"  # rope | learned | alibi
+    position_embedding: str = "rope"  # rope | learned | alibi | none
     max_position_embeddings: int = 0  # rows of a learned table
     rmsnorm: bool = True
     norm_weight: bool = True  # False: norms without parameters (OLMo)
@@ -67,6 +67,7 @@ class Model:
     window_size: int = 0
     window_attn_skip_freq: SkipFreq = 0
     block: str = ""  # one of `MODEL_BLOCKS`, whose missing parts have size 0
+    other: tuple[str, ...] = ()  # facts without a field or a formula, by their names in ``catalog/model_facts.yaml``
     # the Hugging Face configuration it was read from; `jointopt.jobs.details` reads finer points in it
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 

@@ -12,9 +12,10 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.jobs.catalog.limits import limited_whole
 from jointopt.jobs.model import LATENT_NEEDED, Model, SkipFreq, block_of
+from jointopt.jobs.model_facts import checked_facts
 from jointopt.jobs.reading import Section, is_whole
 
-POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
+POSITION_EMBEDDINGS = ("rope", "learned", "alibi", "none")
 _DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
 _FLAGS = {name: default for name, default in _DEFAULTS.items() if isinstance(default, bool)}
 _WHOLES = tuple(n for n, default in _DEFAULTS.items() if type(default) is int and n != "window_attn_skip_freq")
@@ -45,6 +46,10 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
         shape["moe_ffn_hidden_size"] = shape["ffn_hidden_size"]
     positions = "learned" if shape["max_position_embeddings"] else "rope"
     shape["position_embedding"] = section.choice("position_embedding", POSITION_EMBEDDINGS, positions)
+    other = section.values.get("other") or ()
+    if not isinstance(other, list | tuple):
+        raise section.refuse("other", "a list of facts such as [soft_capping]")
+    shape["other"] = checked_facts(other, section.at("other"))
     config = section.values.get("config")
     if config is not None and not isinstance(config, Mapping):
         raise section.refuse("config", "the mapping of a Hugging Face config.json")
@@ -129,6 +134,26 @@ def skip_freq_of(windowed: Sequence[bool]) -> SkipFreq:
     return first if every == layers else layers
 
 
+def skip_freq_word(freq: SkipFreq) -> str | None:
+    """Which layers have the window, as `--window-attn-skip-freq` reads it: ``6``, ``([0,1]*12)``, or blank for all."""
+    if not isinstance(freq, tuple):
+        return str(freq) if freq else None
+    length = len(freq)
+    turn = next(n for n in range(1, length + 1) if length % n == 0 and freq[:n] * (length // n) == freq)
+    return f"([{','.join(map(str, freq[:turn]))}]*{length // turn})"
+
+
+def layer_list(text: str) -> int | list[int] | None:
+    """The whole number, or the list of 0 and 1 that an expression like ``([0]*3+[1,0]*29)`` means; None for neither."""
+    text = re.sub(r"[\s()]", "", text)
+    if text.isdecimal():
+        return int(text)
+    part = r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?"
+    if not re.fullmatch(rf"{part}(?:\+{part})*", text):
+        return None
+    return [int(one) for ones, times in re.findall(part, text) for one in ones.split(",") * int(times or 1)]
+
+
 def read_skip_freq(section: Section) -> SkipFreq:
     """The frequency that a shape states: 0 where it is left out. Raises JobError for what is neither form."""
     key = "window_attn_skip_freq"
@@ -155,10 +180,10 @@ def windows_of(config: Mapping[str, Any], family: str, num_layers: int) -> dict[
     ``layer_types`` state it layer by layer, else the rule of the family's configuration class in transformers
     (configuration_<family>.py). Raises JobError for kinds of layers that are neither full nor sliding.
     """
-    if family not in _FAMILIES:
-        return {}
-    usual, rule = _FAMILIES[family]
     section = Section(config, "")
+    if family not in _FAMILIES and not section.has("layer_types"):
+        return {}
+    usual, rule = _FAMILIES.get(family, (0, "all"))
     if not section.flag("use_sliding_window", not family.startswith("qwen")):
         return {}
     key = "window_size" if family == "gpt_neo" else "sliding_window"

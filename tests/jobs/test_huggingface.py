@@ -17,7 +17,17 @@ LLAMA = {
 }  # fmt: skip
 FAMILIES = tuple(read_yaml("families.yaml")["families"])
 CATALOGUE = {name: entry["config"] for name, entry in read_yaml("models.yaml").items()}
-SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()}
+# Falcon 7B, GPT-J 6B and Gemma 2 9B, with the parameters of their files (less the copy of Falcon's tied head)
+OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "falcon": (6_921_720_704, {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+                               "vocab_size": 65024}),
+    "gptj": (6_050_882_784, {"n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50400}),
+    "gemma2": (9_241_705_984, {"hidden_size": 3584, "num_hidden_layers": 42, "num_attention_heads": 16,
+                               "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 256000}),
+}  # fmt: skip
+SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()} | {
+    family: {"model_type": family} | config for family, (_, config) in OTHERS.items()
+}
 OPTIONAL = {
     "num_key_value_heads", "head_dim", "word_embed_proj_dim", "do_layer_norm_before", "resid_pdrop", "no_bias",
     "attn_config", "q_lora_rank", "first_k_dense_replace", "n_shared_experts", "n_routed_experts", "max_seq_len",
@@ -31,8 +41,13 @@ def write(folder: Path, config: Any) -> Path:
     return path
 
 
-def test_the_catalogue_has_a_model_of_every_family() -> None:
+def test_every_family_has_a_sample() -> None:
     assert set(SAMPLES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_without_a_model_in_the_catalogue_count_theirs_to_a_thousandth(family: str) -> None:
+    assert model_from_config(SAMPLES[family], "m").parameters == pytest.approx(OTHERS[family][0], rel=1e-3)
 
 
 @each("family", FAMILIES)
@@ -64,7 +79,7 @@ def test_an_unknown_family_lists_the_known_ones() -> None:
 
 
 def test_keys_that_do_not_shape_the_model_are_passed_over() -> None:
-    extras = {"rope_theta": 5e5, "torch_dtype": "bfloat16", "quantization_config": {"bits": 4}}
+    extras = {"rope_theta": 5e5, "torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}
     assert model_from_config(LLAMA | extras, "m") == model_from_config(LLAMA, "m")
 
 

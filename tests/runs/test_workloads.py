@@ -588,7 +588,7 @@ def test_a_row_fits_where_its_probability_is_a_half_at_least() -> None:
     ({"q_lora_rank": 64}, "expected kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together"),
     ({"attention_kind": "mha", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
      "expected attention_kind to be mla where kv_lora_rank is above 0"),
-    ({"position_embedding": "alibbi"}, "position_embedding must be one of rope, learned, alibi, or blank"),
+    ({"position_embedding": "alibbi"}, "position_embedding must be one of rope, learned, alibi, none, or blank"),
 ])  # fmt: skip
 def test_latent_attention_in_part_or_against_its_kind_is_not_predicted(change: dict[str, Any], sentence: str) -> None:
     reasons = predict({}, change).not_predicted

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -230,3 +232,50 @@ def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) ->
         rank += done * pp > total * (rank + 1)
     layers[rank], layers[-1] = 0, layers[rank]
     return tuple(layers)
+
+
+# The split that options of Megatron, and of what follows it, state.
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The dealing of layers to the chunks of the pipeline; ends that are not stated are None."""
+
+    layout: str | None
+    ends: tuple[int | None, int | None]  # layers of the first and the last stage
+    inside: tuple[bool, bool]  # whether the embedding and the loss count as layers
+    stages: int | None  # of a rank
+    each: int | None  # layers of a stage
+
+    def __call__(self, plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
+        """``vpp``, and ``stage_layers`` where the split is not Megatron's even one."""
+        pp, stages = plan.get("pp") or 1, self.stages
+        if self.layout is not None:
+            split = [stage.count("t") for stage in _repeated(self.layout).split("|")]
+            stages = stages or len(split) // pp
+        else:
+            stages = stages or (layers // pp // self.each if self.each else None)
+            split = self._split(layers, pp, stages or 1) if pp > 1 else []
+        vpp = {"vpp": stages if stages and stages > 1 else 1}
+        return vpp | ({"stage_layers": ";".join(map(str, split))} if split else {})
+
+    def _split(self, layers: int, pp: int, chunks: int) -> list[int]:
+        if any(self.inside):
+            numbers = [(layers + sum(self.inside)) // (pp * chunks)] * (pp * chunks)
+            numbers[0] -= self.inside[0]
+            numbers[-1] -= self.inside[1]
+            return numbers
+        first, last = self.ends
+        stated = [end for end in self.ends if end is not None]
+        if not any(stated):
+            return []
+        middle = (layers - sum(stated)) // max(pp - len(stated), 1)
+        row = [middle if first is None else first, *[middle] * (pp - 2), middle if last is None else last]
+        return [number // chunks for _ in range(chunks) for number in row]
+
+
+def _repeated(layout: str) -> str:
+    """``Et*3|(tt|)*2mL`` -> ``Ettt|tt|tt|mL``."""
+    text = layout.replace(",", "").replace(" ", "").strip("'\"")
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    return re.sub(r"(\w)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)

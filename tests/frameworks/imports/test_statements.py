@@ -40,7 +40,8 @@ def statements(reader: str, options: dict[str, Any]) -> dict[str, Any]:
     taken: Taken = READERS[reader.partition(" ")[0]](given)
     rest = taken.rest(PLAN | taken.plan, 32) if taken.rest else {}
     found = flattened(asdict(taken) | {"rest": rest, "remarks": len(taken.remarks), "unread": list(taken.unread)})
-    blank = (None, "", 0, [], ())
+    found = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    blank = (None, "", 0, [])
     return {name: value for name, value in found.items() if isinstance(value, bool) or value not in blank}
 
 

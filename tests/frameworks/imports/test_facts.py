@@ -1,0 +1,97 @@
+"""Every fact of a model that a file states is kept, named or refused; exports for training write or refuse it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jointopt.core.errors import ExportError, UsageError
+from jointopt.frameworks.exported import exported
+from jointopt.jobs.details import details_of
+from jointopt.report.imported import Imported
+from jointopt.workflows.import_ import import_
+from tests.each import each
+from tests.frameworks.imports.test_statements import nested
+
+ROWS: list[dict[str, Any]] = [
+    row
+    for rows in yaml.safe_load(Path(__file__).with_name("facts.yaml").read_text(encoding="utf-8")).values()
+    for row in rows
+]
+SIZES = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 32000, "seq_length": 2048}
+BATCH = {"micro_batch_size": 1, "global_batch_size": 16}
+LLAMA = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 32000,
+         "intermediate_size": 2048}  # fmt: skip
+START = "torchrun --nproc-per-node 8"
+GIVEN = {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8}
+
+
+def written(kind: str, more: dict[str, Any]) -> tuple[str, str]:
+    """The name and text of a file of that kind, with more options or keys than a plain one."""
+    options = SIZES | BATCH | more if kind == "megatron" else more
+    words = " ".join(f"--{name.replace('_', '-') if kind == 'megatron' else name} "
+                     + " ".join(map(shlex.quote, str(value).split())) * (value is not True)
+                     for name, value in options.items())  # fmt: skip
+    if kind in ("megatron", "trainer"):
+        program = "train.py --per_device_train_batch_size 1 --model_name_or_path meta-llama/Meta-Llama-3-8B"
+        return "run.sh", f"{START} {'pretrain_gpt.py --bf16' if kind == 'megatron' else program} {words}"
+    if kind == "huggingface":
+        return "config.json", json.dumps({"model_type": "llama"} | LLAMA | more)
+    sections: dict[str, Any] = {"model": SIZES | BATCH, "trainer": {"num_nodes": 1, "devices": 8}}
+    if kind == "bridge":
+        sections = {"model": SIZES, "train": BATCH, "ddp": {"overlap_grad_reduce": True}}
+    if kind == "nanotron":
+        sections = {
+            "parallelism": {"dp": 8, "tp": 1, "pp": 1}, "tokens": {"sequence_length": 2048, "micro_batch_size": 1},
+            "model": {"model_config": {"is_llama_config": True} | LLAMA | more},
+        }  # fmt: skip
+        return "nanotron.yaml", yaml.safe_dump(sections)
+    for name, values in nested(more).items():
+        sections[name] = sections[name] | values
+    return "config.yaml", yaml.safe_dump(sections)
+
+
+def imported(of: dict[str, Any], folder: Path) -> Imported:
+    ((kind, more),) = of.items()
+    name, text = written(kind, more)
+    (folder / name).write_text(text, encoding="utf-8")
+    more = {"seq_length": 2048, "global_batch_size": 16} if kind in ("huggingface", "trainer") else {}
+    return import_(folder / name, **GIVEN, **more)
+
+
+@each(("of", "row"), [(row["of"], row) for row in ROWS if "refuses" in row])
+def test_a_fact_without_a_formula_that_takes_time_is_refused(of: dict[str, Any], row: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=row["refuses"]):
+        imported(of, tmp_path)
+
+
+KEPT = [(row["of"], row) for row in ROWS if "refuses" not in row]
+
+
+@each(("of", "row"), KEPT)
+def test_a_fact_is_kept_or_named(of: dict[str, Any], row: dict[str, Any], tmp_path: Path) -> None:
+    found = imported(of, tmp_path)
+    model, details = vars(found.job.model), vars(details_of(found.job.model))
+    kept = {name: list(model[name]) if name == "other" else model[name] for name in row.get("model", {})}
+    assert kept == row.get("model", {})
+    assert {name: details[name] for name in row.get("details", {})} == row.get("details", {})
+    assert re.search(row.get("says", ""), " ".join(map(str, found.remarks)))
+    assert found.unread == {}
+
+
+@each(("of", "row"), [(of, row) for of, row in KEPT if {"writes", "barred"} & row.keys()])
+def test_an_export_for_training_writes_a_fact_or_refuses_it(of: dict[str, Any], row: Any, tmp_path: Path) -> None:
+    found = imported(of, tmp_path)
+    plan = "dp=8 tp=1 pp=1 micro_batch_size=1 clock_mhz=1980"
+    if "barred" in row:
+        with pytest.raises(ExportError, match=row["barred"]):
+            exported(found.job, plan, "megatron", purpose="training")
+        return
+    words = " ".join(exported(found.job, plan, "megatron", purpose="training").export.words)
+    assert [one for one in row["writes"] if f"{one} " not in f"{words} "] == []
