@@ -20,6 +20,7 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
+from jointopt.frameworks.configs.config_programs import config_taken, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import OPTIONS, cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
@@ -120,7 +121,10 @@ def read_text(
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
-    return _log(text) or _config(text, name) or _script(text, name, others or {}, given or {}, run)
+    module, calls = python_config(text)
+    if module and (found := _of_program(calls, {name: text}, module)):
+        return [found]
+    return _log(text) or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
 
 
 def _of_json(text: str, name: str) -> Taken | None:
@@ -128,16 +132,50 @@ def _of_json(text: str, name: str) -> Taken | None:
         config = parse_json(text)
     except JobError:
         return None
+    if found := _of_program(config, {name: text}):
+        return found
     if deepspeed.is_deepspeed(config):
-        return read_config(deepspeed.config_taken, config, text, name)
+        return read_config(deepspeed.config_taken, config, {name: text})
     if deepspeed.is_accelerate(config):
-        return read_config(deepspeed.accelerate_taken, config, text, name)
+        return read_config(deepspeed.accelerate_taken, config, {name: text})
     if {"tp", "pp"} <= config.keys():
         return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
         shape = vars(model_from_config(config, "")) | {"name": None}
         return Taken("Hugging Face config", model=shape)
     return None
+
+
+# of formats that the configs of other programs contain
+_READERS: Mapping[str, Reader] = {
+    "deepspeed": deepspeed.config_taken, "torchtitan": torchtitan.config_taken,
+    "megatron": lambda options: megatron.options_taken(options, ""),
+}  # fmt: skip
+
+
+def _of_program(config: Mapping[str, Any], texts: Mapping[str, str], module: str = "") -> Taken | None:
+    """The statements of a config by the table of its program; JobError for a run that is none of a decoder's training.
+
+    ``module``: that a config in Python imports. Others of ``texts`` that are parts of the config are read with it.
+    """
+    program = program_of(config, module)
+    if program is None:
+        return None
+    names = [*texts][:1]
+    for name, text in [*texts.items()][1:] if program.merges else ():
+        with suppress(JobError):
+            more = parse_yaml(text)
+            if program_of(more) is program:
+                config, names = {**more, **config}, [*names, name]
+    if names[0] != min(names):
+        return Taken("", reads=(names[0],))  # read with the first of them
+    if what := refusal(program, config):
+        raise JobError(f"this config of {program.name} is {what}; expected pretraining or supervised fine-tuning of a "
+                       f"decoder.")  # fmt: skip
+    read = functools.partial(config_taken, program, readers=_READERS)
+    taken = read_config(read, config, {name: texts[name] for name in names})
+    taken.reads = tuple(names[1:])
+    return taken
 
 
 def _log(text: str) -> list[Taken]:
@@ -169,7 +207,7 @@ def _log_alone(text: str) -> list[Taken]:
     return []
 
 
-def _config(text: str, name: str) -> list[Taken]:
+def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
     """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
     if len(text) > MOST_CHARACTERS:
         return []
@@ -178,11 +216,13 @@ def _config(text: str, name: str) -> list[Taken]:
         with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
             toml = tomllib.loads(text)
     if torchtitan.is_torchtitan(toml):
-        return [read_config(torchtitan.config_taken, toml, text, name)]
+        return [read_config(torchtitan.config_taken, toml, {name: text})]
     try:
         config = parse_yaml(text)
     except JobError:
         return []
+    if taken := _of_program(config, {name: text} | dict(others)):
+        return [taken]
     inner = config.get("training")
     config = inner if isinstance(inner, Mapping) and megatron_bridge.is_nemo(inner) else config
     readers = (
@@ -191,7 +231,7 @@ def _config(text: str, name: str) -> list[Taken]:
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
-    return [read_config(found, config, text, name)] if found else []
+    return [read_config(found, config, {name: text})] if found else []
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,13 @@ def option_table(framework: str) -> Mapping[str, Option]:
 @functools.cache
 def without_effect(framework: str) -> re.Pattern[str]:
     """Matches names, with underscores, of options that change neither the layout nor the time of an iteration."""
-    words = [name.replace("-", "_") for name in _file(framework)["without_effect"]]
-    return re.compile("|".join(word[:-1] if word.endswith("*") else rf"{word}\Z" for word in words))
+    return matching(tuple(name.replace("-", "_") for name in _file(framework)["without_effect"]))
+
+
+@functools.cache
+def matching(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches these names, and those that begin as one does that ends with ``*``; none where there are none."""
+    return re.compile("|".join(name[:-1] if name.endswith("*") else rf"{name}\Z" for name in names) or r"\Z.")
 
 
 @functools.cache
@@ -206,6 +211,7 @@ class Taken:
 
     format: str  # "Megatron-LM options"
     framework: str = ""  # a profile's name; blank: the file does not say
+    program: str = ""  # whose defaults it takes, where that is not the framework
     model: dict[str, Any] = field(default_factory=dict)  # keys of Model, or "catalogue": a name
     training: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
