@@ -62,8 +62,8 @@ _VARIABLES = (
     "TORCH_NCCL_",
 )  # of the environment, which libraries read
 _KINDS = (
-    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, a log of one, "
-    "or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
+    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another program "
+    "of docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
 )
 
 
@@ -121,7 +121,7 @@ def read_text(
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
-    module, calls = python_config(text)
+    module, calls = python_config(text) if len(text) <= MOST_CHARACTERS else ("", {})
     if module and (found := _of_program(calls, {name: text}, module)):
         return [found]
     return _log(text) or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
@@ -544,7 +544,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
-    rest = [one.rest(whole.plan, job.model.num_layers) for one in files if one.rest]
+    sized_plan = whole.plan | {"nodes": cluster["nodes"]}
+    rest = [one.rest(sized_plan, job.model.num_layers) for one in files if one.rest]
     plan = {key: value for one in (*rest, whole.plan) for key, value in one.items()}
     stated = {f"training.{key}" for key in training} | {f"cluster.{key}" for key in cluster}
     stated |= {f"plan.{key}" for key in plan} | {f"model.{key}" for key in whole.model}
@@ -608,15 +609,18 @@ def _and(parts: Sequence[str]) -> str:
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """All files in one: the first that states a value counts, and a later one that differs is remarked on."""
     whole = Taken("")
+    by_default: set[str] = set()
     for one in files:
         for kind in ("model", "training", "cluster", "plan"):
             here = getattr(whole, kind)
             for key, value in getattr(one, kind).items():
-                if key in here and here[key] != value and kind != "model":
+                field, origin = f"{kind}.{key}", one.origins.get(f"{kind}.{key}") or one.source
+                defaults = [origin == f"default of {one.program}", whole.origins.get(field, "") in by_default]
+                by_default |= {origin} if defaults[0] else set()
+                if key not in here or defaults == [False, True]:  # what a file states counts more than defaults
+                    here[key], whole.origins[field] = value, origin
+                elif here[key] != value and kind != "model" and not defaults[0]:
                     remarks.append(f"{one.source} states {key} {value}, another file {here[key]}, which counts")
-                if key not in here:
-                    whole.origins[f"{kind}.{key}"] = one.origins.get(f"{kind}.{key}") or one.source
-                here.setdefault(key, value)
         whole.framework = whole.framework or one.framework
         whole.asked = {**one.asked, **whole.asked}
         whole.accumulation = whole.accumulation or one.accumulation

@@ -74,7 +74,8 @@ def without_effect(framework: str) -> re.Pattern[str]:
 @functools.cache
 def matching(names: tuple[str, ...]) -> re.Pattern[str]:
     """Matches these names, and those that begin as one does that ends with ``*``; none where there are none."""
-    return re.compile("|".join(name[:-1] if name.endswith("*") else rf"{name}\Z" for name in names) or r"\Z.")
+    words = [name[:-1] or "." if name.endswith("*") else rf"{name}\Z" for name in names]
+    return re.compile("|".join(words) or r"\Z.")
 
 
 @functools.cache

@@ -17,6 +17,7 @@ SECTIONS = ("model", "training", "plan", "cluster")
 Reader = Callable[[Mapping[str, Any]], Taken]
 _NUMBERS = ("3", "7")
 _MOST_KEYS = 300  # of a config whose lines are looked for
+_MOST_MOVED = 8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
 # words that some option of a framework knows
 _WORDS = (
     "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
@@ -105,7 +106,7 @@ def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str]
     """
     fewest: dict[str, tuple[int, str]] = {}
     for moved, place in moves:
-        for one in moved:
+        for one in moved if len(moved) <= _MOST_MOVED else ():
             if one not in fewest or len(moved) < fewest[one][0]:
                 fewest[one] = (len(moved), place)
     program = taken.program or _NAMES.get(taken.framework, taken.framework or taken.format)
@@ -229,7 +230,7 @@ def _tries(value: object) -> tuple[Any, ...]:
     text = str(value)
     if value is True or text.replace(".", "").replace("-", "").isdigit():
         return (None, *_NUMBERS)
-    return (None, "rmsnorm", "full", "8B", "e4m3")
+    return (None, "rmsnorm", "full", "8B", "e4m3", *(_NUMBERS if "${" in text else ()))
 
 
 def _place(value: object, place: str) -> str:

@@ -78,7 +78,7 @@ def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
 def refusal(program: Program, config: Mapping[str, Any]) -> str:
     """Which run it is, in words, where it is none that jointopt plans; else blank."""
     keys = _Keys(config, program)
-    return next((what.format(by) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), "")
+    return next((what.format(_short(by)) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), "")
 
 
 def config_taken(
@@ -91,14 +91,14 @@ def config_taken(
         inner, at = keys.inner(how.get("at", ""))
         if inner and keys.holds(how.get("where", "True"), {}):
             taken = readers[reader]({**how.get("defaults", {}), **inner})
-            taken.format, taken.program = name, program.name
+            taken.format, taken.program, taken.model = name, program.name, {}  # the model is the table's
             keys.leave(at, taken.unread)
     for target, expression in program.states.items():
         value = fields[target] = keys.stated(expression, fields)
         section, _, key = target.partition(".")
         if isinstance(value, Question):
-            fields[target] = None
             if section in _SECTIONS:
+                fields[target] = None
                 getattr(taken, section).pop(key, None)
                 taken.asked[target] = value
         elif key and value is not None:
@@ -113,7 +113,7 @@ def config_taken(
         if (value := keys.holds(where, fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}))
     }  # fmt: skip
     taken.remarks += tuple(
-        text.format(by) for text, where in program.says.items() if (by := keys.holds(where, fields))
+        text.format(_short(by)) for text, where in program.says.items() if (by := keys.holds(where, fields))
     )
     taken.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
     harmless = matching(tuple(program.without_effect))
@@ -154,11 +154,14 @@ class _Keys:
         """
         if not isinstance(expression, str):
             return expression
+        for name, value in fields.items():
+            if isinstance(value, Question) and re.search(rf"\b{name}\b", expression):
+                return value
         try:
             return evaluate(expression, fields, self.functions)
         except _UnsaidError as reason:
             return Question(str(reason))
-        except TypeError:
+        except (TypeError, ValueError, ArithmeticError):
             return None
 
     def holds(self, expression: str, fields: Mapping[str, Any]) -> Any:
@@ -174,7 +177,7 @@ class _Keys:
         for name in map(self._named, names.split()):
             value = self.options.take(name)
             if isinstance(value, str) and ("${" in value or value == "???"):
-                raise _UnsaidError(f"{name} is {value}, which the file does not say")
+                raise _UnsaidError(f"{name} is {_short(value)}, which the file does not say")
             if value is not None:
                 return name, value
         return names.split()[0], None
@@ -184,7 +187,7 @@ class _Keys:
         name, value = self._take(names)
         found = usual if value is None else read(value)
         if found is None and value is not None:
-            raise _UnsaidError(f"{name} is {str(value)[:40]}, which is no {kind}")
+            raise _UnsaidError(f"{name} is {_short(value)}, which is no {kind}")
         return found
 
     def _choice(self, words: str, names: str, usual: Any = None) -> Any:
@@ -203,9 +206,9 @@ class _Keys:
         """The linear layers with adapters beside them; None for all."""
         words, layers = self._words(names), _tables()[1]["layers"]
         if unknown := [word for word in words if word not in layers]:
-            raise _UnsaidError(f"{names.split()[0]} names {unknown[0]}, which is no linear layer that is known")
+            raise _UnsaidError(f"{names.split()[0]} names {_short(unknown[0])}, which is no linear layer that is known")
         found = {target for word in words for target in layers[word].split()}
-        return [target for target in LORA_TARGETS if target in found] or None
+        return [target for target in LORA_TARGETS if target in found] if 0 < len(found) < len(LORA_TARGETS) else None
 
     @functools.cached_property
     def functions(self) -> dict[str, Any]:
@@ -223,12 +226,16 @@ class _Keys:
             "choice": self._choice, "catalogue": lambda text: catalogue_name(str(text or "")) or None,
             "has": lambda names: any(self._flat.get(self._named(name)) is not None for name in names.split()),
             "value": lambda names, usual=None: found if (found := self._take(names)[1]) is not None else usual,
-            "word": lambda names, usual="": str(self._take(names)[1] or usual).strip().lower(),
+            "word": lambda names, usual="": str(self._of_kind(names, usual, "", str)).strip().lower(),
             "whole": lambda names, usual=None: self._of_kind(names, usual, "number", whole_of),
             "number": lambda names, usual=None: self._of_kind(names, usual, "number", _number),
             "flag": lambda names, usual=None: self._of_kind(names, usual, "yes or no", _flag),
             "usual": lambda value: value if self._program.defaults else None,
         }  # fmt: skip
+
+
+def _short(value: object) -> str:
+    return "".join(c for c in " ".join(str(value).split()) if c.isprintable())[:60]
 
 
 def _flag(value: object) -> bool | None:

@@ -36,29 +36,29 @@ def load_model(name: str) -> Model:
 
 def known_model(name: str) -> Model | None:
     """`load_model`, or None where no catalogue entry has that name."""
-    found = _names().get(name.lower())
+    found = known_names().get(name.lower())
     return _published(found).model if found else None
 
 
 def published_model(name: str) -> PublishedModel:
     """The catalogue entry of that name or alias; `CatalogError` names the nearest known ones."""
-    if name.lower() not in _names():
+    if name.lower() not in known_names():
         raise CatalogError(
             f"The model {name[:80]!r} is not in the catalogue{near_models(name)}; `jointopt catalog models` "
             f"lists the {len(model_names())} known ones, and a path to a config.json or a shape written in place "
             f"describes any other."
         )
-    return _published(_names()[name.lower()])
+    return _published(known_names()[name.lower()])
 
 
 def near_models(name: str) -> str:
     """`` (did you mean 'llama-3-8b' or 'llama-3-70b'?)`` for a name that none has; empty where none is like it."""
-    near = close_words(name, _names(), 6)
-    return did_you_mean([*dict.fromkeys(_names()[one] for one in near)][:3])
+    near = close_words(name, known_names(), 6)
+    return did_you_mean([*dict.fromkeys(known_names()[one] for one in near)][:3])
 
 
 @functools.cache
-def _names() -> dict[str, str]:
+def known_names() -> dict[str, str]:
     """Name or alias in lower case -> catalogue name."""
     entries = read_yaml("models.yaml")
     names = {name: name for name in entries}
