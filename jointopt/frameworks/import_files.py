@@ -607,23 +607,28 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
-    """All files in one: the first that states a value counts, and a later one that differs is remarked on."""
+    """All files in one: the first that states a value counts, and a later one that differs is remarked on.
+
+    Defaults of a file's program count less than what any file states.
+    """
     whole = Taken("")
-    by_default: set[str] = set()
-    for one in files:
-        for kind in ("model", "training", "cluster", "plan"):
+    for one, by_default in ((one, by_default) for by_default in (False, True) for one in files):
+        defaults = {field for field, place in one.origins.items() if place == f"default of {one.program}"}
+        for kind in SECTIONS:
             here = getattr(whole, kind)
             for key, value in getattr(one, kind).items():
-                field, origin = f"{kind}.{key}", one.origins.get(f"{kind}.{key}") or one.source
-                defaults = [origin == f"default of {one.program}", whole.origins.get(field, "") in by_default]
-                by_default |= {origin} if defaults[0] else set()
-                if key not in here or defaults == [False, True]:  # what a file states counts more than defaults
-                    here[key], whole.origins[field] = value, origin
-                elif here[key] != value and kind != "model" and not defaults[0]:
+                if (f"{kind}.{key}" in defaults) is not by_default:
+                    continue
+                if here.get(key, value) != value and kind != "model" and not by_default:
                     remarks.append(f"{one.source} states {key} {value}, another file {here[key]}, which counts")
+                if key not in here:
+                    whole.origins[f"{kind}.{key}"] = one.origins.get(f"{kind}.{key}") or one.source
+                here.setdefault(key, value)
+        if ("accumulation" in defaults) is by_default:
+            whole.accumulation = whole.accumulation or one.accumulation
+    for one in files:
         whole.framework = whole.framework or one.framework
         whole.asked = {**one.asked, **whole.asked}
-        whole.accumulation = whole.accumulation or one.accumulation
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
         unseen = [name for name in one.names if name not in {other.source for other in files}]
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []

@@ -90,9 +90,11 @@ TRL = "model_name_or_path: Qwen/Qwen3-8B\ndataset_name: x\npacking: true\n"
 
 def test_what_another_file_states_counts_more_than_the_default_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(TRL)
-    (tmp_path / "acc.yaml").write_text("distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\n")
+    (tmp_path / "acc.yaml").write_text("distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\n"
+                                       "gradient_accumulation_steps: 4\n")  # fmt: skip
     found = import_([tmp_path / "sft.yaml", tmp_path / "acc.yaml"], gpu="h100-sxm5-80gb")
     assert (found.plan["zero_stage"], found.job.training.framework.name) == (3, "fsdp")
+    assert found.job.training.global_batch_size == 8 * 4 * 16  # a micro-batch of 8 by default, four times, on 16 GPUs
     assert found.origins["plan.zero_stage"] == "acc.yaml:1"
     assert found.origins["training.seq_length"] == "default of TRL"
 
