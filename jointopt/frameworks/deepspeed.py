@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jointopt.frameworks import megatron
+from jointopt.frameworks.configs.config_programs import config_taken as config_taken_by
+from jointopt.frameworks.configs.config_programs import program_named
 from jointopt.frameworks.intent import PROGRAM, Export, Gaps, Intent, model_files, script_words
 from jointopt.frameworks.logs import lines_of
-from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
     Options,
     Taken,
     flags_of,
     flattened,
+    matching,
     precision_remarks,
     stated,
     version_key,
@@ -147,11 +149,6 @@ _ACCELERATE_HARMLESS = re.compile(
     r"(?:compute_environment|debug|downcast_bf16|machine_rank|main_|rdzv|same_network|tpu|use_cpu|enable_cpu|dynamo|mpirun"
     r"|gpu_ids|deepspeed_config\.(?:deepspeed_(?:multinode|hostfile|config)|gradient_clipping|zero3)|fsdp_config\.fsdp_"
     r"(?:auto|back|cpu|forward|state|sync|use_orig|transformer|min_num)|megatron_lm_config\.megatron_lm_gradient)"
-)
-_WORDS_HARMLESS = re.compile(
-    r"(?:output|learning|lr_|weight_decay|warmup|num_train|max_steps|logging|save|eval|report|seed|dataset|data_|train_file"
-    r"|validation|tokenizer|use_fast|overwrite|do_|num_workers|preprocessing|dataloader|ddp_|push|run_name|deepspeed"
-    r"|local_rank|gradient_clip|adam|optim|torch_dtype|tf32|project|checkpoint|trust|lora|packing|use_auth|config_name)"
 )
 # options that change an iteration's time and have no column
 _MATTER = (
@@ -319,30 +316,11 @@ def _of_plugin(options: Options) -> Options:
 
 def is_harmless(name: str) -> bool:
     """Whether an option of a Hugging Face trainer has no effect on time and energy."""
-    return bool(_WORDS_HARMLESS.match(name))
+    return bool(matching(tuple(program_named("words").without_effect)).match(name))
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
-    options = Options(pairs)
-    name = catalogue_name(str(options.take("model_name_or_path", "model_name", "model") or ""))
-    recomputes, granularity = options.take("gradient_checkpointing"), options.word("recompute_granularity") or None
-    recompute = "full" if options.flag("gradient_checkpointing") else "none"
-    taken = Taken(
-        form, model=with_facts({"catalogue": name} if name else {}, facts_in(pairs, "words")),
-        accumulation=options.whole("gradient_accumulation_steps"),
-        training=stated(
-            seq_length=options.whole("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len",
-                                     "seq_length", "max_length"),
-            dtype="bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else None,
-            attention={"flash_attention_2": "flash2", "eager": "unfused"}.get(options.word("attn_implementation")),
-        ),
-        plan=stated(
-            micro_batch_size=options.whole("per_device_train_batch_size", "train_batch_size_per_gpu"),
-            recompute=granularity if recomputes is None else recompute,
-            sequence_parallel=options.flag("sequence_parallel"),
-        ),
-    )  # fmt: skip
-    options.flag("flash_attn", "use_flash_attention")
-    taken.unread, taken.without_effect = options.left(_WORDS_HARMLESS)
+    taken = config_taken_by(program_named("words"), pairs, {})
+    taken.format, taken.program, taken.model = form, "", with_facts(taken.model, facts_in(pairs, "words"))
     return taken

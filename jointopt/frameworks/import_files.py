@@ -19,6 +19,7 @@ from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
 from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
+from jointopt.frameworks.configs.config_programs import config_taken, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
@@ -49,8 +50,8 @@ _VARIABLES = (
     "TORCH_NCCL_",
 )  # of the environment, which libraries read
 _KINDS = (
-    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, a log of one, "
-    "or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
+    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another program "
+    "of docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
 )
 
 
@@ -112,7 +113,10 @@ def read_text(
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
-    return _log(text) or _config(text, name) or _script(text, name, others or {}, given or {}, run)
+    module, calls = python_config(text) if len(text) <= MOST_CHARACTERS else ("", {})
+    if module and (found := _of_program(calls, {name: text}, module)):
+        return [found]
+    return _log(text) or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
 
 
 def _of_json(text: str, name: str) -> Taken | None:
@@ -120,16 +124,50 @@ def _of_json(text: str, name: str) -> Taken | None:
         config = parse_json(text)
     except JobError:
         return None
+    if found := _of_program(config, {name: text}):
+        return found
     if deepspeed.is_deepspeed(config):
-        return read_config(deepspeed.config_taken, config, text, name)
+        return read_config(deepspeed.config_taken, config, {name: text})
     if deepspeed.is_accelerate(config):
-        return read_config(deepspeed.accelerate_taken, config, text, name)
+        return read_config(deepspeed.accelerate_taken, config, {name: text})
     if {"tp", "pp"} <= config.keys():
         return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
         shape = vars(model_from_config(config, "")) | {"name": None}
         return Taken("Hugging Face config", model=shape)
     return None
+
+
+# of formats that the configs of other programs contain
+_READERS: Mapping[str, Reader] = {
+    "deepspeed": deepspeed.config_taken, "torchtitan": torchtitan.config_taken,
+    "megatron": lambda options: megatron.options_taken(options, ""),
+}  # fmt: skip
+
+
+def _of_program(config: Mapping[str, Any], texts: Mapping[str, str], module: str = "") -> Taken | None:
+    """The statements of a config by the table of its program; JobError for a run that is none of a decoder's training.
+
+    ``module``: that a config in Python imports. Others of ``texts`` that are parts of the config are read with it.
+    """
+    program = program_of(config, module)
+    if program is None:
+        return None
+    names = [*texts][:1]
+    for name, text in [*texts.items()][1:] if program.merges else ():
+        with suppress(JobError):
+            more = parse_yaml(text)
+            if program_of(more) is program:
+                config, names = {**more, **config}, [*names, name]
+    if names[0] != min(names):
+        return Taken("", reads=(names[0],))  # read with the first of them
+    if what := refusal(program, config):
+        raise JobError(f"this config of {program.name} is {what}; expected pretraining or supervised fine-tuning of a "
+                       f"decoder.")  # fmt: skip
+    read = functools.partial(config_taken, program, readers=_READERS)
+    taken = read_config(read, config, {name: texts[name] for name in names})
+    taken.reads = tuple(names[1:])
+    return taken
 
 
 def _log(text: str) -> list[Taken]:
@@ -161,7 +199,7 @@ def _log_alone(text: str) -> list[Taken]:
     return []
 
 
-def _config(text: str, name: str) -> list[Taken]:
+def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
     """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
     if len(text) > MOST_CHARACTERS:
         return []
@@ -170,11 +208,13 @@ def _config(text: str, name: str) -> list[Taken]:
         with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
             toml = tomllib.loads(text)
     if torchtitan.is_torchtitan(toml):
-        return [read_config(torchtitan.config_taken, toml, text, name)]
+        return [read_config(torchtitan.config_taken, toml, {name: text})]
     try:
         config = parse_yaml(text)
     except JobError:
         return []
+    if taken := _of_program(config, {name: text} | dict(others)):
+        return [taken]
     inner = config.get("training")
     config = inner if isinstance(inner, Mapping) and megatron_bridge.is_nemo(inner) else config
     readers = (
@@ -183,7 +223,7 @@ def _config(text: str, name: str) -> list[Taken]:
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
-    return [read_config(found, config, text, name)] if found else []
+    return [read_config(found, config, {name: text})] if found else []
 
 
 _Ways = Sequence[tuple[dict[int, int], Sequence[Word], Program | None]]
@@ -425,7 +465,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
     remarks += [one.reason for one in job.cluster.assumed if one.key.startswith("model.")]
-    rest = [one.rest(whole.plan, job.model.num_layers) for one in reversed(files) if one.rest]
+    sized_plan = whole.plan | {"nodes": cluster["nodes"]}
+    rest = [one.rest(sized_plan, job.model.num_layers) for one in reversed(files) if one.rest]
     plan = {key: value for one in (*rest, whole.plan) for key, value in one.items()}
     stated = {f"training.{key}" for key in training} | {f"cluster.{key}" for key in cluster}
     stated |= {f"plan.{key}" for key in plan} | {f"model.{key}" for key in whole.model}

@@ -80,8 +80,14 @@ def option_table(framework: str) -> Mapping[str, Option]:
 @functools.cache
 def without_effect(framework: str) -> re.Pattern[str]:
     """Matches names, with underscores, of options that change neither the layout nor the time of an iteration."""
-    words = [name.replace("-", "_") for name in _file(framework)["without_effect"]]
-    return re.compile("|".join(word[:-1] if word.endswith("*") else rf"{word}\Z" for word in words))
+    return matching(tuple(name.replace("-", "_") for name in _file(framework)["without_effect"]))
+
+
+@functools.cache
+def matching(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches these names, and those that begin as one does that ends with ``*``; none where there are none."""
+    words = [name[:-1] or "." if name.endswith("*") else rf"{name}\Z" for name in names]
+    return re.compile("|".join(words) or r"\Z.")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ option whose value is not known makes the fields that it could move questions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jointopt.frameworks.options import Question, Taken, flattened
@@ -17,6 +17,9 @@ SECTIONS = ("model", "training", "plan", "cluster")
 Reader = Callable[[Mapping[str, Any]], Taken]
 _NUMBERS = ("3", "7")
 _MOST_KEYS = 300  # of a config whose lines are looked for
+_MOST_MOVED = (
+    8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
+)
 # words that some option of a framework knows
 _WORDS = (
     "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
@@ -58,18 +61,19 @@ def read_traced(
     return taken
 
 
-def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -> Taken:
+def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str]) -> Taken:
     """The statements of a config, each field with the line that states it, or as a default of its program.
 
-    ``text``, ``name``: of the file. A config whose sections do not come back from dotted names has no lines.
+    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted names
+    has no lines.
     """
     taken = read(config)
     fields, flat = fields_of(taken), flattened(config)
-    place = name or taken.format
+    place = next(iter(texts)) or taken.format
     taken.origins = dict.fromkeys(fields, place)
-    if len(flat) > _MOST_KEYS or nested(flat) != config:
+    if len(flat) > _MOST_KEYS or fields_of(read(nested(flat))) != fields:
         return taken
-    lines = text.splitlines()
+    files = {name or place: text.splitlines() for name, text in texts.items()}
     moves = []
     for key, value in flat.items():
         tries = (None, not value) if isinstance(value, bool) else _tries(value)
@@ -77,11 +81,24 @@ def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -
             moved = _moved(lambda options: read(nested(options)), flat, key, fields, tries)
         except (TypeError, ValueError, KeyError, AttributeError):  # a section of another kind than its program has
             continue
-        words = re.compile(rf"(?<![\w.]){re.escape(key.rpartition('.')[2])}(?![\w.])")
-        at = next((number for number, line in enumerate(lines, 1) if words.search(line)), None)
-        moves.append((moved, f"{place}:{at}" if at else place))
+        if moved:
+            moves.append((moved, next((f"{name}:{at}" for name, lines in files.items() if (at := _line_of(key, lines))),
+                                      place)))  # fmt: skip
     taken.origins = _origins(taken, fields, moves)
     return taken
+
+
+def _line_of(key: str, lines: Sequence[str]) -> int:
+    """The number of the line that gives a dotted key its value, each section below the one before; 0 without one."""
+    at = 0
+    for part in key.split("."):
+        given = re.compile(rf"(?<![\w.]){re.escape(part)}[\"']?\s*[:=(\]]")
+        found = next((number for number, line in enumerate(lines[at:], at) if given.search(line)), None)
+        if found is None:
+            words = re.compile(rf"(?<![\w.]){re.escape(key.rpartition('.')[2])}(?![\w.])")
+            return next((number for number, line in enumerate(lines, 1) if words.search(line)), 0)
+        at = found
+    return at + 1
 
 
 def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str], str]]) -> dict[str, str]:
@@ -91,7 +108,7 @@ def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str]
     """
     fewest: dict[str, tuple[int, str]] = {}
     for moved, place in moves:
-        for one in moved:
+        for one in moved if len(moved) <= _MOST_MOVED else ():
             if one not in fewest or len(moved) < fewest[one][0]:
                 fewest[one] = (len(moved), place)
     usual = default_of(taken)
@@ -227,7 +244,7 @@ def _tries(value: object) -> tuple[Any, ...]:
     text = str(value)
     if value is True or text.replace(".", "").replace("-", "").isdigit():
         return (None, *_NUMBERS)
-    return (None, "rmsnorm", "full", "8B", "e4m3")
+    return (None, "rmsnorm", "full", "8B", "e4m3", *(_NUMBERS if "${" in text else ()))
 
 
 def _place(value: object, place: str) -> str:

@@ -1,0 +1,325 @@
+"""A config of a training program by its table: which program it is, and what its keys state (``*.yaml`` beside this).
+
+The head of ``words.yaml`` says what expressions of tables may call.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.schema import LORA_TARGETS, evaluate
+from jointopt.frameworks.model_names import catalogue_name
+from jointopt.frameworks.options import Options, Question, Taken, flags_of, flattened, matching, whole_of
+from jointopt.jobs.reading import package_yaml
+
+_SECTIONS = ("model", "training", "plan", "cluster")
+_REFERENCE = re.compile(r"\$\{(?:oc\.(?:env|select):)?([^${},:]*)(?:[,:]\s*([^${}]*))?\}")  # OmegaConf's, Primus's
+_DEEPEST = 5  # references to references
+_YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program by the keys of its configs; the texts are expressions, which `_Keys.functions` evaluates."""
+
+    name: str  # as messages and origins write it
+    source: str
+    states: Mapping[str, Any]  # what it states, by fields such as plan.tp, in their order; of `Taken` without a point
+    known_by: str = "False"
+    imports: str = ""  # a module of Python whose importers are its configs
+    refuses: Mapping[str, str] = field(default_factory=dict)  # runs that are no training of a decoder, and which are
+    says: Mapping[str, str] = field(default_factory=dict)  # remarks, and where they are due: ``{}`` is what is found
+    reads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # other readers: at, where, defaults
+    rest: Mapping[str, str] = field(default_factory=dict)  # columns that hang on the plan and the nodes of all files
+    without_effect: tuple[str, ...] = ()
+    matters: tuple[str, ...] = ()  # keys that change an iteration's time, and no column says it
+    dashes: bool = False  # keys are written with dashes too
+    merges: bool = False  # several files make one config
+    defaults: bool = True  # what `usual` gives is what the program does without the key
+
+
+class _UnsaidError(Exception):
+    """Why what a field rests on is not known."""
+
+
+@functools.cache
+def _tables() -> tuple[Mapping[str, Program], Mapping[str, Mapping[str, Any]]]:
+    """The programs in the order in which they are tried, and the words that values mean."""
+    words = package_yaml(Path(__file__).with_name("words.yaml"))
+    found = {}
+    for file in words.pop("files"):
+        for key, entry in package_yaml(Path(__file__).with_name(file)).items():
+            if not key.startswith("_"):
+                found[key] = Program(**entry)
+    return found, words
+
+
+def program_named(key: str) -> Program:
+    """The program of a table by its key, such as ``trl``."""
+    return _tables()[0][key]
+
+
+def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
+    """The program whose config a mapping is; of Python by the ``module`` that it imports."""
+    for one in _tables()[0].values():
+        keys = _Keys(config, one)
+        if one.imports == module and keys.stated(one.known_by, {}) is True:
+            return one
+    return None
+
+
+def refusal(program: Program, config: Mapping[str, Any]) -> str:
+    """Which run it is, in words, where it is none that jointopt plans; else blank."""
+    keys = _Keys(config, program)
+    return next(
+        (what.format(_short(by)) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), ""
+    )
+
+
+def config_taken(
+    program: Program, config: Mapping[str, Any], readers: Mapping[str, Callable[[Mapping[str, Any]], Taken]]
+) -> Taken:  # fmt: skip
+    """The statements of a config; ``readers``: by name, of formats that it contains."""
+    keys, name = _Keys(config, program), f"{program.name} config"
+    taken, fields = Taken(name, program=program.name), {}
+    for reader, how in program.reads.items():
+        inner, at = keys.inner(how.get("at", ""))
+        if inner and keys.holds(how.get("where", "True"), {}):
+            taken = readers[reader]({**how.get("defaults", {}), **inner})
+            taken.format, taken.program, taken.model = name, program.name, {}  # the model is the table's
+            keys.leave(at, taken.unread)
+    for target, expression in program.states.items():
+        value = fields[target] = keys.stated(expression, fields)
+        section, _, key = target.partition(".")
+        if isinstance(value, Question):
+            if section in _SECTIONS:
+                fields[target] = None
+                getattr(taken, section).pop(key, None)
+                taken.asked[target] = value
+        elif key and value is not None:
+            getattr(taken, section)[key] = value
+        elif not key and not target.startswith("_") and value is not None:
+            setattr(taken, target, value)
+    if taken.model.get("catalogue"):
+        taken.model = {"catalogue": taken.model["catalogue"]}
+    elsewhere = taken.rest
+    taken.rest = lambda plan, layers: (elsewhere(plan, layers) if elsewhere else {}) | {
+        column: value for column, where in program.rest.items()
+        if (value := keys.holds(where, fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}))
+    }  # fmt: skip
+    taken.remarks += tuple(
+        text.format(_short(by)) for text, where in program.says.items() if (by := keys.holds(where, fields))
+    )
+    taken.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
+    harmless = matching(tuple(program.without_effect))
+    unread, count = keys.options.left(harmless)
+    within = [name for name in keys.unread if not harmless.match(name)]
+    taken.unread, taken.without_effect = (
+        (*within, *unread),
+        taken.without_effect + count + len(keys.unread) - len(within),
+    )
+    return taken
+
+
+class _Keys:
+    """The keys of one config, which expressions ask for."""
+
+    def __init__(self, config: Mapping[str, Any], program: Program) -> None:
+        flat = flattened(config)
+        if program.dashes:
+            flat = {key.replace("-", "_"): value for key, value in flat.items()}
+        self._flat = {key: _resolved(value, flat, key) for key, value in flat.items()}
+        self._program = program
+        self.options, self.unread = Options(self._flat), ()
+
+    def inner(self, at: str) -> tuple[dict[str, Any], str]:
+        """The keys below a place, without it, and the place; all keys where it is blank."""
+        place = self._named(f"{at}.*") if "*" in at else f"{at}."
+        before = ".".join(place.split(".")[: at.count(".") + 1]) + "." if at else ""
+        return {key[len(before) :]: value for key, value in self._flat.items() if key.startswith(before)}, before
+
+    def leave(self, at: str, unread: Sequence[str]) -> None:
+        """Leaves the keys below a place to another reader, which did not read some."""
+        self.unread = tuple(f"{at}{key}" for key in unread if at)
+        read = [key for key in self._flat if key.startswith(at) and (at or key not in unread)]
+        for key in read:
+            self.options.take(key)
+
+    def stated(self, expression: Any, fields: Mapping[str, Any]) -> Any:
+        """The value of an expression over the fields before it; a question where it rests on what is not known.
+
+        None where it computes with what is not stated.
+        """
+        if not isinstance(expression, str):
+            return expression
+        for name, value in fields.items():
+            if isinstance(value, Question) and re.search(rf"\b{name}\b", expression):
+                return value
+        try:
+            return evaluate(expression, fields, self.functions)
+        except _UnsaidError as reason:
+            return Question(str(reason))
+        except (TypeError, ValueError, ArithmeticError):
+            return None
+
+    def holds(self, expression: str, fields: Mapping[str, Any]) -> Any:
+        """The value of an expression; False where it rests on what is not known."""
+        found = self.stated(expression, fields)
+        return False if isinstance(found, Question) else found
+
+    def _named(self, name: str) -> str:
+        return next((key for key in self._flat if fnmatchcase(key, name)), name) if "*" in name else name
+
+    def _take(self, names: str) -> tuple[str, Any]:
+        """The first of several keys that is given, and its value, None without one."""
+        for name in map(self._named, names.split()):
+            value = self.options.take(name)
+            if isinstance(value, str) and ("${" in value or value == "???"):
+                raise _UnsaidError(f"{name} is {_short(value)}, which the file does not say")
+            if value is not None:
+                return name, value
+        return names.split()[0], None
+
+    def _of_kind(self, names: str, usual: Any, kind: str, read: Callable[[Any], Any]) -> Any:
+        """A value of a kind, the usual one where no key is given; a question for a value that is none."""
+        name, value = self._take(names)
+        found = usual if value is None else read(value)
+        if found is None and value is not None:
+            raise _UnsaidError(f"{name} is {_short(value)}, which is no {kind}")
+        return found
+
+    def _choice(self, words: str, names: str, usual: Any = None) -> Any:
+        """What a word means by a table of ``words.yaml``."""
+        table = _tables()[1][words]
+        return self._of_kind(names, table.get(usual, usual), f"{words} that is known",
+                             lambda value: table.get(str(value).lower()))  # fmt: skip
+
+    def _words(self, names: str) -> list[str]:
+        """The words of a list, or of text with commas or blanks between, in small letters."""
+        _, value = self._take(names)
+        parts = value if isinstance(value, list) else re.split(r"[,\s]+", str(value or ""))
+        return [str(part).lower() for part in parts if str(part)]
+
+    def _adapted(self, names: str) -> list[str] | None:
+        """The linear layers with adapters beside them; None for all."""
+        words, layers = self._words(names), _tables()[1]["layers"]
+        if unknown := [word for word in words if word not in layers]:
+            raise _UnsaidError(f"{names.split()[0]} names {_short(unknown[0])}, which is no linear layer that is known")
+        found = {target for word in words for target in layers[word].split()}
+        return [target for target in LORA_TARGETS if target in found] if 0 < len(found) < len(LORA_TARGETS) else None
+
+    @functools.cached_property
+    def functions(self) -> dict[str, Any]:
+        """The functions that expressions may call (the head of ``words.yaml`` lists them), and tables of words."""
+
+        def ask(why: str) -> None:
+            raise _UnsaidError(why)
+
+        def file(names: str) -> str | None:
+            value = self._take(names)[1]
+            return Path(value).name if isinstance(value, str) and re.search(r"\.(?:json|ya?ml)$", value) else None
+
+        return {
+            **_tables()[1], "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
+            "choice": self._choice, "catalogue": lambda text: catalogue_name(str(text or "")) or None,
+            "has": lambda names: any(self._flat.get(self._named(name)) is not None for name in names.split()),
+            "value": lambda names, usual=None: found if (found := self._take(names)[1]) is not None else usual,
+            "word": lambda names, usual="": str(self._of_kind(names, usual, "", str)).strip().lower(),
+            "whole": lambda names, usual=None: self._of_kind(names, usual, "number", whole_of),
+            "number": lambda names, usual=None: self._of_kind(names, usual, "number", _number),
+            "flag": lambda names, usual=None: self._of_kind(names, usual, "yes or no", _flag),
+            "usual": lambda value: value if self._program.defaults else None,
+        }  # fmt: skip
+
+
+def _short(value: object) -> str:
+    return "".join(c for c in " ".join(str(value).split()) if c.isprintable())[:60]
+
+
+def _flag(value: object) -> bool | None:
+    word = str(value).lower()
+    return True if word in _YES else False if word in _NO else None
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
+def _resolved(value: Any, flat: Mapping[str, Any], at: str) -> Any:
+    """A value with its references to other keys, or to variables with a default, filled in as far as they are known."""
+    for _ in range(_DEEPEST):
+        found = _REFERENCE.search(value) if isinstance(value, str) else None
+        if found is None:
+            return value
+        inside = found[1].strip()
+        key = f"{at.rpartition('.')[0]}{inside}".lstrip(".") if inside.startswith(".") else inside
+        known = flat.get(key, found[2])
+        if known is None:
+            return value
+        value = known if found[0] == value else value.replace(found[0], str(known))
+        value = None if value in ("null", "") else value
+    return value
+
+
+def python_config(text: str) -> tuple[str, dict[str, Any]]:
+    """The module of a table that Python text imports, and the arguments that its calls are given, by their classes.
+
+    ``Config.degree: 8`` of ``Config(degree=8)``. It is read, never run: what is no literal, and no name or product of
+    such, stays as text in ``${}``; calls below a condition are left out.
+    """
+    wanted = {one.imports for one in _tables()[0].values() if one.imports}
+    module = next((name for name in wanted if re.search(rf"^(?:from|import) {name}\b", text, re.MULTILINE)), "")
+    try:
+        tree = ast.parse(text) if module else ast.Module([], [])
+    except (SyntaxError, ValueError, RecursionError):
+        return "", {}
+    known: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    for node in _straight(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = _literal(node.value, known)
+        elif isinstance(node, ast.Call):
+            *owner, last = ast.unparse(node.func).split(".")
+            name = owner[-1] if owner and owner[-1][:1].isupper() else last
+            found |= {f"{name}.made_by": last} if name != last else {}
+            for word in node.keywords:
+                if word.arg:
+                    found.setdefault(f"{name}.{word.arg}", _literal(word.value, known))
+            if node.args and name.endswith("Config"):
+                found.setdefault(f"{name}.first", _literal(node.args[0], known))
+    return module, found
+
+
+def _straight(node: ast.AST) -> list[ast.AST]:
+    """The nodes below one in the order of the text, but for those under a condition or in a loop."""
+    below = [one for child in ast.iter_child_nodes(node) if not isinstance(child, ast.If | ast.For | ast.While)
+             for one in (child, *_straight(child))]  # fmt: skip
+    return below
+
+
+def _literal(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """A literal, the last name of a dotted one, or sums and products of such; of ``a or 8`` 8, which a option may set."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in known:
+        return known[node.id]
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value)[:1].isupper():
+        return node.attr
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        return _literal(node.values[-1], known)
+    if isinstance(node, ast.BinOp):
+        left, right = _literal(node.left, known), _literal(node.right, known)
+        if isinstance(left, int) and isinstance(right, int):
+            does = {ast.Mult: int.__mul__, ast.Add: int.__add__, ast.Sub: int.__sub__}.get(type(node.op))
+            return does(left, right) if does else f"${{{ast.unparse(node)}}}"
+    return f"${{{ast.unparse(node)}}}"
