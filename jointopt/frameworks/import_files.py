@@ -22,7 +22,7 @@ from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs
 from jointopt.frameworks import logs as megatron_log
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import OPTIONS, cluster_of
-from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
+from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import catalogue_name, models_of_shape
 from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
@@ -152,18 +152,18 @@ def _log(text: str) -> list[Taken]:
 def _log_alone(text: str) -> list[Taken]:
     dump = megatron.dump_taken(text)
     if dump or megatron_log.is_log(text):
-        taken = dump or Taken("Megatron-LM log", "megatron-lm")
+        taken = dump or Taken(*megatron_log.writer_of(text))
         taken.log = text
         return [taken]
     form = next((form for form in FORMATS if form.is_log(text)), None)
     if form is TORCHTITAN or "Building device mesh with parallelism" in text:
         return [torchtitan.log_taken(text)]
-    if form is not None and form.framework == "deepspeed":
+    if form is not None and (form.framework == "deepspeed" or (form is TRAINER and "print_user_config" in text)):
         return [deepspeed.log_taken(text)]
     if form is NANOTRON or "Config(general=GeneralArgs(" in text:
         return [nanotron.log_taken(text)]
     if form is not None:
-        return [Taken(f"{form.framework} log", form.framework, log=text)]
+        return [Taken(f"{form.program or form.framework} log".strip(), form.framework, log=text)]
     if "Traceback (most recent call last)" in text and failure_of(text, 1, False, 0.0).status == "oom":
         return [Taken("log of a failed run", log=text)]
     return []
