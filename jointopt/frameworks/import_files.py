@@ -115,12 +115,20 @@ def read_text(
 ) -> list[Taken]:  # fmt: skip
     """The statements of a text; none where no reader knows it. ``others``: texts of the files beside it."""
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
-        return _script(sh_command(text.strip("\0\n").split("\0")), name, {}, {}, run)
+        return read_words(text.strip("\0\n").split("\0"), name, others, given, run)
     if text.lstrip().startswith("{") and (found := _of_json(text, name)):
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
     return _log(text) or _config(text, name) or _script(text, name, others or {}, given or {}, run)
+
+
+def read_words(
+    words: Sequence[str], name: str = "", others: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None, run: int | None = None,
+) -> list[Taken]:  # fmt: skip
+    """The statements of the words of one command, as a process has them."""
+    return _script(sh_command(words), name, others or {}, given or {}, run)
 
 
 def _of_json(text: str, name: str) -> Taken | None:
@@ -566,26 +574,58 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
-    """All files in one: the first that states a value counts, and a later one that differs is remarked on."""
+    """All files in one: what runs (a process, then a log) counts more than what is written, and earlier files than
+    later ones; a value that differs is remarked on.
+    """  # fmt: skip
     whole = Taken("")
-    for one in files:
-        for kind in ("model", "training", "cluster", "plan"):
-            here = getattr(whole, kind)
-            for key, value in getattr(one, kind).items():
-                if key in here and here[key] != value and kind != "model":
-                    remarks.append(f"{one.source} states {key} {value}, another file {here[key]}, which counts")
-                if key not in here:
-                    whole.origins[f"{kind}.{key}"] = one.origins.get(f"{kind}.{key}") or one.source
-                here.setdefault(key, value)
+    ran: set[str] = set()  # fields that what runs states
+    for one in sorted(files, key=lambda file: (not file.process, not file.log)):
+        for field, value in fields_of(one).items():
+            kind, _, key = field.partition(".")
+            if kind not in SECTIONS:
+                continue
+            here, place = getattr(whole, kind), one.origins.get(field) or one.source
+            if key not in here:
+                here[key], whole.origins[field] = value, place
+                ran |= {field} if one.process or one.log else set()
+            elif not _agree(key, value, here[key]) and (field in ran or kind != "model"):
+                said = (
+                    f"{one.source} leaves {key} at {value}"
+                    if place.startswith("default of")
+                    else f"{place} states {key} {value}"
+                )
+                told = (
+                    f"the run has {here[key]} ({whole.origins[field]})"
+                    if field in ran
+                    else f"another file {here[key]}, which counts"
+                )
+                remarks.append(f"{said}, {told}")
         whole.framework = whole.framework or one.framework
         whole.asked = {**one.asked, **whole.asked}
         whole.accumulation = whole.accumulation or one.accumulation
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
         unseen = [name for name in one.names if name not in {other.source for other in files}]
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
+    _leave_nodes(whole, ran, remarks)
     stated = {f"{kind}.{key}" for kind in SECTIONS for key in getattr(whole, kind)}
     whole.asked = {field: why for field, why in whole.asked.items() if field not in stated}
     return whole
+
+
+def _agree(key: str, value: Any, other: Any) -> bool:
+    """Whether two values are one; a vocabulary may be padded, to a multiple of up to 128 for each of 64 ranks."""
+    if key == "vocab_size" and value and other:
+        return bool(abs(value - other) < 128 * 64)
+    return bool(value == other)
+
+
+def _leave_nodes(whole: Taken, ran: set[str], remarks: list[str]) -> None:
+    """Leaves nodes that a script states where the run has another number of GPUs."""
+    every, nodes, each = (whole.cluster.get(name) for name in ("num_gpus", "nodes", "gpus_per_node"))
+    if "cluster.num_gpus" in ran and "cluster.nodes" not in ran and nodes and each and nodes * each != every:
+        place = whole.origins.pop("cluster.nodes")
+        remarks.append(f"{place} states {nodes} nodes of {each} GPUs, the run has {every} GPUs")
+        del whole.cluster["nodes"]
 
 
 def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
     losses = [math.nan, *(one.loss for one in lines), math.nan]
     for before, one, beside in zip([begun, *ends], lines, zip(losses, losses[2:], strict=False), strict=False):
         cold = before < begun + warmup and not one.fault
-        why = WARM_UP if cold else SPIKE if one.loss > max(beside) + _SPIKE else ""
+        why = WARM_UP if cold else SPIKE if all(one.loss > other + _SPIKE for other in beside) else ""
         yield dataclasses.replace(one, span=span, fault=one.fault or why)
 
 

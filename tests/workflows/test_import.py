@@ -105,7 +105,7 @@ def test_files_that_contradict_each_other_are_named(files: dict[str, Path], tmp_
     (tmp_path / "other.sh").write_text(SCRIPT.replace("--global-batch-size 128", "--global-batch-size 256"))
     found = import_([files["train.sh"], tmp_path / "other.sh"], gpu=GPU)
     assert found.job.training.global_batch_size == 128
-    assert "other.sh states global_batch_size 256, another file 128, which counts" in found.remarks
+    assert "other.sh:1 states global_batch_size 256, another file 128, which counts" in found.remarks
 
 
 def test_the_job_file_and_the_rows_read_back(files: dict[str, Path], tmp_path: Path) -> None:
