@@ -18,7 +18,7 @@ from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
-from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
+from jointopt.frameworks import deepspeed, kubernetes, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import OPTIONS, cluster_of
@@ -120,7 +120,22 @@ def read_text(
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
+    if (pods := kubernetes.pods_of(text)) is not None:
+        return _of_pods(pods, name, others or {}, given or {}, run)
     return _log(text) or _config(text, name) or _script(text, name, others or {}, given or {}, run)
+
+
+def _of_pods(
+    pods: kubernetes.Pods, name: str, others: Mapping[str, str], given: Mapping[str, str], run: int | None
+) -> list[Taken]:
+    """The statements of the script that pods run, of the files that a manifest gives them, and of the manifest."""
+    found = _script(pods.script, name, {**pods.files, **others}, given, run)
+    configs = [one for config in dict.fromkeys(file for taken in found for file in taken.names)
+               if config in pods.files for one in read_text(pods.files[config], config, pods.files)]  # fmt: skip
+    for taken in found:
+        taken.format = f"manifest of Kubernetes, {taken.format}"
+        pods.state(taken, name)
+    return [*found, *configs]
 
 
 def read_words(

@@ -17,19 +17,8 @@ from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
 
-SHAPE = [
-    "--num-layers",
-    "32",
-    "--hidden-size",
-    "4096",
-    "--seq-length",
-    "4096",
-    "--num-attention-heads",
-    "32",
-    "--vocab-size",
-    "32000",
-]
-WORDS = [*SHAPE, "--micro-batch-size", "4", "--global-batch-size", "64", "--tensor-model-parallel-size", "2"]
+SHAPE = "--num-layers 32 --hidden-size 4096 --seq-length 4096 --num-attention-heads 32 --vocab-size 32000"
+WORDS = [*SHAPE.split(), "--micro-batch-size", "4", "--global-batch-size", "64", "--tensor-model-parallel-size", "2"]
 PLACE = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 PROGRAMS = {
     "pretrain_gpt.py": "import time; print('on', flush=True); time.sleep(60)",
