@@ -215,6 +215,7 @@ class Format:
     """One program's entries: of an iteration (groups ``number``, perhaps ``loss``, ``memory``), and around them."""
 
     framework: str
+    mark: str  # a text in every log of it
     iteration: re.Pattern[str]
     seconds: _Times
     beside: tuple[tuple[re.Pattern[str], str], ...] = ()  # what makes the next iteration no ordinary one
@@ -229,13 +230,13 @@ class Format:
 
     def is_log(self, text: str) -> bool:
         """Whether a text holds an entry of iterations of this format."""
-        return any(self.iteration.search(entry.text) for entry in self._entries(text))
+        return self.mark in text and any(self.iteration.search(entry.text) for entry in self._entries(text))
 
     def _entries(self, text: str) -> Iterator[Line]:
         lines = (line for line in lines_of(text) if not _is_comment(line))
         if self.ends is None:
             return lines
-        return (Line("", entry) for entry in self.ends.split("\n".join(line.text for line in lines)))
+        return (Line("", one[-_MOST_ENTRY:]) for one in self.ends.split("\n".join(line.text for line in lines)))
 
     def read(self, text: str, warmup: int, batch: Batch) -> RunLog:
         """The run of a log after ``warmup`` iterations; ValueError where none counts."""
@@ -252,9 +253,9 @@ class Format:
             for one in self._iterations(line, batch, fault, len(found) + 1):
                 found.append(one)
                 fault = ""
-        remark = self.remark.format(f"{statistics.median(map(_rounding, rates)):.1%}") if rates else self.remark
+        rounding = max(statistics.median(map(_rounding, rates)), 0.001) if rates else 0.0
         found = [*_differences(found)] if self.elapsed else found
-        return run_log(found, 0 if self.whole else warmup, _largest(memory), remark)
+        return run_log(found, 0 if self.whole else warmup, _largest(memory), self.remark.format(f"{rounding:.1%}"))
 
     def _memory(self, text: str) -> list[float]:
         found = [m["memory"] for m in self.iteration.finditer(text) if "memory" in m.re.groupindex and m["memory"]]
@@ -336,6 +337,7 @@ def _pattern(words: str, begin: str = "") -> re.Pattern[str]:
 
 # of tqdm: 5/100 [00:11<03:45,
 _BAR = r"(?P<number>\d+)/[\d?]+ \[(?P<clock>[\d:]+)<[\d:?]+"
+_MOST_ENTRY = 20_000  # characters of one that are looked at, from its end
 _INDENTED = re.compile(r"\n(?![ \t])")  # lines that belong to the one above
 
 
@@ -344,6 +346,7 @@ _CHECKPOINT = (_SAVING, CHECKPOINT)
 _OVERFLOW = (re.compile(r"Skipping step|OVERFLOW!|Grad overflow"), SKIPPED)
 TORCHTITAN = Format(
     "torchtitan",
+    "mfu:",
     _pattern(
         r"(?<!validate )step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>NUM)\sANYmemory:\s*(?P<memory>[\d.]+)GiB"
         r"\([\d.]+%\)\s+(?:tps|wps):\s*(?P<tps>NUM)\sANYmfu:\s*(?:[\d.]+%|N/A)",
@@ -354,6 +357,7 @@ TORCHTITAN = Format(
 )
 NANOTRON = Format(
     "nanotron",
+    "time_per_iteration_ms:",
     _pattern(
         r"\biteration: (?P<number>\d+) / \d+ \|ANY\b(?:elapsed_)?time_per_iteration_ms: (?P<ms>NUM)(?P<unit>[KMBT]?) \|"
         r"ANY\b(?:lm_loss|loss): (?P<loss>NUM) \|",
@@ -366,6 +370,7 @@ NANOTRON = Format(
 )
 DEEPSPEED_PIPELINE = Format(
     "deepspeed",
+    "iter time (s):",
     _pattern(r"\bsteps: (?P<number>\d+) loss: (?P<loss>NUM) ANYiter time \(s\): (?P<s>NUM) samples/sec: NUM", "steps:"),
     _stated_seconds,
     (_CHECKPOINT, _OVERFLOW),
@@ -373,6 +378,7 @@ DEEPSPEED_PIPELINE = Format(
 )
 DEEPSPEED = Format(
     "deepspeed",
+    "CurrSamplesPerSec=",
     _pattern(
         r"micro_step=\d+/global_step=(?P<number>\d+), RunningAvgSamplesPerSec=NUM, CurrSamplesPerSec=(?P<rate>NUM), "
         r"MemAllocated=[\d.]+GB, MaxMemAllocated=(?P<memory>[\d.]+)GB"
@@ -383,6 +389,7 @@ DEEPSPEED = Format(
 )
 DEEPSPEED_PHASES = Format(
     "deepspeed",
+    "| fwd:",
     _pattern(
         r"time \(ms\) \| fwd: (?P<fwd>NUM) \| bwd: (?P<bwd>NUM) \|ANY\| step: (?P<step>\d+\.\d\d)(?P<number>)\s*$",
         "fwd:",
@@ -393,6 +400,7 @@ DEEPSPEED_PHASES = Format(
 )
 NEMO = Format(
     "nemo",
+    "train_step_timing in s: ",
     _pattern(
         r"iteration (?P<number>\d+)/\d+ \|ANYreduced_train_loss: (?P<loss>NUM) \|ANY"
         r"train_step_timing in s: (?P<s>NUM)(?=\s*\||(?<=[\d.]{5})\s*$)",  # last in its line, it is whole by its digits
@@ -403,10 +411,11 @@ NEMO = Format(
 )
 NEMO_BAR = Format(
     "nemo",
+    "train_step_timing in s=",
     _pattern(
         r"\d+/\d+ \[ANYreduced_train_loss=(?P<loss>NUM),ANYglobal_step=(?P<number>NUM),ANY"
         r"train_step_timing in s=(?P<s>NUM)",
-        "Epoch ",
+        r"\d+/\d+ \[",
     ),
     _stated_seconds,
     (_CHECKPOINT, (re.compile(r"Validation DataLoader|Validation:"), EVALUATION)),
@@ -415,18 +424,20 @@ NEMO_BAR = Format(
 # its transformers.trainer_callback: a bar of tqdm, and a dictionary each logging_steps, of text since 5.0
 TRAINER = Format(
     "",
+    "{'loss':",
     _pattern(
         r"(?s)BAR, +(?P<rate>NUM)(?P<unit>s/it|it/s)[^\]]*\](?:(?!\d+/\d+ \[).)*\{'loss': '?(?P<loss>NUM)'?,"
         r"(?: 'grad_norm': '?(?P<norm>NUM))?"
     ),
     _by_rate,
     (_CHECKPOINT, (re.compile(r"'eval_\w+':"), EVALUATION)),
-    remark="rates of a progress bar, each precise to {}",
+    remark="rates that a progress bar smooths over some steps, each precise to {}",
     ends=re.compile(r"(?<=\})\n"),
     program="Hugging Face Trainer",
 )
 TRAINER_SUMMARY = Format(
     "",
+    "'train_runtime':",
     _pattern(
         r"(?P<number>)\{'train_runtime': '?NUM'?, 'train_samples_per_second': '?NUM'?, "
         r"'train_steps_per_second': '?(?P<rate>NUM)'?(?:,ANY 'train_loss': '?(?P<loss>NUM))?",
@@ -440,6 +451,7 @@ TRAINER_SUMMARY = Format(
 # its bars show the mean rate since the epoch's start, so that only the clock tells one stretch from another
 LIGHTNING = Format(
     "",
+    "Epoch ",
     _pattern(r"Epoch \d+:ANYBAR, +NUM(?:it/s|s/it)(?:,ANY\b(?:train[_/])?loss(?:_step)?=(?P<loss>NUM))?", "Epoch "),
     _clock_seconds,
     (_CHECKPOINT, (re.compile(r"Validation DataLoader|Validation:"), EVALUATION)),
@@ -449,8 +461,10 @@ LIGHTNING = Format(
 )
 OLMO = Format(
     "",
+    "throughput/device/",
     _pattern(
-        r"(?s)\[step=(?P<number>\d+)/[\d?]+[^\]\n]*\](?=(?:.*?train/(?:CrossEntropyLoss|CE loss)=(?P<loss>NUM))?)"
+        r"(?s)\A[^\n]{0,200}?\[step=(?P<number>\d+)/[\d?]+[^\]\n]*\]"
+        r"(?=(?:.*?train/(?:CrossEntropyLoss|CE loss)=(?P<loss>NUM))?)"
         r"(?=.*?throughput/device/(?:tokens_per_second|TPS)=(?P<tps>NUM))"
         r"(?=(?:.*?System/Peak GPU Memory \(MB\)=(?P<memory>[\d.,]+))?)"
     ),
@@ -462,8 +476,9 @@ OLMO = Format(
 )
 COMPOSER = Format(
     "composer",
+    "throughput/samples_per_sec:",
     _pattern(
-        r"(?s)\[\w+=\d+(?:/\d+)?\]:(?=.*?Train time/batch: (?P<number>\d+))"
+        r"(?s)\A[^\n]{0,200}?\[\w+=\d+(?:/\d+)?\]:(?=.*?Train time/batch: (?P<number>\d+))"
         r"(?=(?:.*?Train memory/peak_reserved_mem: (?P<memory>[\d.]+))?)(?=.*?Train loss/train/total: (?P<loss>NUM))"
         r"(?=.*?Train throughput/samples_per_sec: (?P<rate>NUM))"
     ),
@@ -476,6 +491,7 @@ COMPOSER = Format(
 # of a script of one's own, such as those that Accelerate starts: documented in docs/imports.md
 PLAIN = Format(
     "",
+    "step ",
     _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>\d+\.\d{3,})(?: s)?\s*$"),
     _stated_seconds,
     (_CHECKPOINT,),
@@ -531,7 +547,9 @@ def read_log(text: str, dropped: int) -> RunLog:
 
 def is_log(text: str) -> bool:
     """Whether a text holds a line of iterations of this format."""
-    return any(_TIME in line.text and _ITERATION.search(line.text) and not _is_comment(line) for line in lines_of(text))
+    return _TIME in text and any(
+        _TIME in line.text and _ITERATION.search(line.text) and not _is_comment(line) for line in lines_of(text)
+    )
 
 
 def writer_of(text: str) -> tuple[str, str]:

@@ -76,7 +76,9 @@ def test_times_are_those_of_the_log(form: Format, text: str, seconds: tuple[floa
 
 def test_how_precisely_a_rate_is_written_is_remarked_on() -> None:
     text = trainer(1, "9.87s/it") + trainer(2, "2.50s/it") + trainer(3, "2.50s/it")
-    assert TRAINER.read(text, 1, BATCH).remark == "rates of a progress bar, each precise to 0.2%"
+    assert (
+        TRAINER.read(text, 1, BATCH).remark == "rates that a progress bar smooths over some steps, each precise to 0.2%"
+    )
     assert TRAINER_SUMMARY.read(SUMMARY, 5, BATCH).remark.endswith("evaluations included, precise to 0.4%")
 
 
