@@ -82,7 +82,8 @@ def _ranks(process: psutil.Process, own: Mapping[str, str]) -> Iterator[psutil.P
 def _statements(process: psutil.Process, launcher: psutil.Process, run: int | None) -> list[Taken]:
     """What the words, the environment and the configs of one process state; none where it trains nothing."""
     name, environment, words = f"process {process.pid}", process.environ(), process.cmdline()
-    places = {place.name: place for one in (process, launcher) for place in _configs(one.cmdline(), one)}
+    named = [place for one in (launcher, process) for place in _configs(one.cmdline(), one)]
+    places = {place.name: place for place in reversed(named)}
     texts = {name: text for name, place in places.items() if (text := _text(place))}
     found = read_words(words, name, texts, environment, run)
     if not found and process != launcher:  # a script of one's own
@@ -94,14 +95,14 @@ def _statements(process: psutil.Process, launcher: psutil.Process, run: int | No
     if not found and not configs:
         return []
     base = found[0] if found else Taken("arguments")
-    base.format, base.process, base.source = f"{base.format} of a process", process.pid, name
+    form = base.format.replace("launch script", "arguments")
+    base.format, base.process, base.source = f"{form} of a process", process.pid, name
     base.origins = {field: re.sub(rf"({name}):\d+", r"\1", place) for field, place in base.origins.items()}
     _state_sizes(base, environment)
     for config, one in configs:
         one.source, one.process = config, process.pid
-        changed = places[config].stat().st_mtime > process.create_time() + _CLOCK_S
-        base.remarks += (f"{config} is read in {process.cwd()}, where it runs"
-                         f"{', though it has changed since the start' if changed else ''}",)  # fmt: skip
+        later = ", though it has changed since the start" if _has_changed(places[config], process) else ""
+        base.remarks += (f"{config} is read in {process.cwd()}, where it runs{later}",)
     return [base, *(one for _, one in configs)]
 
 
@@ -115,6 +116,12 @@ def _configs(words: Sequence[str], process: psutil.Process) -> Iterator[Path]:
         with suppress(OSError, ValueError):
             if named and len(named) < 4_000 and place.is_file() and place.stat().st_size <= MOST_CHARACTERS:
                 yield place
+
+
+def _has_changed(place: Path, process: psutil.Process) -> bool:
+    with suppress(OSError):
+        return place.stat().st_mtime > process.create_time() + _CLOCK_S
+    return True
 
 
 def _text(place: Path) -> str:
@@ -131,7 +138,7 @@ def _state_sizes(taken: Taken, environment: Mapping[str, str]) -> None:
             break
     else:
         return
-    if each is None or every % each if each else every % (nodes or 1):
+    if every % (each or nodes or 1):
         taken.asked["cluster.nodes"] = Question(f"{every} ranks are on nodes of different sizes, by {row[0]}")
         return
     per_node = each or every // (nodes or 1)
