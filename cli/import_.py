@@ -25,7 +25,10 @@ _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @click.command("import", short_help="Read what runs today: a script, a config, a log.")
-@click.argument("files", nargs=-1, required=True, type=common.PATH, metavar="FILE...")
+@click.argument("files", nargs=-1, type=common.PATH, metavar="FILE...")
+@click.option(
+    "--pid", type=click.IntRange(min=1), metavar="N", help="A process of a run that goes on, on this machine."
+)
 @click.option("--out", type=common.PATH, metavar="JOB.yaml", help="Write the job file.")
 @click.option(
     "--runs", type=common.PATH, metavar="RUNS.csv", help="Write the measured rows, a table as `ingest` takes it."
@@ -43,14 +46,15 @@ _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
 @common.model_options(default="none")
 @common.output_options
 def import_(
-    files: tuple[Path, ...], out: Path | None, runs: Path | None, propose: bool, warmup: int, run: int | None,
-    answers: tuple[str, ...], basis: dict[str, Any], as_json: bool, **given: Any,
+    files: tuple[Path, ...], pid: int | None, out: Path | None, runs: Path | None, propose: bool, warmup: int,
+    run: int | None, answers: tuple[str, ...], basis: dict[str, Any], as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Read what runs today into a job, the plan that it runs, and measured rows.
 
     FILEs of one run, recognised by their content: a shell or sbatch script (or the arguments of a process) that starts
-    Megatron-LM, torchtitan, DeepSpeed or Accelerate; a config of NeMo, Megatron-Bridge, torchtitan, DeepSpeed, nanotron
-    or Accelerate; a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote meanwhile, for the energy.
+    Megatron-LM, torchtitan, DeepSpeed or Accelerate, or a manifest of Kubernetes; a config of NeMo, Megatron-Bridge,
+    torchtitan, DeepSpeed, nanotron or Accelerate; a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi
+    wrote meanwhile, for the energy. With --pid a rank that runs, or what launched it, counts more than files.
     Options that are not known are counted and named. Iterations that were skipped, had NaN gradients, or lie beside a
     checkpoint or an evaluation do not count.
 
@@ -58,6 +62,7 @@ def import_(
     Examples:
       jointopt import train.sh run.log --gpu h100-sxm5-80gb --out job.yaml --runs runs.csv
       jointopt import run.log --gpu h100-sxm5-80gb --propose
+      jointopt import --pid 4711 train.sh
       jointopt import run.log node0-dcgm.txt node1-dcgm.txt --runs runs.csv
     """
     from jointopt.runs.table import csv_text
@@ -66,7 +71,7 @@ def import_(
     if wrong := next((one for one in answers if "=" not in one), None):
         raise click.UsageError(f"--set must be NAME=VALUE; got {wrong!r:.60}.")
     stated = dict(one.split("=", 1) for one in answers)
-    found = workflow.import_(files, warmup=warmup, run=run, set=stated, **settings.with_network(given))
+    found = workflow.import_(files, warmup=warmup, run=run, pid=pid, set=stated, **settings.with_network(given))
     if out:
         _write(out, found.job_text(), "--out")
     if runs:

@@ -41,9 +41,10 @@ def sh_variable(name: str) -> str:
     return f'"${name}"'
 
 
-def sh_exports(variables: Mapping[str, str]) -> list[str]:
-    """Lines of shell that set environment variables."""
-    return [f"export {name}={sh_word(value)}" for name, value in variables.items()]
+def sh_exports(variables: Mapping[str, str], known: Iterable[str] = ()) -> list[str]:
+    """Lines of shell that set environment variables; ``${NAME}`` of those ``known`` alone stands for a value."""
+    names = tuple(known)
+    return [f"export {name}={sh_word(value, names)}" for name, value in variables.items()]
 
 
 def sh_file(name: str, text: str) -> str:

@@ -16,13 +16,13 @@ from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
-from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
+from jointopt.frameworks import deepspeed, kubernetes, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
 from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
 from jointopt.frameworks.configs.config_programs import config_taken, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
-from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
+from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
 from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
@@ -108,7 +108,7 @@ def read_text(
 ) -> list[Taken]:  # fmt: skip
     """The statements of a text; none where no reader knows it. ``others``: texts of the files beside it."""
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
-        return _script(sh_command(text.strip("\0\n").split("\0")), name, {}, {}, run)
+        return read_words(text.strip("\0\n").split("\0"), name, others, given, run)
     if text.lstrip().startswith("{") and (found := _of_json(text, name)):
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
@@ -116,7 +116,30 @@ def read_text(
     module, calls = python_config(text) if len(text) <= MOST_CHARACTERS else ("", {})
     if module and (found := _of_program(calls, {name: text}, module)):
         return [found]
+    if (pods := kubernetes.pods_of(text)) is not None:
+        return _of_pods(pods, name, others or {}, given or {}, run)
     return _log(text) or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
+
+
+def _of_pods(
+    pods: kubernetes.Pods, name: str, others: Mapping[str, str], given: Mapping[str, str], run: int | None
+) -> list[Taken]:
+    """The statements of the script that pods run, of the files that a manifest gives them, and of the manifest."""
+    found = _script(pods.script, name, {**pods.files, **others}, given, run)
+    configs = [one for config in dict.fromkeys(file for taken in found for file in taken.names)
+               if config in pods.files for one in read_text(pods.files[config], config, pods.files)]  # fmt: skip
+    for taken in found:
+        taken.format = f"manifest of Kubernetes, {taken.format}"
+        pods.state(taken, name)
+    return [*found, *configs]
+
+
+def read_words(
+    words: Sequence[str], name: str = "", others: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None, run: int | None = None,
+) -> list[Taken]:  # fmt: skip
+    """The statements of the words of one command, as a process has them."""
+    return _script(sh_command(words), name, others or {}, given or {}, run)
 
 
 def _of_json(text: str, name: str) -> Taken | None:
@@ -182,18 +205,18 @@ def _log(text: str) -> list[Taken]:
 def _log_alone(text: str) -> list[Taken]:
     dump = megatron.dump_taken(text)
     if dump or megatron_log.is_log(text):
-        taken = dump or Taken("Megatron-LM log", "megatron-lm")
+        taken = dump or Taken(*megatron_log.writer_of(text))
         taken.log = text
         return [taken]
     form = next((form for form in FORMATS if form.is_log(text)), None)
     if form is TORCHTITAN or "Building device mesh with parallelism" in text:
         return [torchtitan.log_taken(text)]
-    if form is not None and form.framework == "deepspeed":
+    if form is not None and (form.framework == "deepspeed" or (form is TRAINER and "print_user_config" in text)):
         return [deepspeed.log_taken(text)]
     if form is NANOTRON or "Config(general=GeneralArgs(" in text:
         return [nanotron.log_taken(text)]
     if form is not None:
-        return [Taken(f"{form.framework} log", form.framework, log=text)]
+        return [Taken(f"{form.program or form.framework} log".strip(), form.framework, log=text)]
     if "Traceback (most recent call last)" in text and failure_of(text, 1, False, 0.0).status == "oom":
         return [Taken("log of a failed run", log=text)]
     return []
@@ -531,19 +554,21 @@ def _and(parts: Sequence[str]) -> str:
 
 
 # which files count more: what ran, then what DeepSpeed takes from its own file, the command line, and configs
-_RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config")
+_RANKS = ("plan", "process", "log", "DeepSpeed config", "", "config", "Hugging Face config")
 
 
 def _rank(one: Taken) -> int:
     """How far behind others a file counts, whatever the order in which files are given."""
     kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
-    return _RANKS.index("" if one.command else max(kinds, key=len) or "config")
+    kind = "process" if one.process else "log" if one.log else "" if one.command else max(kinds, key=len) or "config"
+    return _RANKS.index(kind)
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """All files in one, those of the first ranks first: what states a value before what has it by default.
 
-    What counts less and differs is remarked on; what differs among files of one rank is asked.
+    What counts less and differs is remarked on; what differs among files of one rank is asked. Of what runs (a process, a
+    log) defaults count too.
     """
     whole = Taken("")
     by: dict[str, Taken] = {}
@@ -551,22 +576,24 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         for one in files:
             for name, value in fields_of(one).items():
                 kind, _, key = name.partition(".")
-                if kind not in SECTIONS or is_default(one, name) is not default:
+                if kind not in SECTIONS or (is_default(one, name) and not _runs(one)) is not default:
                     continue
                 here = getattr(whole, kind)
                 if name not in by:
                     by[name], here[key] = one, value
                     whole.origins[name] = one.origins.get(name) or one.source
-                elif here[key] != value and not default:
+                elif not _agree(key, value, here[key]) and (not default or _runs(by[name])):
                     _differ(whole, name, by[name], one, remarks)
-    for one in files:
+    for one in sorted(files, key=lambda file: is_default(file, "accumulation")):
         whole.accumulation = whole.accumulation or one.accumulation
+    for one in files:
         for name, question in one.asked.items():
             if not _answered(name, question, one, files):
                 whole.asked.setdefault(name, question)
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
         unseen = _unseen(one, files)
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
+    _leave_nodes(whole, {name for name, one in by.items() if _runs(one)}, remarks)
     named = (*(one for one in files if one.command), *files)
     whole.framework = next((one.framework for one in named if one.framework), "")
     if whole.framework == "megatron-deepspeed":
@@ -582,7 +609,11 @@ def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[s
     """A remark that another file counts less; a question where neither does."""
     kind, _, key = name.partition(".")
     values = getattr(first, kind)[key], getattr(other, kind)[key]
-    if _rank(first) == _rank(other):
+    place = other.origins.get(name) or other.source
+    if _runs(first):
+        said = f"{other.source} leaves {key} at" if place.startswith("default of") else f"{place} states {key}"
+        remarks.append(f"{said} {values[1]}, the run has {values[0]} ({whole.origins[name]})")
+    elif _rank(first) == _rank(other):
         parts = sorted(f"{value} by {one.source}" for value, one in zip(values, (first, other), strict=True))
         whole.asked[name] = Question(_and(parts))
     elif kind != "model":
@@ -602,6 +633,27 @@ def _answered(name: str, question: Question, asking: Taken, files: Sequence[Take
 
 def _unseen(one: Taken, files: Sequence[Taken]) -> list[str]:
     return [name for name in one.names if name not in {other.source for other in files}]
+
+
+def _runs(one: Taken) -> bool:
+    """Whether a file shows what runs: a process or a log."""
+    return one.process or bool(one.log)
+
+
+def _agree(key: str, value: Any, other: Any) -> bool:
+    """Whether two values are one; a vocabulary may be padded, to a multiple of up to 128 for each of 64 ranks."""
+    if key == "vocab_size" and value and other:
+        return bool(abs(value - other) < 128 * 64)
+    return bool(value == other)
+
+
+def _leave_nodes(whole: Taken, ran: set[str], remarks: list[str]) -> None:
+    """Leaves nodes that a script states where the run has another number of GPUs."""
+    every, nodes, each = (whole.cluster.get(name) for name in ("num_gpus", "nodes", "gpus_per_node"))
+    if "cluster.num_gpus" in ran and "cluster.nodes" not in ran and nodes and each and nodes * each != every:
+        place = whole.origins.pop("cluster.nodes")
+        remarks.append(f"{place} states {nodes} nodes of {each} GPUs, the run has {every} GPUs")
+        del whole.cluster["nodes"]
 
 
 def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def _seconds(stretch: Iterable[Iteration]) -> float:
 # Why an iteration does not count.
 SKIPPED, NAN, CUT = "skipped for gradients that were not finite", "with NaN", "cut off in the log"
 CHECKPOINT, EVALUATION, WARM_UP = "beside a checkpoint", "beside an evaluation", "of warm-up"
+SPIKE = "with a spike of the loss"
+_SPIKE = 1.0  # nat above the losses before and after
 
 
 @dataclass(frozen=True)
@@ -181,12 +183,14 @@ def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
     ends = [one.number for one in lines]
     span = min((b - a for a, b in itertools.pairwise(ends)), default=1)
     begun = max(ends[0] - span, min(ends[0] - 1, 0))  # the iteration before the first line; NeMo counts from 0
-    for before, one in zip([begun, *ends], lines, strict=False):
+    losses = [math.nan, *(one.loss for one in lines), math.nan]
+    for before, one, beside in zip([begun, *ends], lines, zip(losses, losses[2:], strict=False), strict=False):
         cold = before < begun + warmup and not one.fault
-        yield dataclasses.replace(one, span=span, fault=WARM_UP if cold else one.fault)
+        why = WARM_UP if cold else SPIKE if all(one.loss > other + _SPIKE for other in beside) else ""
+        yield dataclasses.replace(one, span=span, fault=one.fault or why)
 
 
-# Logs of torchtitan, nanotron, DeepSpeed and NeMo, each by the format string of its training loop.
+# Logs of programs that are not Megatron's, each by the format string of its training loop.
 
 
 _NUMBER = r"[-+]?(?:(?i:nan|inf)|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
@@ -208,56 +212,88 @@ _Times = Callable[[Match, Batch], float]  # seconds of an iteration from its lin
 
 @dataclass(frozen=True)
 class Format:
-    """One program's lines: of an iteration (groups ``number``, perhaps ``loss`` and ``memory``), and around them."""
+    """One program's entries: of an iteration (groups ``number``, perhaps ``loss``, ``memory``), and around them."""
 
     framework: str
+    mark: str  # a text in every log of it
     iteration: re.Pattern[str]
     seconds: _Times
     beside: tuple[tuple[re.Pattern[str], str], ...] = ()  # what makes the next iteration no ordinary one
     memory: re.Pattern[str] | None = None  # of a line of its own
     bytes_per_unit: float = GIB  # of memory
     skipped: re.Pattern[str] | None = None  # a line whose group counts the skipped iterations so far
-    remark: str = ""
+    remark: str = ""  # {} in it: how precisely the group ``rate`` is written
+    ends: re.Pattern[str] | None = None  # an entry, where it is not the end of a line
+    program: str = ""  # that writes it, where it is no framework
+    elapsed: bool = False  # `seconds` are those since the program's start
+    whole: bool = False  # it is the mean of a whole training
 
     def is_log(self, text: str) -> bool:
-        """Whether a text holds a line of iterations of this format."""
-        return any(self.iteration.search(line.text) for line in lines_of(text) if not _is_comment(line))
+        """Whether a text holds an entry of iterations of this format."""
+        return self.mark in text and any(self.iteration.search(entry.text) for entry in self._entries(text))
+
+    def _entries(self, text: str) -> Iterator[Line]:
+        lines = (line for line in lines_of(text) if not _is_comment(line))
+        if self.ends is None:
+            return lines
+        return (Line("", one[-_MOST_ENTRY:]) for one in self.ends.split("\n".join(line.text for line in lines)))
 
     def read(self, text: str, warmup: int, batch: Batch) -> RunLog:
         """The run of a log after ``warmup`` iterations; ValueError where none counts."""
         found: list[Iteration] = []
         fault, memory, skipped = "", [math.nan], 0
-        for line in lines_of(text):
+        rates: list[str] = []
+        for line in self._entries(text):
             fault = next((why for marks, why in self.beside if marks.search(line.text)), fault)
             if self.skipped and (counted := self.skipped.search(line.text)):
                 fault = SKIPPED if int(counted[1]) > skipped else fault
                 skipped = max(skipped, int(counted[1]))
             memory += self._memory(line.text)
+            rates += [one["rate"] for one in self.iteration.finditer(line.text)] if "{" in self.remark else []
             for one in self._iterations(line, batch, fault, len(found) + 1):
                 found.append(one)
                 fault = ""
-        largest = max((value for value in memory if math.isfinite(value)), default=math.nan)
-        return run_log(found, warmup, largest, self.remark)
+        rounding = max(statistics.median(map(_rounding, rates)), 0.001) if rates else 0.0
+        found = [*_differences(found)] if self.elapsed else found
+        return run_log(found, 0 if self.whole else warmup, _largest(memory), self.remark.format(f"{rounding:.1%}"))
 
     def _memory(self, text: str) -> list[float]:
         found = [m["memory"] for m in self.iteration.finditer(text) if "memory" in m.re.groupindex and m["memory"]]
         found += self.memory.findall(text) if self.memory else []
-        return [float(value) * self.bytes_per_unit / GIB for value in found]
+        return [_plain(value) * self.bytes_per_unit / GIB for value in found]
 
     def _iterations(self, line: Line, batch: Batch, fault: str, place: int) -> Iterator[Iteration]:
         for found in self.iteration.finditer(line.text):
             seconds = self.seconds(found, batch)
-            loss = float(found["loss"]) if "loss" in found.re.groupindex and found["loss"] else math.nan
+            stated = {name: _plain(text) for name in ("loss", "norm") if (text := found.groupdict().get(name))}
+            loss = stated.get("loss", math.nan)
             if 0 < seconds < math.inf:
-                bad = NAN if found.groupdict().get("loss") and not math.isfinite(loss) else fault
+                bad = fault if all(map(math.isfinite, stated.values())) else NAN
                 ended_s = moment_of(line.text[: found.start()])
-                yield Iteration(
-                    int(found["number"] or place), seconds, line.rank, loss=loss, fault=bad, ended_s=ended_s
-                )
+                number = int(_plain(found["number"])) if found["number"] else place
+                yield Iteration(number, seconds, line.rank, loss=loss, fault=bad, ended_s=ended_s)
 
 
 def _plain(text: str) -> float:
     return float(text.replace(",", ""))
+
+
+def _rounding(text: str) -> float:
+    """How far a number may be off by its last digit, as a share of it."""
+    return 0.5 * 10.0 ** -len(text.partition(".")[2]) / _plain(text) if _plain(text) else math.inf
+
+
+def _differences(found: Iterable[Iteration]) -> Iterator[Iteration]:
+    """The mean from one line to another where the lines of a bar state whole seconds since its start."""
+    last, fault = Iteration(0, math.inf), ""
+    for one in found:
+        fault = fault or one.fault
+        if one.number < last.number or one.seconds < last.seconds:
+            last, fault = one, ""
+        elif one.seconds - last.seconds >= _LEAST_WHOLE_S and one.number > last.number:
+            each = (one.seconds - last.seconds) / (one.number - last.number)
+            yield dataclasses.replace(one, seconds=each, fault=fault)
+            last, fault = one, ""
 
 
 def _by_tokens(found: Match, batch: Batch) -> float:
@@ -269,6 +305,17 @@ def _by_tokens(found: Match, batch: Batch) -> float:
 def _by_samples(found: Match, batch: Batch) -> float:
     rate = _plain(found["rate"])
     return batch.sequences / rate if rate > 0 else math.nan
+
+
+def _by_rate(found: Match, batch: Batch) -> float:
+    """From seconds of an iteration, or iterations in a second."""
+    rate = _plain(found["rate"])
+    return rate if found.groupdict().get("unit") == "s/it" else 1.0 / rate if rate > 0 else math.nan
+
+
+def _clock_seconds(found: Match, batch: Batch) -> float:
+    """From a time such as 1:02:03."""
+    return sum(int(part) * 60.0**place for place, part in enumerate(reversed(found["clock"].split(":"))))
 
 
 def _milliseconds(found: Match, batch: Batch) -> float:
@@ -285,7 +332,13 @@ def _by_phases(found: Match, batch: Batch) -> float:
 
 def _pattern(words: str, begin: str = "") -> re.Pattern[str]:
     """NUM is a number, ANY a text without another ``begin``, by which a line of another rank was written into it."""
-    return re.compile(words.replace("ANY", f"(?:(?!{begin}).)*?").replace("NUM", _NUMBER))
+    return re.compile(words.replace("ANY", f"(?:(?!{begin}).)*?").replace("NUM", _NUMBER).replace("BAR", _BAR))
+
+
+# of tqdm: 5/100 [00:11<03:45,
+_BAR = r"(?P<number>\d+)/[\d?]+ \[(?P<clock>[\d:]+)<[\d:?]+"
+_MOST_ENTRY = 20_000  # characters of one that are looked at, from its end
+_INDENTED = re.compile(r"\n(?![ \t])")  # lines that belong to the one above
 
 
 _SAVING = re.compile(r"[Ss]aving (?:the |model )?checkpoint|[Ff]inished saving|\[Torch\] Sav(?:ing|ed)")
@@ -293,6 +346,7 @@ _CHECKPOINT = (_SAVING, CHECKPOINT)
 _OVERFLOW = (re.compile(r"Skipping step|OVERFLOW!|Grad overflow"), SKIPPED)
 TORCHTITAN = Format(
     "torchtitan",
+    "mfu:",
     _pattern(
         r"(?<!validate )step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>NUM)\sANYmemory:\s*(?P<memory>[\d.]+)GiB"
         r"\([\d.]+%\)\s+(?:tps|wps):\s*(?P<tps>NUM)\sANYmfu:\s*(?:[\d.]+%|N/A)",
@@ -303,6 +357,7 @@ TORCHTITAN = Format(
 )
 NANOTRON = Format(
     "nanotron",
+    "time_per_iteration_ms:",
     _pattern(
         r"\biteration: (?P<number>\d+) / \d+ \|ANY\b(?:elapsed_)?time_per_iteration_ms: (?P<ms>NUM)(?P<unit>[KMBT]?) \|"
         r"ANY\b(?:lm_loss|loss): (?P<loss>NUM) \|",
@@ -315,6 +370,7 @@ NANOTRON = Format(
 )
 DEEPSPEED_PIPELINE = Format(
     "deepspeed",
+    "iter time (s):",
     _pattern(r"\bsteps: (?P<number>\d+) loss: (?P<loss>NUM) ANYiter time \(s\): (?P<s>NUM) samples/sec: NUM", "steps:"),
     _stated_seconds,
     (_CHECKPOINT, _OVERFLOW),
@@ -322,6 +378,7 @@ DEEPSPEED_PIPELINE = Format(
 )
 DEEPSPEED = Format(
     "deepspeed",
+    "CurrSamplesPerSec=",
     _pattern(
         r"micro_step=\d+/global_step=(?P<number>\d+), RunningAvgSamplesPerSec=NUM, CurrSamplesPerSec=(?P<rate>NUM), "
         r"MemAllocated=[\d.]+GB, MaxMemAllocated=(?P<memory>[\d.]+)GB"
@@ -332,6 +389,7 @@ DEEPSPEED = Format(
 )
 DEEPSPEED_PHASES = Format(
     "deepspeed",
+    "| fwd:",
     _pattern(
         r"time \(ms\) \| fwd: (?P<fwd>NUM) \| bwd: (?P<bwd>NUM) \|ANY\| step: (?P<step>\d+\.\d\d)(?P<number>)\s*$",
         "fwd:",
@@ -342,6 +400,7 @@ DEEPSPEED_PHASES = Format(
 )
 NEMO = Format(
     "nemo",
+    "train_step_timing in s: ",
     _pattern(
         r"iteration (?P<number>\d+)/\d+ \|ANYreduced_train_loss: (?P<loss>NUM) \|ANY"
         r"train_step_timing in s: (?P<s>NUM)(?=\s*\||(?<=[\d.]{5})\s*$)",  # last in its line, it is whole by its digits
@@ -350,9 +409,89 @@ NEMO = Format(
     _stated_seconds,
     (_CHECKPOINT, (re.compile(r"val_loss|Validation DataLoader"), EVALUATION)),
 )
+NEMO_BAR = Format(
+    "nemo",
+    "train_step_timing in s=",
+    _pattern(
+        r"\d+/\d+ \[ANYreduced_train_loss=(?P<loss>NUM),ANYglobal_step=(?P<number>NUM),ANY"
+        r"train_step_timing in s=(?P<s>NUM)",
+        r"\d+/\d+ \[",
+    ),
+    _stated_seconds,
+    (_CHECKPOINT, (re.compile(r"Validation DataLoader|Validation:"), EVALUATION)),
+    remark="times of three digits",
+)
+# its transformers.trainer_callback: a bar of tqdm, and a dictionary each logging_steps, of text since 5.0
+TRAINER = Format(
+    "",
+    "{'loss':",
+    _pattern(
+        r"(?s)BAR, +(?P<rate>NUM)(?P<unit>s/it|it/s)[^\]]*\](?:(?!\d+/\d+ \[).)*\{'loss': '?(?P<loss>NUM)'?,"
+        r"(?: 'grad_norm': '?(?P<norm>NUM))?"
+    ),
+    _by_rate,
+    (_CHECKPOINT, (re.compile(r"'eval_\w+':"), EVALUATION)),
+    remark="rates that a progress bar smooths over some steps, each precise to {}",
+    ends=re.compile(r"(?<=\})\n"),
+    program="Hugging Face Trainer",
+)
+TRAINER_SUMMARY = Format(
+    "",
+    "'train_runtime':",
+    _pattern(
+        r"(?P<number>)\{'train_runtime': '?NUM'?, 'train_samples_per_second': '?NUM'?, "
+        r"'train_steps_per_second': '?(?P<rate>NUM)'?(?:,ANY 'train_loss': '?(?P<loss>NUM))?",
+        r"\{'train",
+    ),
+    _by_rate,
+    remark="mean of a whole training, its start, checkpoints and evaluations included, precise to {}",
+    program="Hugging Face Trainer",
+    whole=True,
+)
+# its bars show the mean rate since the epoch's start, so that only the clock tells one stretch from another
+LIGHTNING = Format(
+    "",
+    "Epoch ",
+    _pattern(r"Epoch \d+:ANYBAR, +NUM(?:it/s|s/it)(?:,ANY\b(?:train[_/])?loss(?:_step)?=(?P<loss>NUM))?", "Epoch "),
+    _clock_seconds,
+    (_CHECKPOINT, (re.compile(r"Validation DataLoader|Validation:"), EVALUATION)),
+    remark="means of 20 s or more by the whole seconds of a progress bar, whose batches are taken as iterations",
+    program="Lightning",
+    elapsed=True,
+)
+OLMO = Format(
+    "",
+    "throughput/device/",
+    _pattern(
+        r"(?s)\A[^\n]{0,200}?\[step=(?P<number>\d+)/[\d?]+[^\]\n]*\]"
+        r"(?=(?:.*?train/(?:CrossEntropyLoss|CE loss)=(?P<loss>NUM))?)"
+        r"(?=.*?throughput/device/(?:tokens_per_second|TPS)=(?P<tps>NUM))"
+        r"(?=(?:.*?System/Peak GPU Memory \(MB\)=(?P<memory>[\d.,]+))?)"
+    ),
+    _by_tokens,
+    (_CHECKPOINT, (re.compile(r"\[eval_step="), EVALUATION), (re.compile(r"optim/step skipped=1\b"), SKIPPED)),
+    bytes_per_unit=1e6,
+    ends=_INDENTED,
+    program="OLMo",
+)
+COMPOSER = Format(
+    "composer",
+    "throughput/samples_per_sec:",
+    _pattern(
+        r"(?s)\A[^\n]{0,200}?\[\w+=\d+(?:/\d+)?\]:(?=.*?Train time/batch: (?P<number>\d+))"
+        r"(?=(?:.*?Train memory/peak_reserved_mem: (?P<memory>[\d.]+))?)(?=.*?Train loss/train/total: (?P<loss>NUM))"
+        r"(?=.*?Train throughput/samples_per_sec: (?P<rate>NUM))"
+    ),
+    _by_samples,
+    (_CHECKPOINT, (re.compile(r"\[Eval batch="), EVALUATION)),
+    bytes_per_unit=1e9,
+    remark="means of its speed monitor's window",
+    ends=_INDENTED,
+)
 # of a script of one's own, such as those that Accelerate starts: documented in docs/imports.md
 PLAIN = Format(
     "",
+    "step ",
     _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>\d+\.\d{3,})(?: s)?\s*$"),
     _stated_seconds,
     (_CHECKPOINT,),
@@ -363,12 +502,18 @@ FORMATS = (
     DEEPSPEED_PIPELINE,
     DEEPSPEED,
     NEMO,
+    NEMO_BAR,
+    OLMO,
+    COMPOSER,
+    TRAINER,
+    LIGHTNING,
     DEEPSPEED_PHASES,
+    TRAINER_SUMMARY,
     PLAIN,
 )  # the first that fits counts
 
 
-# Logs of Megatron-LM, Megatron-Bridge and Megatron-DeepSpeed: ``training_log`` of their training loops.
+# Logs of Megatron-LM, Megatron-Bridge, Megatron-DeepSpeed and GPT-NeoX: ``training_log`` of their training loops.
 
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
@@ -402,7 +547,16 @@ def read_log(text: str, dropped: int) -> RunLog:
 
 def is_log(text: str) -> bool:
     """Whether a text holds a line of iterations of this format."""
-    return any(_TIME in line.text and _ITERATION.search(line.text) and not _is_comment(line) for line in lines_of(text))
+    return _TIME in text and any(
+        _TIME in line.text and _ITERATION.search(line.text) and not _is_comment(line) for line in lines_of(text)
+    )
+
+
+def writer_of(text: str) -> tuple[str, str]:
+    """The name of a log of this format, and its framework: GPT-NeoX runs Megatron's layers in DeepSpeed's engine."""
+    if "approx flops per GPU:" in text:
+        return "GPT-NeoX log", "megatron-deepspeed"
+    return "Megatron-LM log", "megatron-lm"
 
 
 def _megabytes(text: str) -> list[float]:
@@ -430,7 +584,8 @@ def _iterations(line: Line) -> list[Iteration]:
 def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration | None:
     pairs = _FIELD.findall(rest)
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    fields = {name.replace("lm-loss", "lm loss"): float(value) for name, value in pairs}  # its label in 2021
+    # its label in 2021, and GPT-NeoX's
+    fields = {re.sub("^lm[-_]loss$", "lm loss", name): float(value) for name, value in pairs}
     if not 0 < fields.get(_TIME, math.nan) < math.inf or twice:
         return None
     return Iteration(
@@ -454,7 +609,10 @@ def _fault(fields: dict[str, float]) -> str:
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _BREAK = re.compile(r"\r\n|[\n\r]")
 # labels of torchrun, torch.distributed and srun: [default0]:, [rank3]:, 12:
-_LABEL = re.compile(r"((?:\[[^\]\s]*\]:\s?|\d+: ?)*)(.*)", re.DOTALL)
+_LABEL = re.compile(r"((?:\[(?![^\]\s]*=\d+/)[^\]\s]*\]:\s?|\d+: ?)*)(.*)", re.DOTALL)
+# text that a script writes into a file or a program: no logger wrote it
+_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n.*?\n[ \t]*\2[ \t]*(?=\n|$)", re.DOTALL)
+_MOST_SCRIPT, _MOST_HEREDOCS = 200_000, 200  # characters in which a script may stand, and their signs in it
 _MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _MONTH_FIRST = re.compile(r"(\d\d)/(\d\d)(?:/(\d{4}))? (\d\d):(\d\d):(\d\d)")  # nanotron's, without a year
 
@@ -468,6 +626,8 @@ class Line(NamedTuple):
 
 def lines_of(log: str) -> Iterator[Line]:
     """The lines of a log in order; a progress bar's returns count as ends of lines."""
+    if 0 < log.count("<<", 0, _MOST_SCRIPT) <= _MOST_HEREDOCS:
+        log = _HEREDOC.sub("", log[:_MOST_SCRIPT]) + log[_MOST_SCRIPT:]
     for raw in _BREAK.split(_ANSI.sub("", log)):
         found = _LABEL.match(raw)
         if found:

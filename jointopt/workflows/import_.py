@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jointopt.core.errors import UsageError
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.frameworks import meter_logs
@@ -19,6 +20,7 @@ from jointopt.frameworks.options import Taken
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
+from jointopt.measure.running import gpu_of_machine, read_process
 from jointopt.report.imported import Imported
 from jointopt.runs.rows import failed_row, is_blank, result_row
 from jointopt.workflows.answers import accepts_paths, as_paths
@@ -28,21 +30,24 @@ WARM_UP = 5  # iterations
 
 @accepts_paths
 def import_(
-    files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, run: int | None = None,
-    **given: Any,
+    files: Sequence[str | Path] | str | Path = (), *, name: str = "", warmup: int = WARM_UP, run: int | None = None,
+    pid: int | None = None, **given: Any,
 ) -> Imported:  # fmt: skip
-    """The job, the plan that runs today and the measured rows of one run, from the files that describe it.
+    """The job, the plan that runs today and the measured rows of one run, from files that describe it, or a process.
 
     ``given``: values that no file states, or that count more: model, gpu, nodes, gpus_per_node, seq_length,
     global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s; and ``set``, a mapping of fields
     (plan.tp), variables and arguments (by number) of scripts. ``run``: which of several that a script starts.
+    ``pid``: a process of it on this machine, a rank or what launched the ranks; what runs counts more than files.
     ``warmup`` iterations of each log do not count. Raises JobError for a file that no reader knows, and with one
     sentence on all that is missing.
     """
     given_files = as_paths("files", files)
     variables = {key: value for key, value in (given.get("set") or {}).items() if "." not in key}
-    taken = read_files(given_files, variables, run)
-    found = resolved(taken, name or _name(given_files), given)
+    if not given_files and pid is None:
+        raise UsageError("import needs files of a run, or the --pid of one of its processes; got neither.")
+    taken = [*(() if pid is None else _of_process(pid, run, given)), *read_files(given_files, variables, run)]
+    found = resolved(taken, name or (_name(given_files) if given_files else f"process-{pid}"), given)
     parsed = parse_plan(found.plan, found.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     rows, remarks = _rows(taken, found, record, warmup)
@@ -63,6 +68,13 @@ def import_(
         without_effect=sum(one.without_effect for one in taken), remarks=(*found.remarks, *remarks),
         assumed=plan_assumptions(parsed), origins=dict.fromkeys(assumed, "assumed") | found.origins,
     )  # fmt: skip
+
+
+def _of_process(pid: int, run: int | None, given: Mapping[str, Any]) -> list[Taken]:
+    taken = read_process(pid, run)
+    if not given.get("gpu") and not any(one.cluster.get("gpu") for one in taken) and (gpu := gpu_of_machine()):
+        taken[0].cluster["gpu"], taken[0].origins["cluster.gpu"] = gpu, "this machine"
+    return taken
 
 
 def _name(files: Sequence[Path]) -> str:
