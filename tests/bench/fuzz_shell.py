@@ -140,7 +140,9 @@ class Maker:
         for more in self.rows:
             script.free |= {key: str(value) for key, value in more.get("free", {}).items()}
             script.args += [str(word) for word in more.get("args") or []]
-            script.files |= {key: script.files.get(key, "") + f"{text}\n" for key, text in more.get("files", {}).items()}
+            script.files |= {
+                key: script.files.get(key, "") + f"{text}\n" for key, text in more.get("files", {}).items()
+            }
             script.lost |= {key: script.lost.get(key, "") + f"{text}\n" for key, text in more.get("lost", {}).items()}
         return script
 
@@ -241,6 +243,15 @@ def sizes(words: Sequence[str], header: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in known.items() if value} if per or total else {}
 
 
+def read_of(taken: Taken) -> dict[str, Any]:
+    """The fields of what was read; of nodes, GPUs of one and GPUs in all the third where two are stated."""
+    fields = fields_of(taken)
+    nodes, per, total = (fields.get(f"cluster.{name}") for name in ("nodes", "gpus_per_node", "num_gpus"))
+    known = {"nodes": total // per if total and per else None, "gpus_per_node": total // nodes if total and nodes else None,
+             "num_gpus": nodes * per if nodes and per else None}  # fmt: skip
+    return {f"cluster.{name}": value for name, value in known.items() if value} | fields
+
+
 def judged(seed: int, folder: Path) -> tuple[Counter[str], str]:
     """How many values of a script are read, asked or wrong, and what is wrong, with the script."""
     script = Maker(seed).made()
@@ -262,7 +273,7 @@ def judged(seed: int, folder: Path) -> tuple[Counter[str], str]:
     counts, wrong = Counter[str](), []
     watched = {name for _, name, _ in script.program["options"].values()} | {"training.dtype", "cluster.nodes",
                                                                             "cluster.gpus_per_node"}  # fmt: skip
-    for name in sorted({one for row in (*truths, *map(fields_of, found)) for one in row}):
+    for name in sorted({one for row in (*truths, *map(read_of, found)) for one in row}):
         verdict, words = _verdict(name, truths, found, all(starts))
         if words:
             wrong.append(words)
@@ -275,10 +286,10 @@ def _verdict(name: str, truths: Sequence[Mapping[str, Any]], found: Sequence[Tak
     """How one value is read, and what is wrong with it."""
     values = [truth.get(name) for truth in truths]
     same = all(value == values[0] for value in values)
-    if name.startswith("cluster.") and (None in values or all(name not in fields_of(one) for one in found)):
+    if name.startswith("cluster.") and (None in values or all(name not in read_of(one) for one in found)):
         return ("unchecked" if None in values else "asked" if same and whole else "differed: asked"), ""
     asked = [name in taken.asked for taken in found]
-    reads = [fields_of(taken).get(name) for taken in found]
+    reads = [read_of(taken).get(name) for taken in found]
     if len(found) > 1 and all(one or read in values for one, read in zip(asked, reads, strict=True)):
         return ("read" if same and not any(asked) else "differed: asked"), ""
     if all(asked):
