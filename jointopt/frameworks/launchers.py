@@ -264,10 +264,13 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
         nodes = None
     found.state("nodes", nodes, places.get("nodes", "") or places.get("tasks", ""))
     gpus = numbers.get("gpus")
-    per_node = numbers.get("gpus_per_node") or of_gres
-    per_node = per_node or (gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
     each_task = numbers.get("gpus_per_task")
-    per_node = per_node or (each * each_task if each and each_task else None) or (each if inner else None)
+    ranks = each or (tasks // nodes if tasks and nodes and tasks % nodes == 0 else None) if inner else None
+    per_node = next(filter(None, (
+        numbers.get("gpus_per_node"), each * each_task if each and each_task else None,
+        ranks if ranks and ranks > 1 else None, of_gres, gpus // nodes if gpus and nodes and gpus % nodes == 0 else None,
+        ranks,
+    )), None)  # fmt: skip
     found.state(
         "gpus_per_node",
         per_node,

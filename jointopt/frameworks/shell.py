@@ -111,6 +111,7 @@ class _Reader(Commands):
         for name, value in batch_variables(header).items():
             self.variables.setdefault(name, value)
             self.exported.add(name)
+        text = re.sub(r"\bIFS==(?=\s)", r"IFS=\=", text)  # which the grammar takes for a test
         root = parse(_EMPTY_COMMENT.sub(lambda found: " " * len(found[0]), text))
         outer, self.fixed_place = self.fixed_place, place or self.fixed_place
         self.mentioned |= assigned_names([root])
@@ -771,13 +772,18 @@ class _Reader(Commands):
 
     def _inside(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
         """Reads a text as a shell of its own does, with the variables that it inherits."""
-        state = (self.variables, self.arguments, self.prefix, self.ended)
+        self._in_shell(prefix, arguments, lambda: self.run_text(text, self.place(node)))
+
+    def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
+        """Acts in a shell that a program, which is started with these words before it, starts."""
+        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
         remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix})
         self.variables = {name: value for name, value in self._inherited().items()
                           if not remote or name in self.stand_ins}  # fmt: skip
+        self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
-        self.run_text(text, self.place(node))
-        self.variables, self.arguments, self.prefix, self.ended = state
+        action()
+        self.variables, self.arguments, self.prefix, self.ended, self.functions = state
 
     def _inherited(self) -> dict[str, Value]:
         """The variables that a shell of its own gets: those exported that are no arrays."""
@@ -810,12 +816,10 @@ class _Reader(Commands):
         self.script.read.add(name)
         if path in self.written:
             self.script.read.add(path)
-        state = (self.variables, self.arguments, self.prefix, self.ended, self.name, self.fixed_place)
-        self.variables = self._inherited()
-        self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
+        place = (self.name, self.fixed_place)
         self.name, self.fixed_place = name, ""
-        self.run_text(self.files[name])
-        self.variables, self.arguments, self.prefix, self.ended, self.name, self.fixed_place = state
+        self._in_shell(prefix, arguments, lambda: self.run_text(self.files[name]))
+        self.name, self.fixed_place = place
         return True
 
     def miss(self, path: str) -> None:

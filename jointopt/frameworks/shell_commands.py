@@ -21,6 +21,7 @@ _SETS_UP = re.compile(
 )
 _FORMATTED = re.compile(r"%(?:(%)|(-?0?\d*)([sdi]))")
 _SAFE = re.compile(r"[\w .,:=/@#^$\-\[\]*+?()|<>\"';{}\\]*")  # of a regular expression: what Python takes alike
+_MOST_LINES = 10_000  # of one command's output
 Lines = list[str]
 Options = dict[str, str]
 
@@ -308,7 +309,7 @@ class Commands(Values):
         first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
         known = len(numbers) == len(words) and numbers and step
         row = range(first, numbers[-1] + (1 if step > 0 else -1), step) if known else range(0)
-        self.say("\n".join(map(str, row[:1000])) if known else None, words, node)
+        self.say("\n".join(map(str, row)) if known and len(row) <= _MOST_LINES else None, words, node)
 
     def _do_expr(self, words: list[Word], node: Node) -> None:
         number = self.number_of(" ".join(words)) if all(word.unknown is None for word in words) else None

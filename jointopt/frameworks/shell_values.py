@@ -29,6 +29,7 @@ from jointopt.frameworks.shell_words import (
 
 MOST_OF_A_VALUE = 2**16  # characters of a variable
 MOST_EXPANDED = 2**20  # characters that variables are replaced by, in all
+_MOST_WORDS = 1_000  # of braces
 _MOST_NESTED = 100  # nodes of a tree inside of each other that are looked at for names
 _NAMED = ("variable_name", "word")
 MOST_DEEP = 60  # statements, words and sums inside of each other
@@ -343,7 +344,11 @@ class Values(abc.ABC):
                 row = range(int(first), int(last) - 1, -1) if dots and not row else row
                 outer, self.fixed_place = self.fixed_place, self.place(node)
                 self.depth += 1
-                for part in [*map(str, row[:1000])] if dots else braces[1].split(","):
+                if len(row) > _MOST_WORDS:
+                    found.append(
+                        Word((Piece(unknown=Unknown(raw_text(node)[:40], "", self.fixed_place, is_list=True)),))
+                    )
+                for part in [*map(str, row[:_MOST_WORDS])] if dots else braces[1].split(","):
                     inner = parse(f"_ {before}{part}{after}").named_children[0].named_children[1:]
                     found += self.fields(inner)
                 self.depth -= 1
