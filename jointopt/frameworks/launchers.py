@@ -8,19 +8,20 @@ jsrun(1), mpirun(1) of Open MPI, mpiexec of MPICH, torchrun, DeepSpeed's and Acc
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from jointopt.frameworks.options import whole_of
-from jointopt.frameworks.shell_words import Run, Script, Word, literal, unknown_of
+from jointopt.frameworks.shell_words import Run, Script, Text, Word, literal, unknown_of
 from jointopt.jobs.catalog.gpus import known_gpu
 
 # options of each launcher (dashes and underscores alike) and what they state
 _SLURM = {
     "nodes": "nodes", "N": "nodes", "ntasks": "tasks", "n": "tasks", "ntasks_per_node": "tasks_per_node",
-    "tasks_per_node": "tasks_per_node", "gpus_per_node": "gres", "gres": "gres", "gpus": "gpus", "G": "gpus",
+    "tasks_per_node": "tasks_per_node", "gpus_per_node": "typed", "gres": "gres", "gpus": "gpus", "G": "gpus",
     "gpus_per_task": "gpus_per_task", "constraint": "constraint", "C": "constraint",
 }  # fmt: skip
 _MPI = {
@@ -60,6 +61,12 @@ OPTIONS = frozenset((
     "local_rank", "cpus_per_task", "plan", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
     "export", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to", "open_mode",
 ))  # fmt: skip
+_HEADER = re.compile(r"^#(SBATCH|PBS|BSUB|FLUX:?|\$)\s+(.*)$")
+# variables that Slurm sets from what its header asks: sbatch(1)
+_SET_BY_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "tasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "tasks_per_node": ("SLURM_NTASKS_PER_NODE",), "gpus": ("SLURM_GPUS",), "gpus_per_task": ("SLURM_GPUS_PER_TASK",),
+}  # fmt: skip
 _MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
 _COUNTS = ("nodes", "gpus_per_node", "num_gpus")
 
@@ -84,6 +91,45 @@ class Started:
         self.asked[name] = (why, variable)
 
 
+def header_of(text: str, name: str) -> list[tuple[str, list[Word]]]:
+    """(batch system, options) of each line of a batch header, which ends at the first command.
+
+    A quotation that does not end has none. ``name``: of the file.
+    """
+    found: list[tuple[str, list[Word]]] = []
+    for at, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        if match := _HEADER.match(line.strip()):
+            try:
+                words = shlex.split(match[2], comments=True)
+            except ValueError:
+                continue
+            found.append((match[1].rstrip(":"), [Word(literal(word, f"{name}:{at}")) for word in words]))
+    return found
+
+
+def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]:
+    """The variables that Slurm sets from the header."""
+    values = _options(_SLURM, [word for system, line in header if system == "SBATCH" for word in line])
+    numbers = {key: number for key, word in values.items() if (number := _number(word))}
+    nodes, each = numbers.get("nodes"), numbers.get("tasks_per_node")
+    if nodes and each:
+        numbers.setdefault("tasks", nodes * each)
+    on_node = _gres(str(values.get("typed", values.get("gres", ""))))[1]
+    on_node = on_node or (numbers["gpus"] // nodes if nodes and "gpus" in numbers else None)
+    on_node = on_node or (each * numbers["gpus_per_task"] if each and "gpus_per_task" in numbers else None)
+    place = next((word.place for word in values.values()), "")
+    places = {key: word.place for key, word in values.items()}
+    found = {name: literal(str(numbers[key]), places.get(key, place))
+             for key, names in _SET_BY_SLURM.items() if key in numbers for name in names}  # fmt: skip
+    if "typed" in values:
+        found["SLURM_GPUS_PER_NODE"] = values["typed"].pieces
+    if on_node:
+        found["SLURM_GPUS_ON_NODE"] = literal(str(on_node), places.get("typed", places.get("gres", place)))
+    return found
+
+
 def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = None) -> Started:
     """The nodes, GPUs per node, GPUs in all and the GPU that a command of a script is started on; only what is stated.
 
@@ -97,7 +143,7 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
     levels = [(name, values) for name, values in _levels(script, run) if values]
     for at, (name, values) in enumerate(levels):
         inner = all(other not in _OF_NODES for other, _ in levels[at + 1 :])
-        _state_level(found, name, values, inner, hostfiles or {})
+        _state_level(found, name, values, inner, script.written | dict(hostfiles or {}))
     cluster = found.cluster
     if {"nodes", "gpus_per_node"} <= cluster.keys() and cluster.get("num_gpus") == cluster["nodes"] * cluster[
         "gpus_per_node"
@@ -125,7 +171,7 @@ def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
     header: dict[str, Word] = {}
     for system, line in script.header:
         if system in _LAUNCHERS:
-            values = _options(_LAUNCHERS[system], [Word(literal(word, f"#{system}")) for word in line])
+            values = _options(_LAUNCHERS[system], line)
             if system == "SBATCH":
                 header |= values
             else:
@@ -179,7 +225,7 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     """Adds what one launcher states; ``inner``: its tasks are ranks, not launchers of them."""
     numbers: dict[str, int] = {}
     for key, word in values.items():
-        if key in ("gres", "constraint", "hosts", "hostfile", "pbs", "lsf_gpu", "map_by"):
+        if key in ("gres", "typed", "constraint", "hosts", "hostfile", "pbs", "lsf_gpu", "map_by"):
             continue
         unknown, number = unknown_of(word), _number(word)
         if number:
@@ -190,8 +236,9 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
             elif re.search(r"\d+\s*[-:]\s*\d+", word):
                 found.ask(field_of, f"{name} is given the range {word} ({word.place})")
     places = {key: f"default of {word.place}" if word.default else word.place for key, word in values.items()}
-    gpu, of_gres = _gres(str(values.get("gres", "")))
-    found.state("gpu", gpu or _constraint(str(values.get("constraint", ""))), places.get("gres", ""))
+    gpu, of_gres = _gres(str(values.get("typed", values.get("gres", ""))))
+    place = places.get("typed", places.get("gres", ""))
+    found.state("gpu", gpu or _constraint(str(values.get("constraint", ""))), place)
     numbers |= _of_texts(values, files)
     tasks, each = numbers.get("tasks"), numbers.get("tasks_per_node")
     sets, per_set = numbers.get("sets"), numbers.get("gpus_per_set")
@@ -217,14 +264,17 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
         nodes = None
     found.state("nodes", nodes, places.get("nodes", "") or places.get("tasks", ""))
     gpus = numbers.get("gpus")
-    per_node = numbers.get("gpus_per_node") or of_gres
-    per_node = per_node or (gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
     each_task = numbers.get("gpus_per_task")
-    per_node = per_node or (each * each_task if each and each_task else None) or (each if inner else None)
+    ranks = each or (tasks // nodes if tasks and nodes and tasks % nodes == 0 else None) if inner else None
+    per_node = next(filter(None, (
+        numbers.get("gpus_per_node"), each * each_task if each and each_task else None,
+        ranks if ranks and ranks > 1 else None, of_gres, gpus // nodes if gpus and nodes and gpus % nodes == 0 else None,
+        ranks,
+    )), None)  # fmt: skip
     found.state(
         "gpus_per_node",
         per_node,
-        places.get("gpus_per_node", "") or places.get("gres", "") or places.get("tasks_per_node", ""),
+        next((places[key] for key in ("gpus_per_node", "typed", "gres", "tasks_per_node") if key in places), ""),
     )
     if inner and (tasks or gpus):
         found.state("num_gpus", tasks or gpus, places.get("tasks", "") or places.get("gpus", ""))

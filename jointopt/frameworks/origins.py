@@ -224,7 +224,8 @@ def question_of(name: str, word: Word) -> Question:
     option = "--" + name.replace("_", "-") if "." not in name else name
     if unknown is None:
         return Question(f"{option} is given {word}, which is no number" if word else f"{option} has no value")
-    return Question(f"{option} is given {word}, {unknown.place or word.place}", unknown.variable)
+    by = f", which {unknown.set_by} may set" if unknown.set_by else ""
+    return Question(f"{option} is given {word}{by}, {unknown.place or word.place}", unknown.variable)
 
 
 def _moved(

@@ -16,18 +16,9 @@ from typing import Any
 from tree_sitter import Node
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.batch_header import batch_variables, header_of, line_of
-from jointopt.frameworks.shell_values import (
-    MOST_DEEP,
-    Answer,
-    Fork,
-    Value,
-    Values,
-    assigned_names,
-    command_name,
-    parse,
-    raw_text,
-)
+from jointopt.frameworks.launchers import batch_variables, header_of
+from jointopt.frameworks.shell_commands import Commands, is_filter
+from jointopt.frameworks.shell_values import MOST_DEEP, Answer, Fork, Value, assigned_names, parse, raw_text
 from jointopt.frameworks.shell_words import (
     Piece,
     Run,
@@ -37,6 +28,7 @@ from jointopt.frameworks.shell_words import (
     Word,
     joined,
     joined_lists,
+    lines_of,
     literal,
     pattern_matches,
     taken_apart,
@@ -51,15 +43,17 @@ _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a c
 _ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _QUIET = {
-    "echo", "printf", "cat", "cd", "pushd", "popd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module",
-    "tee", "pwd", "date", "hostname", "set", "shopt", "true", "false", "basename", "dirname", "seq", "nproc", "rm",
-    "touch", "cp", "mv", "ln", "chmod", "alias", "hash", "conda", "pip", "kill", "expr", "bc", "tr", "wc",
+    "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch", "cp",
+    "mv", "ln", "chmod", "alias", "hash", "conda", "pip", "kill", "popd", "disown",
 }  # fmt: skip
+_SAYING = {"pushd", "pwd", "date", "hostname", "nproc", "whoami", "uname", "realpath", "readlink", "id", "tput", "jobs"}
 # programs whose exit status is a question
 _QUESTIONS = {
-    "grep", "which", "command", "type", "ls", "stat", "pgrep", "nvidia-smi", "diff", "cmp", "ping", "nc", "getopts",
-    "read", "mountpoint", "squeue", "scontrol", "curl", "wget", "kill", "awk", "sed", "nvcc", "rocm-smi",
+    "grep", "which", "command", "type", "ls", "stat", "pgrep", "nvidia-smi", "diff", "cmp", "ping", "nc", "mountpoint",
+    "squeue", "curl", "wget", "nvcc", "rocm-smi", "getopt",
 }  # fmt: skip
+_REMOTE = {"ssh", "pdsh", "clush"}  # start a shell that inherits no variables
+_SUBMITS = {"sbatch", "qsub", "bsub"}
 
 
 def read_script(
@@ -79,11 +73,12 @@ def read_script(
     reader.run_text(text)
     for written, inner in reader.written.items():  # a script that something else than a shell starts
         if written not in reader.script.read and not any(len(run.words) > 3 for run in reader.script.runs):
-            reader.run_text(inner)
+            reader.run_text(reader.script_of(inner))
+    reader.script.written = {path: reader.plain(inner) or "" for path, inner in reader.written.items()}
     return reader.script
 
 
-class _Reader(Values):
+class _Reader(Commands):
     """The state of a shell while it reads a script."""
 
     def __init__(self, name: str, files: Mapping[str, str], given: Mapping[str, str]) -> None:
@@ -91,15 +86,16 @@ class _Reader(Values):
         self.script = Script()
         self.files |= files
         self.functions: dict[str, Node] = {}
-        self.written: dict[str, str] = {}  # files that the script itself writes
         self.prefix: list[Word] = []  # words before the program that a shell inside of them starts
-        self.locals: list[dict[str, Value | None]] = []
+        self.records = True  # whether programs that are started are runs of the script
+        self.levels = 1  # of loops that break or continue leaves
         self.ended = ""  # exit, return, break or continue
         self.statements = 0
         self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         for variable, value in given.items():
             self.variables[variable] = literal(value, f"--set {variable}")
             self.exported.add(variable)
+            self.given.add(variable)
         numbers = [int(key) for key in given if key.isdecimal() and 0 < int(key) < 100]
         if numbers:
             texts = [literal(given.get(str(at), ""), f"--set {at}") for at in range(1, max(numbers) + 1)]
@@ -110,11 +106,12 @@ class _Reader(Values):
     def run_text(self, text: str, place: str = "") -> None:
         """Reads a script: the one that was given, or one inside of it (``bash -c``, a heredoc)."""
         text = re.sub(r"\r\n?", "\n", text)
-        header = header_of(text)
+        header = header_of(text, self.name)
         self.script.header += header
-        for name, number in batch_variables(header).items():
-            self.variables.setdefault(name, literal(number, f"{self.name}:{line_of(text, number)}"))
+        for name, value in batch_variables(header).items():
+            self.variables.setdefault(name, value)
             self.exported.add(name)
+        text = re.sub(r"\bIFS==(?=\s)", r"IFS=\=", text)  # which the grammar takes for a test
         root = parse(_EMPTY_COMMENT.sub(lambda found: " " * len(found[0]), text))
         outer, self.fixed_place = self.fixed_place, place or self.fixed_place
         self.mentioned |= assigned_names([root])
@@ -124,20 +121,37 @@ class _Reader(Values):
             self.depth -= 1
         self.fixed_place = outer
 
-    def run_all(self, nodes: Iterable[Node]) -> None:
-        """Reads statements in order, up to one that leaves them."""
-        for node in nodes:
+    def run_all(self, nodes: Iterable[Node]) -> Answer:
+        """Reads statements in order, up to one that leaves them; whether the last of them succeeds."""
+        answer = Answer(True)
+        row = [node for node in nodes if node.is_named or node.type == "&"]
+        for at, node in enumerate(row):
             if self.ended:
-                return
-            if node.is_named and node.type != "comment":
-                self._run_ways(node)
+                break
+            if not node.is_named or node.type == "comment":
+                continue
+            if at + 1 < len(row) and row[at + 1].type == "&":
+                self._apart(lambda node=node: self._run_ways(node))  # type: ignore[misc]
+                answer = Answer(True)
+            else:
+                answer = self._run_ways(node)
+        return answer
 
-    def _run_ways(self, node: Node) -> None:
+    def _run_ways(self, node: Node) -> Answer:
         """Reads a statement, once for each branch of a fork that it hangs on."""
         try:
-            self.run(node)
+            return self.run(node)
         except Fork as found:
             self._fork([lambda: self._run_ways(node)] * found.ways, found.fork, "")
+            return Answer(None)
+
+    def _apart(self, action: Callable[[], Answer]) -> Answer:
+        """Acts in a shell of its own, whose variables are lost."""
+        state = (dict(self.variables), set(self.exported), self.arguments)
+        answer = action()
+        self.variables, self.exported, self.arguments = state
+        self.ended = "" if self.ended == "exit" else self.ended
+        return answer
 
     def run(self, node: Node) -> Answer:
         """Reads one statement; whether it succeeds, which is taken for granted of what is no question."""
@@ -160,14 +174,11 @@ class _Reader(Values):
         if len(self.script.left_out) < 100:
             self.script.left_out.append(" ".join(raw_text(node)[:200].split()))
 
-    def _run_do_group(self, node: Node) -> None:
-        self.run_all(node.children)
+    def _run_do_group(self, node: Node) -> Answer:
+        return self.run_all(node.children)
 
-    def _run_compound_statement(self, node: Node) -> Answer | None:
-        if node.children and node.children[0].type == "((":
-            return self._sum_holds(node)
-        self.run_all(node.children)
-        return None
+    def _run_compound_statement(self, node: Node) -> Answer:
+        return self._sum_holds(node) if node.children and node.children[0].type == "((" else self.run_all(node.children)
 
     def _sum_holds(self, node: Node) -> Answer:
         before, self.by_default, number = self.by_default, False, None
@@ -176,73 +187,84 @@ class _Reader(Values):
         default, self.by_default = self.by_default, before
         return Answer(None if number is None else number != 0, default)
 
-    def _run_subshell(self, node: Node) -> None:
-        variables, exported = dict(self.variables), set(self.exported)
-        self.run_all(node.children)
-        self.variables, self.exported = variables, exported
-        self.ended = "" if self.ended == "exit" else self.ended
+    def _run_subshell(self, node: Node) -> Answer:
+        return self._apart(lambda: self.run_all(node.children))
 
-    def _run_list(self, node: Node) -> Answer | None:
+    def _run_list(self, node: Node) -> Answer:
         left, sign, right = node.children[0], node.children[1].type, node.children[-1]
         if sign not in ("&&", "||"):
-            self.run_all(node.children)
-            return None
+            return self.run_all(node.children)
         if sign == "||" and left.type == "list" and left.children[1].type == "&&":  # a && b || c
             first, second = left.children[0], left.children[-1]
-            self._choose(lambda: self.run(first), [second, right], lambda held: self.run(second if held else right))
-            return None
-        answers: list[Answer] = []
+
+            def either(held: bool) -> Answer:
+                return self._choose(lambda: self.run(second), [right], lambda done: Answer(True) if done else
+                                    self.run(right)) if held else self.run(right)  # fmt: skip
+
+            return self._choose(lambda: self.run(first), [second, right], either)
         wanted = sign == "&&"
-        self._choose(
-            lambda: self.run(left), [right],
-            lambda held: answers.append(self.run(right) if held == wanted else Answer(held)),
-        )  # fmt: skip
-        return answers[0] if len(answers) == 1 else Answer(None)
+        return self._choose(
+            lambda: self.run(left), [right], lambda held: self.run(right) if held == wanted else Answer(held)
+        )
 
     def _run_negated_command(self, node: Node) -> Answer:
         holds, default = self.run(node.children[-1])
         return Answer(None if holds is None else not holds, default)
 
-    def _run_pipeline(self, node: Node) -> Answer | None:
-        parts = [child for child in node.children if child.is_named]
-        last = parts[-1]
-        if command_name(last) in _SHELLS and len(last.named_children) <= 2:  # a text that is piped into a shell
-            found = self.captured(parts[0])
-            if (text := self.plain(found)) is not None:
-                self.run_text(text, self.place(node))
-            return None
-        answer = None
-        for part in parts:
-            answer = self.run(part)
-        return Answer(None) if command_name(last) in _QUESTIONS else answer
+    def _run_pipeline(self, node: Node) -> Answer:
+        return self._piped([child for child in node.children if child.is_named])
 
-    def _run_redirected_statement(self, node: Node) -> Answer | None:
-        body, redirects = node.child_by_field_name("body"), node.children_by_field_name("redirect")
-        document = next((one for one in redirects if one.type == "heredoc_redirect"), None)
-        if document is None:
-            return self.run(body) if body else None
-        if any(child.type == "pipeline" for child in document.named_children):
-            pipe = next(child for child in document.named_children if child.type == "pipeline")
-            if command_name(pipe.named_children[-1]) in _SHELLS | {"sbatch", "qsub"}:
-                self._inside([], self._script_of(self._heredoc(document)), [], document)
+    def _piped(self, parts: Sequence[Node | Callable[[], Answer]]) -> Answer:
+        """Reads commands of which each reads what the one before it writes, each in a shell of its own."""
+        state, answer = (self.input, self.output), Answer(True)
+        for at, part in enumerate(parts):
+            last = at == len(parts) - 1
+            self.output = state[1] if last else []
+            act = (lambda part=part: self.run(part)) if isinstance(part, Node) else part
+            answer = self._apart(act)
+            if not last:
+                self.input = _certain_lines(self.output or ())
+        self.input, self.output = state
+        return answer
+
+    def _run_redirected_statement(self, node: Node) -> Answer:
+        body = node.child_by_field_name("body")
+        action = (lambda: self.run(body)) if body else lambda: Answer(True)
+        return self._redirected(node.children_by_field_name("redirect"), action)
+
+    def _redirected(self, redirects: Sequence[Node], action: Callable[[], Answer]) -> Answer:
+        """Acts with the input, and into the file, that redirects state."""
+        state, target, adds, after = (self.input, self.output), "", False, action
+        inside = [one for redirect in redirects for one in (redirect, *redirect.named_children)]
+        for one in inside:
+            if one.type == "heredoc_redirect":
+                self.input = lines_of(self._heredoc(one))
+            elif one.type == "herestring_redirect":
+                self.input = lines_of(self.text(one.named_children[-1])) or [()]
+            elif one.type == "file_redirect" and one.named_children:
+                sign = next((child.type for child in one.children if not child.is_named), "")
+                where, place = one.child_by_field_name("descriptor"), one.named_children[-1]
+                if sign == "<":
+                    self.input = self._lines_from(place)
+                elif sign != "<&" and (where is None or raw_text(where) == "1"):
+                    self.output, adds = [], sign.endswith(">>")
+                    target = "" if sign == ">&" else self.plain(self.text(place)) or ""
+            elif one.type == "pipeline" and one.parent and one.parent.type == "heredoc_redirect":
+                rest = list(one.named_children)
+                after = lambda rest=rest: self._piped([action, *rest])  # noqa: E731
+        answer = after()
+        if target:
+            self.write(target, _certain_lines(self.output or ()), adds)
+        self.input, self.output = state
+        return answer
+
+    def _lines_from(self, node: Node) -> list[Text] | None:
+        if node.type == "process_substitution":
+            return _certain_lines(self.written_by(*node.named_children))
+        try:
+            return self.lines_of_file(self.known(self.text(node)))
+        except Fork:
             return None
-        words = [] if body is None else [str(word) for word in self.fields(body.named_children)]
-        if words and any(
-            PurePosixPath(word).name in _SHELLS | {"sbatch", "qsub", "bsub", "ssh", "pdsh"} for word in words
-        ):
-            inside = next((at for at, word in enumerate(words) if PurePosixPath(word).name in _SHELLS), 0)
-            prefix = self.fields(body.named_children if body else [])[:inside]
-            self._inside(prefix, self._script_of(self._heredoc(document)), [], document)
-            return None
-        into = [one for place in (node, document) for one in place.named_children if one.type == "file_redirect"]
-        if into and (target := self.plain(self.text(into[0].named_children[-1]))):
-            self.written[target] = self._script_of(self._heredoc(document))
-            self.files[PurePosixPath(target).name] = self.written[target]
-        elif self.output is not None and words[:1] == ["cat"]:
-            self.output.append(self._heredoc(document))
-        elif body is not None and words[:1] != ["cat"]:
-            return self.run(body)
-        return None
 
     def _heredoc(self, node: Node) -> Text:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
@@ -257,17 +279,16 @@ class _Reader(Values):
             pieces = tuple(p._replace(text=re.sub(r"(?m)^\t+", "", p.text)) for p in pieces)
         return pieces
 
-    def _run_if_statement(self, node: Node) -> None:
-        self._if(_branches(node))
+    def _run_if_statement(self, node: Node) -> Answer:
+        return self._if(_branches(node))
 
-    def _if(self, branches: list[tuple[list[Node], list[Node]]]) -> None:
+    def _if(self, branches: list[tuple[list[Node], list[Node]]]) -> Answer:
         """Reads the branch of an ``if`` that is taken; of each its conditions (none of ``else``) and its body."""
         conditions, body = branches[0] if branches else ([], [])
         if not conditions:
-            self.run_all(body)
-            return
+            return self.run_all(body)
         bodies = [one for _, nodes in branches for one in nodes]
-        self._choose(
+        return self._choose(
             lambda: self._holds(conditions), bodies,
             lambda held: self.run_all(body) if held else self._if(branches[1:]),
         )  # fmt: skip
@@ -279,19 +300,23 @@ class _Reader(Values):
                 found = self.run(node)
         return found
 
-    def _choose(self, ask: Callable[[], Answer], bodies: Sequence[Node], act: Callable[[bool], Any]) -> None:
+    def _choose(
+        self, ask: Callable[[], Answer], bodies: Sequence[Node], act: Callable[[bool], Answer]
+    ) -> Answer:  # fmt: skip
         """Acts by the answer to a condition: one way, or both where only a shell knows, or where it hangs on a fork."""
         self.absent, self.missing = set(), ""
         try:
             answer = ask()
         except Fork as found:
             self._fork([lambda: self._choose(ask, bodies, act)] * found.ways, found.fork, "")
-            return
+            return Answer(None)
+        if self.ended:
+            return answer
         if (answer.holds is None or answer.default) and len(self.script.conditions) >= _MOST_FORKS:
             act(True)
             self.ended = ""
             self._forget(*bodies)
-            return
+            return Answer(None)
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
             place, variable = next((self.place(node) for node in bodies), ""), self.missing
@@ -307,8 +332,8 @@ class _Reader(Values):
                 self.script.deciding[fork] = variable
             if answer.default:
                 self.script.usual[fork] = 0 if answer.holds else 1
-            return
-        act(answer.holds)
+            return Answer(None)
+        return act(answer.holds)
 
     def _by_default(self, name: str) -> None:
         """Marks the value of a variable as the script's default: something from outside could say otherwise."""
@@ -367,28 +392,35 @@ class _Reader(Values):
                 found[name] = joined(fork, name, [value if isinstance(value, tuple) else () for value in values])
         return found
 
-    def _run_case_statement(self, node: Node) -> None:
+    def _run_case_statement(self, node: Node) -> Answer:
         value = node.child_by_field_name("value")
-        items = [child for child in node.named_children if child.type == "case_item"]
-        self._case(value, items)
+        return self._case(value, [child for child in node.named_children if child.type == "case_item"])
 
-    def _case(self, value: Node | None, items: list[Node]) -> None:
+    def _case(self, value: Node | None, items: list[Node], falls: bool = False) -> Answer:
+        """Reads the items of a ``case`` that match; ``falls``: the first one whatever its pattern (``;&``)."""
         if not items or value is None:
-            return
+            return Answer(True)
         patterns = items[0].children_by_field_name("value")
         ends = (";", ";;", ";&", ";;&", ")", "|", "(")
         bodies = [child for child in items[0].children if child not in patterns and child.type not in ends]
+        end = next((raw_text(child) for child in items[0].children_by_field_name("fallthrough")), "")
 
         def ask() -> Answer:
             before, self.by_default = self.by_default, False
             text = self.known(self.text(value))
-            answers = [None if text is None else pattern_matches(self._pattern(one), text) for one in patterns]
+            answers = [None if text is None else pattern_matches(self.pattern(one), text) for one in patterns]
             default, self.by_default = self.by_default, before
             everything = any(raw_text(one) == "*" for one in patterns)
             return Answer(True if True in answers or everything else None if None in answers else False, default)
 
+        def act(held: bool) -> Answer:
+            if not held:
+                return self._case(value, items[1:])
+            answer = self.run_all(bodies)
+            return self._case(value, items[1:], end == ";&") if end in (";&", ";;&") and not self.ended else answer
+
         rest = [one for item in items for one in item.named_children]
-        self._choose(ask, rest, lambda held: self.run_all(bodies) if held else self._case(value, items[1:]))
+        return self._choose((lambda: Answer(True)) if falls else ask, rest, act)
 
     def _run_for_statement(self, node: Node) -> None:
         body, variable = node.child_by_field_name("body"), node.child_by_field_name("variable")
@@ -404,7 +436,8 @@ class _Reader(Values):
         if not values_known:
             name = raw_text(variable)
             self.variables[name] = (Piece(unknown=Unknown(f"${name}", "", self.place(node))),)
-            self._perhaps(lambda: self.run(body), body)
+            free = not values or any(word.unknown and (word.unknown.variable or word.unknown.is_list) for word in words)
+            self._perhaps(lambda: self.run(body), body, free)
             return
         for word in words[:_MOST_TURNS]:
             self.variables[raw_text(variable)] = word.pieces
@@ -442,18 +475,19 @@ class _Reader(Values):
         if body is None:
             return
         for _ in range(_MOST_TURNS):
+            self.missing = ""
             try:
                 answer = self._holds(conditions)
             except Fork:
                 answer = Answer(None)
             if answer.holds is None or answer.default:
-                self._perhaps(lambda: self.run(body), body)
+                self._perhaps(lambda: self.run(body), body, answer.default or bool(self.missing))
                 return
             if answer.holds != wanted:
                 return
-            before = dict(self.variables)
+            before = (dict(self.variables), self.arguments, len(self.input or ()))
             self.run(body)
-            if self._leaves_loop() or before == self.variables:
+            if self._leaves_loop() or before == (self.variables, self.arguments, len(self.input or ())):
                 return
         self._forget(body)
 
@@ -467,16 +501,24 @@ class _Reader(Values):
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(nodes[0]))),)
 
     def _leaves_loop(self) -> bool:
-        leaves = self.ended in ("break", "exit", "return")
-        self.ended = "" if self.ended in ("break", "continue") else self.ended
+        """Whether a loop ends by what its body did; ``break 2`` also leaves the one around it."""
+        leaves = self.ended in ("break", "exit", "return") or self.levels > 1
+        if self.ended in ("break", "continue") and self.levels > 1:
+            self.levels -= 1
+        elif self.ended in ("break", "continue"):
+            self.ended = ""
         return leaves
 
-    def _perhaps(self, action: Callable[[], Any], body: Node) -> None:
-        """A loop over what nobody gave: what it sets keeps the value of before, as a default, or is unknown."""
+    def _perhaps(self, action: Callable[[], Any], body: Node, free: bool = False) -> None:
+        """A loop of turns that only a shell knows: what it sets is unknown, or the value of before, as a default.
+
+        ``free``: it hangs on what nobody gave.
+        """
         before = dict(self.variables)
         if len(self.script.conditions) < _MOST_FORKS:
             self._fork([lambda: None, action], 0, self._words_of_condition([body]))
-        self._forget(body, before=before)
+        self.levels = 1
+        self._forget(body, before=before if free else None)
 
     def _run_function_definition(self, node: Node) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -497,8 +539,10 @@ class _Reader(Values):
             return
         text = () if value is None else self.text(value)
         before = self.variables.get(variable)
-        if adds and isinstance(before, list):
-            self.assign(variable, [*before[:-1], (before[-1] if before else ()) + text])
+        if adds and variable in self.integers and isinstance(before, tuple):
+            self.assign(variable, (*before, Piece("+"), *text))
+        elif adds and isinstance(before, list):
+            self.assign(variable, [(before[0] if before else ()) + text, *before[1:]])
         elif adds:
             self.assign(variable, (before if isinstance(before, tuple) else ()) + text)
         else:
@@ -529,65 +573,91 @@ class _Reader(Values):
         parts = name.named_children
         variable, key = raw_text(parts[0]), self.plain(self.text(parts[1])) if len(parts) > 1 else None
         before = self.variables.get(variable)
+        number = key if isinstance(before, dict) or key is None else self.number_of(key)
         if key is None:
-            return
-        if isinstance(before, list) and key.isdecimal() and int(key) <= len(before):
-            self.assign(variable, [*before[: int(key)], text, *before[int(key) + 1 :]])
+            self.assign(variable, (Piece(unknown=Unknown(f"${variable}", "", self.place(name))),))
+        elif isinstance(before, list) and isinstance(number, int) and -len(before) <= number <= len(before):
+            at = number if number >= 0 else len(before) + number
+            self.assign(variable, [*before[:at], text, *before[at + 1 :]])
+        elif not before and number == 0 and not isinstance(before, dict):
+            self.assign(variable, [text])
         else:
-            table = before if isinstance(before, dict) else {}
-            self.assign(variable, {**table, key: text})
+            rows = enumerate(before) if isinstance(before, list) else ()
+            table = before if isinstance(before, dict) else {str(at): one for at, one in rows}
+            self.assign(variable, {**table, key if number is None else str(number): text})
 
     def _run_declaration_command(self, node: Node) -> None:
-        kind, options = (
-            raw_text(node.children[0]),
-            [raw_text(c) for c in node.named_children if raw_text(c).startswith("-")],
-        )
+        kind = raw_text(node.children[0])
+        options = "".join(raw_text(child)[1:] for child in node.named_children if raw_text(child).startswith("-"))
+        local = bool(self.locals) and kind in ("local", "declare", "typeset") and "g" not in options
         for child in node.named_children:
-            named = child.child_by_field_name("name") if child.type == "variable_assignment" else child
-            name = raw_text(named) if named is not None else ""
+            stated = child.type == "variable_assignment"
+            named = child.child_by_field_name("name") if stated else child
+            words = [] if stated or child.type in ("variable_name", "word") else self.fields([child])
+            name = str(words[0]).partition("=")[0] if words else "" if named is None else raw_text(named)
             if not re.fullmatch(r"\w+", name):
                 continue
-            if (kind == "local" or (kind in ("declare", "typeset") and self.locals)) and self.locals:
+            if local:
                 self.locals[-1].setdefault(name, self.variables.get(name))
-                if child.type != "variable_assignment":
+                if not stated and not words:
                     self.variables.pop(name, None)
-            if child.type == "variable_assignment":
+            if "i" in options:
+                self.integers.add(name)
+            value = child.child_by_field_name("value") if stated else None
+            if "n" in options and kind != "export" and value is not None:
+                self.references[name] = self.plain(self.text(value)) or name
+            elif stated:
                 self._run_variable_assignment(child)
-            if any("A" in option for option in options):
+            for word in words[:1]:
+                self.declare(word)
+            if "A" in options:
                 self.variables.setdefault(name, {})
-            if kind == "export" or any("x" in option for option in options):
+            if kind == "export" and "n" in options:
+                self.exported.discard(name)
+            elif kind == "export" or "x" in options:
                 self.exported.add(name)
 
     def _run_unset_command(self, node: Node) -> None:
-        for child in node.named_children:
-            self.variables.pop(raw_text(child), None)
+        for word in self.fields(node.named_children):
+            name, _, key = word.removesuffix("]").partition("[")
+            value = self.variables.get(name)
+            rows = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+            if key and rows:
+                self.variables[name] = {str(at): text for at, text in rows if str(at) != key}
+            else:
+                self.variables.pop(self.references.get(name, name), None)
+
+    def written_by(self, *nodes: Node) -> list[Piece]:
+        """What commands write, in a shell of their own whose programs are no runs of the script."""
+        state = (self.output, self.records)
+        self.output, self.records = [], False
+        self._apart(lambda: self.run_all(nodes))
+        found, (self.output, self.records) = self.output, state
+        return found
 
     def captured(self, *nodes: Node) -> Text:
         """What commands write, where that is certain; else one piece that is unknown."""
-        state = (self.output, dict(self.variables), self.ended)
-        self.output = []
-        unsure = any(
-            node.type not in ("command", "list", "compound_statement", "redirected_statement") for node in nodes
-        )
-        before = len(self.script.runs)
-        if not unsure:
-            for node in nodes:
-                name = command_name(node)
-                unsure |= name in _QUESTIONS or (name in _QUIET and not hasattr(self, f"_do_{name}")) or name == "nproc"
-                self.run(node)
-        lines, (self.output, self.variables, self.ended) = self.output, state
-        del self.script.runs[before:]
-        whole = tuple(p for at, line in enumerate(lines or ()) for p in ((Piece("\n"),) * bool(at) + line))
-        if unsure or any(p.unknown and not p.unknown.fork and p.unknown.name.startswith("$(") for p in whole):
+        if nodes[0].type == "file_redirect":  # $(< file)
+            lines = self._lines_from(nodes[0].named_children[-1])
+        else:
+            lines = _certain_lines(self.written_by(*nodes))
+        if lines is None:
             text = " ".join("; ".join(raw_text(node) for node in nodes).split())[:60]
             return (Piece(quoted=False, unknown=Unknown(f"$({text})", "", self.place(nodes[0]))),)
-        return tuple(p._replace(quoted=False) for p in whole)
+        while lines and not any(piece.text or piece.unknown for piece in lines[-1]):
+            lines.pop()
+        whole = tuple(piece for at, line in enumerate(lines) for piece in ((Piece("\n"),) * bool(at) + line))
+        return tuple(piece._replace(quoted=False) for piece in whole)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    def _run_command(self, node: Node) -> Answer | None:
-        arguments = [c for c in node.named_children if c.type not in ("variable_assignment", "file_redirect")
-                     and not c.type.startswith("her")]  # fmt: skip
+    def _run_command(self, node: Node) -> Answer:
+        redirects = [child for child in node.named_children if child.type.endswith("_redirect")]
+        return self._redirected(redirects, lambda: self._simple(node)) if redirects else self._simple(node)
+
+    def _simple(self, node: Node) -> Answer:
+        arguments = [child for child in node.named_children if child.type != "variable_assignment"
+                     and not child.type.endswith("_redirect")]  # fmt: skip
         assignments = [child for child in node.named_children if child.type == "variable_assignment"]
         own: dict[str, Value] = {}
         for one in assignments:
@@ -598,7 +668,7 @@ class _Reader(Values):
         if not words:
             for name, value in own.items():
                 self.assign(name, value)
-            return None
+            return Answer(True)
         inside = {name: self.variables.get(name) for name in own}
         self.variables |= own
         exported, self.exported = self.exported, self.exported | own.keys()
@@ -614,43 +684,52 @@ class _Reader(Values):
         else:
             self.variables[name] = before
 
-    def _command(self, words: list[Word], node: Node) -> Answer | None:
-        name = str(words[0])
+    def _command(self, words: list[Word], node: Node) -> Answer:
+        name, rest = str(words[0]), words[1:]
+        if name in ("command", "builtin") and rest and not rest[0].startswith("-"):
+            return self._command(rest, node)
         if name in self.functions and self.depth < MOST_DEEP - 8:
-            self._call(name, words[1:])
-            return None
+            return self._call(name, rest)
         if name in ("exit", "return", "break", "continue"):
             self.ended = name
-            return None
+            self.levels = int(rest[0]) if name in ("break", "continue") and rest and rest[0].isdecimal() else 1
+            number = self.number_of(str(rest[0])) if rest and rest[0].unknown is None else None
+            return Answer(number == 0 if rest and number is not None else None if rest else True)
         if name in ("true", "false", ":"):
             return Answer(name != "false")
         builtin = getattr(self, f"_do_{name}", None) if name.isidentifier() else None
         builtin = {".": self._do_source, "[": self._do_test}.get(name, builtin)
         if builtin is not None:
-            found = builtin(words[1:], node)
-            return found if isinstance(found, Answer) else None
-        if name in _QUESTIONS:
-            return Answer(None)
-        if name in _QUIET:
-            return None
-        self._start(words, node)
-        return None
+            found = builtin(rest, node)
+            return found if isinstance(found, Answer) else Answer(True)
+        if name in _QUIET and not (name == "conda" and rest[:1] == ["run"]):
+            return Answer(True)
+        if is_filter(name):
+            self.filtered(name, rest, node)
+        elif name in _SAYING or name in _QUESTIONS:
+            self.say(None, words, node)
+        else:
+            self.start(words, node)
+            self.ended = "exit" if name == "exec" and rest else self.ended
+        return Answer(None if name in _QUESTIONS else True)
 
-    def _call(self, name: str, arguments: list[Word]) -> None:
+    def _call(self, name: str, arguments: list[Word]) -> Answer:
         before, self.arguments = self.arguments, [word.pieces for word in arguments]
+        references = dict(self.references)
         self.locals.append({})
-        self.run(self.functions[name])
-        self.arguments = before
+        answer = self.run(self.functions[name])
+        self.arguments, self.references = before, references
         for variable, value in self.locals.pop().items():
             self._set_back(variable, value)
         self.ended = "" if self.ended in ("return", "break", "continue") else self.ended
+        return answer
 
-    def _start(self, words: list[Word], node: Node) -> None:
+    def start(self, words: list[Word], node: Node) -> None:
         """A program, or the script that a shell among its words is given."""
         if self._starts_script(words, node):
             return
-        if self.output is not None:
-            self.output.append((Piece(unknown=Unknown(f"$({' '.join(words)[:40]})", "", self.place(node))),))
+        self.say(None, words, node)
+        if not self.records:
             return
         whole = [*self.prefix, *(part for word in words if word != "\\" for part in taken_apart(word))]
         values = {key: value for key, value in self.variables.items() if isinstance(value, tuple)}
@@ -664,11 +743,11 @@ class _Reader(Values):
                 while rest and rest[0].startswith("-"):
                     option, rest = rest[0], rest[1:]
                     if re.fullmatch(r"-[a-z]*c", option) and rest:
-                        self._inside(words[:at], self._script_of(rest[0].pieces), rest[2:], node)
+                        self._inside(words[:at], self.script_of(rest[0].pieces), rest[2:], node)
                         return True
-                if rest:
-                    return self._run_file(str(rest[0]), rest[1:], words[:at], node) or at == 0
-                return False
+                if not rest or words[at + 1 : at + 2] == ["-s"]:
+                    return self._reads_input(words[:at], node)
+                return self._run_file(str(rest[0]), rest[1:], words[:at], node) or at == 0
             if word.startswith("-") or word.unknown:
                 continue
             if (
@@ -678,17 +757,33 @@ class _Reader(Values):
             ):
                 return self._run_file(str(word), rest, words[:at], node)
             if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
-                self._inside(words[:at], " ".join(self._script_of(one.pieces) for one in words[at:]), [], node)
+                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
                 return True
-        return False
+        return bool({PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS)) and self._reads_input([], node)
+
+    def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:
+        """Whether a shell reads a script from its input, which is then read."""
+        if not self.input:
+            return False
+        pieces = tuple(piece for line in self.input for piece in (*line, Piece("\n", line[0].place if line else "")))
+        self.input = None
+        self._inside(prefix, self.script_of(pieces), [], node)
+        return True
 
     def _inside(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
         """Reads a text as a shell of its own does, with the variables that it inherits."""
-        state = (self.variables, self.arguments, self.prefix, self.ended)
-        self.variables = self._inherited()
+        self._in_shell(prefix, arguments, lambda: self.run_text(text, self.place(node)))
+
+    def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
+        """Acts in a shell that a program, which is started with these words before it, starts."""
+        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
+        remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix})
+        self.variables = {name: value for name, value in self._inherited().items()
+                          if not remote or name in self.stand_ins}  # fmt: skip
+        self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
-        self.run_text(text, self.place(node))
-        self.variables, self.arguments, self.prefix, self.ended = state
+        action()
+        self.variables, self.arguments, self.prefix, self.ended, self.functions = state
 
     def _inherited(self) -> dict[str, Value]:
         """The variables that a shell of its own gets: those exported that are no arrays."""
@@ -696,7 +791,7 @@ class _Reader(Values):
             key: value for key, value in self.variables.items() if key in self.exported and isinstance(value, tuple)
         }
 
-    def _script_of(self, pieces: Text) -> str:
+    def script_of(self, pieces: Text) -> str:
         """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
         parts = []
         for piece in pieces:
@@ -715,27 +810,26 @@ class _Reader(Values):
         """Reads a script that another starts, where its text was given; whether it was."""
         name = PurePosixPath(path).name
         if name not in self.files:
-            if path not in self.script.missing and name.endswith(_ENDINGS):
-                self.script.missing.append(path)
+            if name.endswith(_ENDINGS):
+                self.miss(path)
             return False
         self.script.read.add(name)
         if path in self.written:
             self.script.read.add(path)
-        state = (self.variables, self.arguments, self.prefix, self.ended, self.name, self.fixed_place)
-        self.variables = self._inherited()
-        self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
+        place = (self.name, self.fixed_place)
         self.name, self.fixed_place = name, ""
-        self.run_text(self.files[name])
-        self.variables, self.arguments, self.prefix, self.ended, self.name, self.fixed_place = state
+        self._in_shell(prefix, arguments, lambda: self.run_text(self.files[name]))
+        self.name, self.fixed_place = place
         return True
 
-    def _do_source(self, words: list[Word], node: Node) -> None:
-        name = PurePosixPath(str(words[0])).name if words else ""
-        if name not in self.files:
-            if words and str(words[0]) not in self.script.missing:
-                self.script.missing.append(str(words[0]))
-            return
-        self.script.read.add(name)
+    def miss(self, path: str) -> None:
+        """Notes a script that was not given."""
+        if path and path not in self.script.missing:
+            self.script.missing.append(path)
+
+    def run_sourced(self, name: str, path: str) -> None:
+        """Reads a file whose text is known, with the variables of this shell."""
+        self.script.read |= {name} | ({path} & self.written.keys())
         before, self.name, self.fixed_place = (self.name, self.fixed_place), name, ""
         self.run_text(self.files[name])
         self.name, self.fixed_place = before
@@ -743,7 +837,7 @@ class _Reader(Values):
 
     def _do_eval(self, words: list[Word], node: Node) -> None:
         pieces = tuple(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
-        self.run_text(self._script_of(pieces), self.place(node))
+        self.run_text(self.script_of(pieces), self.place(node))
 
 
 def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
@@ -761,3 +855,11 @@ def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
             (body if then or node.type == "else_clause" else conditions).append(child)
     rest = [branch for one in after for branch in _branches(one)]
     return [(conditions, body), *rest]
+
+
+def _certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
+    """The lines of what a command writes; None where a program writes some of them."""
+    found = [*pieces]
+    if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
+        return None
+    return lines_of(found)

@@ -6,7 +6,6 @@ import abc
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import tree_sitter_bash
@@ -30,6 +29,7 @@ from jointopt.frameworks.shell_words import (
 
 MOST_OF_A_VALUE = 2**16  # characters of a variable
 MOST_EXPANDED = 2**20  # characters that variables are replaced by, in all
+_MOST_WORDS = 1_000  # of braces
 _MOST_NESTED = 100  # nodes of a tree inside of each other that are looked at for names
 _NAMED = ("variable_name", "word")
 MOST_DEEP = 60  # statements, words and sums inside of each other
@@ -48,6 +48,10 @@ _SUMS: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "e": "\x1b"}
 Value = Text | list[Text] | dict[str, Text]
+
+
+_CLASSES = {"digit": "[0-9]", "alpha": "[A-Za-z]", "alnum": "[A-Za-z0-9]", "space": r"\s", "upper": "[A-Z]"}
+_BRACES = re.compile(r"(?<!\$)\{([^{}\s$]*,[^{}\s$]*|-?\d+\.\.-?\d+)\}")
 
 
 class Fork(Exception):
@@ -103,9 +107,17 @@ class Values(abc.ABC):
         self.missing = ""  # the first variable for whose want a test has no answer
         self.fixed_place = ""  # of a text inside of a word
         self.line = 1  # of the word that is read
-        self.depth = self.expanded = 0
-        self.output: list[Text] | None = None  # of a command whose output is a word
+        self.depth = self.expanded = self.shifted = 0
+        self.output: list[Piece] | None = None  # of a command whose output is a word
+        self.references: dict[str, str] = {}  # names that stand for other variables (declare -n)
+        self.integers: set[str] = set()  # variables whose values are sums (declare -i)
+        self.unread = ""  # a file that was sourced and not given, and may set any variable
+        self.given: set[str] = set()  # variables that the caller states
         self.files: dict[str, str] = {}  # texts of other scripts by their names
+
+    def has_file(self, path: str) -> bool:
+        """Whether a file was given, or the script wrote it."""
+        return path.rpartition("/")[2] in self.files
 
     @abc.abstractmethod
     def captured(self, *nodes: Node) -> Text:
@@ -120,9 +132,28 @@ class Values(abc.ABC):
                 f"line {self.line}: the value of {name[:40]} has {length:,} characters; expected at most "
                 f"{MOST_OF_A_VALUE:,}: take out what doubles it, or import the command that the script starts."
             )
+        name = self.references.get(name, name)
+        if name in self.integers and isinstance(value, tuple) and (text := self.known(value)) is not None:
+            number = self.number_of(text)
+            value = (
+                value if number is None else literal(str(number), next((p.place for p in value), ""), self.by_default)
+            )
         self.variables[name] = merged(value) if isinstance(value, tuple) else value
         if self.exports_all:
             self.exported.add(name)
+
+    def unsettle(self, file: str, place: str) -> None:
+        """After a file that was not given any variable may have another value, but for those that the caller states."""
+        self.unread = file
+        for name, value in self.variables.items():
+            if name not in self.given and isinstance(value, tuple):
+                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
+
+    def separators(self) -> str:
+        """The signs that separate words of a value."""
+        signs = self.variables.get("IFS")
+        plain = self.plain(signs) if isinstance(signs, tuple) else None
+        return " \t\n" if plain is None else plain
 
     # --- conditions -------------------------------------------------------------------------------------------------
 
@@ -201,15 +232,18 @@ class Values(abc.ABC):
         """A test of one word; a variable that nobody gave counts as empty, by default."""
         if operator == "-v":
             name = self.known(text) or ""
+            if self.unread and name not in self.variables:
+                return None
             self.by_default |= name not in self.variables
             self.absent |= {name} - self.variables.keys()
             return name in self.variables
-        if operator not in ("-z", "-n"):
-            return None  # of files, which are not looked at
+        if operator not in ("-z", "-n"):  # of files, which are not looked at: those that were given are there
+            name = self.known(text) or ""
+            return True if operator in ("-f", "-e", "-r", "-s") and self.has_file(name) else None
         self.absent |= {p.absent for p in text if p.absent}
-        if len(text) == 1 and text[0].unknown and text[0].unknown.variable and not text[0].unknown.fork:
+        if variable := _free(text):
             self.by_default = True
-            self.absent.add(text[0].unknown.variable)
+            self.absent.add(variable)
             return operator == "-z"
         value = self.known(text)
         if value is None:
@@ -220,7 +254,7 @@ class Values(abc.ABC):
     def _two(self, left: Text, operator: str, right: Text, pattern: Node | None) -> bool | None:
         first = self.known(left)
         if pattern is not None and operator in ("==", "=", "!="):
-            wanted = self._pattern(pattern)
+            wanted = self.pattern(pattern)
             if first is None or wanted is None:
                 return None
             return pattern_matches(wanted, first) == (operator != "!=")
@@ -228,23 +262,34 @@ class Values(abc.ABC):
         if first is None or second is None:
             return None
         if operator in _COMPARED:
-            numbers = [self._number_of(text) for text in (first, second)]
+            numbers = [self.number_of(text) for text in (first, second)]
             return None if numbers[0] is None or numbers[1] is None else _COMPARED[operator](numbers[0], numbers[1])
         if operator in ("=", "==", "!="):
             return (first == second) == (operator != "!=")
         if operator == "=~":
-            try:
-                return re.search(second, first[:1000]) is not None if re.fullmatch(r"[\w^$.\-/:, ]*", second) else None
-            except re.error:
-                return None
+            return self._matches(second, first)
         return {"<": first < second, ">": first > second}.get(operator)
 
-    def _pattern(self, node: Node) -> str:
+    def _matches(self, pattern: str, text: str) -> bool | None:
+        """Whether an expression is found in a text, with its groups in BASH_REMATCH; None for one of another kind."""
+        pattern = re.sub(r"\[\[:(\w+):\]\]", lambda one: _CLASSES.get(one[1], one[0]), pattern)
+        if not re.fullmatch(r"[\w^$.\-/:, \[\]()|*+?\\{}=]*", pattern) or re.search(r"\)[*+{]|[*+?}][*+{]", pattern):
+            return None
+        try:
+            found = re.search(pattern, text[:1000])
+        except re.error:
+            return None
+        if found:
+            groups = [found[0], *(group or "" for group in found.groups())]
+            self.variables["BASH_REMATCH"] = [literal(group, "", self.by_default) for group in groups]
+        return found is not None
+
+    def pattern(self, node: Node) -> str:
         """A pattern in which what stands in quotes means itself."""
         if node.type in ("string", "raw_string", "ansi_c_string"):
             return re.sub(r"([*?\[])", r"[\1]", self.known(self.text(node)) or "")
         if node.type == "concatenation":
-            return "".join(self._pattern(child) for child in node.children)
+            return "".join(self.pattern(child) for child in node.children)
         if node.children:
             return self.known(self.text(node)) or ""
         return re.sub(r"\\(.)", r"[\1]", raw_text(node))
@@ -291,14 +336,25 @@ class Values(abc.ABC):
         """The words that a row of nodes comes to."""
         found: list[Word] = []
         for node in nodes:
-            if node.type == "brace_expression":
-                first, last = (
-                    int(n) if (n := raw_text(c)).lstrip("-").isdecimal() else 0 for c in node.named_children[:2]
-                )
-                row = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-                found += [Word(literal(str(number), self.place(node))) for number in row[:1000]]
+            braces = node.type in ("brace_expression", "concatenation") and _BRACES.search(raw_text(node))
+            if braces and self.depth < MOST_DEEP - 4:
+                before, after = raw_text(node)[: braces.start()], raw_text(node)[braces.end() :]
+                first, dots, last = braces[1].partition("..")
+                row = range(int(first), int(last) + 1) if dots and int(first) <= int(last) else range(0)
+                row = range(int(first), int(last) - 1, -1) if dots and not row else row
+                outer, self.fixed_place = self.fixed_place, self.place(node)
+                self.depth += 1
+                if len(row) > _MOST_WORDS:
+                    found.append(
+                        Word((Piece(unknown=Unknown(raw_text(node)[:40], "", self.fixed_place, is_list=True)),))
+                    )
+                for part in [*map(str, row[:_MOST_WORDS])] if dots else braces[1].split(","):
+                    inner = parse(f"_ {before}{part}{after}").named_children[0].named_children[1:]
+                    found += self.fields(inner)
+                self.depth -= 1
+                self.fixed_place = outer
             else:
-                found += words_of(self.pieces(node))
+                found += words_of(self.pieces(node), self.separators())
         return found
 
     def text(self, node: Node) -> Text:
@@ -324,7 +380,8 @@ class Values(abc.ABC):
 
     def _of_string(self, node: Node) -> Text:
         inner = self._between(node, node.start_byte + 1, node.end_byte - 1, r'[$`"\\]')
-        quoted = tuple(p if p.ends_word else p._replace(quoted=True) for p in inner)
+        whole = re.search(r"\$\*|\$\{\w+\[\*\]", raw_text(node)) is not None  # one word, however many elements
+        quoted = tuple((Piece(" ", p.place) if whole else p) if p.ends_word else p._replace(quoted=True) for p in inner)
         lists = any(re.fullmatch(r"\$@|\$\{\w+\[@\]\}|\$\{@\}", raw_text(child)) for child in node.named_children)
         return quoted if quoted or lists else literal("", self.place(node))
 
@@ -368,6 +425,10 @@ class Values(abc.ABC):
             before, self.by_default = self.by_default, False
             whole = len(node.named_children) == 1 and not node.has_error
             number = self.number(node.named_children[0]) if whole else None
+            if number is None and "$" in raw_text(node)[1:]:  # variables stand for parts of the sum
+                text = self.known(self._between(node, node.start_byte + 3 - (raw_text(node)[1] == "["),
+                                                node.end_byte - 2 + (raw_text(node)[1] == "["), r"[$`]"))  # fmt: skip
+                number = None if text is None or "$" in text else self.number_of(text)
             default, self.by_default = self.by_default, before or self.by_default
             if number is None:
                 return (Piece(quoted=False, unknown=Unknown(raw_text(node)[:60], "", self.place(node))),)
@@ -379,101 +440,7 @@ class Values(abc.ABC):
         inner = [child for child in node.named_children if child.type != "comment"]
         if not inner:
             return ()
-        if inner[0].type == "file_redirect":
-            return (Piece(quoted=False, unknown=Unknown(raw_text(node)[:60], "", self.place(node))),)
         return self._lifted(lambda: self.captured(*inner))
-
-    def _do_set(self, words: list[Word], node: Node) -> None:
-        self.exports_all |= any(word in ("-a", "-o") and "allexport" in [*words, "allexport"] for word in words[:1])
-        if words and words[0] in ("+a",):
-            self.exports_all = False
-        if words and words[0] == "--":
-            self.arguments = [word.pieces for word in words[1:]]
-        elif words and not words[0].startswith(("-", "+")):
-            self.arguments = [word.pieces for word in words]
-
-    def _do_shift(self, words: list[Word], node: Node) -> None:
-        if self.arguments is not None:
-            count = int(words[0]) if words and words[0].isdecimal() else 1
-            self.arguments = self.arguments[count:]
-
-    def _do_let(self, words: list[Word], node: Node) -> None:
-        for word in words:
-            self._number_of(str(word))
-
-    def _do_read(self, words: list[Word], node: Node) -> Answer:
-        names = [str(word) for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
-        here = next((child for child in node.named_children if child.type == "herestring_redirect"), None)
-        pieces = () if here is None else self.text(here.named_children[-1])
-        separators = self.variables.get("IFS", ())
-        if isinstance(separators, tuple) and (signs := self.plain(separators)):
-            pieces = tuple(p._replace(text=re.sub(f"[{re.escape(signs)}]", " ", p.text)) for p in pieces)
-        given = words_of(p._replace(quoted=False) for p in pieces)
-        for at, name in enumerate(names):
-            last = at == len(names) - 1
-            parts = given[at:] if last else given[at : at + 1]
-            value = tuple(piece for k, one in enumerate(parts) for piece in ((Piece(" "),) * bool(k) + one.pieces))
-            self.variables[name] = value if here else (Piece(unknown=Unknown(f"${name}", name, self.place(node))),)
-        return Answer(True if here else None)
-
-    def _do_getopts(self, words: list[Word], node: Node) -> Answer:
-        if len(words) > 1:
-            self.variables[str(words[1])] = (Piece(unknown=Unknown(f"${words[1]}", "", self.place(node))),)
-            self.variables["OPTARG"] = (Piece(unknown=Unknown("$OPTARG", "", self.place(node))),)
-        return Answer(None)
-
-    def _do_echo(self, words: list[Word], node: Node) -> None:
-        if self.output is None:
-            return
-        while words and words[0] in ("-n", "-e", "-ne"):
-            words = words[1:]
-        self.output.append(tuple(p for at, w in enumerate(words) for p in ((Piece(" "),) * bool(at) + w.pieces)))
-
-    def _do_printf(self, words: list[Word], node: Node) -> None:
-        if words[:1] == ["-v"] and len(words) > 2:
-            self.variables[str(words[1])] = self._formatted(words[2:], node)
-        elif self.output is not None and words:
-            self.output.append(self._formatted(words, node))
-
-    def _formatted(self, words: list[Word], node: Node) -> Text:
-        if all(word.unknown is None for word in words) and re.fullmatch(r"(?:[^%\\]|%[sd]|\\n)*", words[0]):
-            texts, rest = words[0].replace("\\n", "\n"), list(map(str, words[1:]))
-            if texts.count("%") == len(rest):
-                return literal(texts.replace("%d", "%s") % tuple(rest), self.place(node))
-        return (Piece(unknown=Unknown("$(printf)", "", self.place(node))),)
-
-    def _do_basename(self, words: list[Word], node: Node) -> None:
-        name = "" if not words else PurePosixPath(str(words[0])).name
-        ending = str(words[1]) if len(words) > 1 else ""
-        self._say(name.removesuffix(ending) if name != ending else name, words, node)
-
-    def _do_dirname(self, words: list[Word], node: Node) -> None:
-        self._say(str(PurePosixPath(str(words[0])).parent) if words else "", words, node)
-
-    def _do_seq(self, words: list[Word], node: Node) -> None:
-        numbers = [int(word) for word in words if re.fullmatch(r"-?\d{1,9}", word)]
-        first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
-        known = len(numbers) == len(words) and numbers and step
-        row = range(first, numbers[-1] + (1 if step > 0 else -1), step) if known else range(0)
-        self._say("\n".join(map(str, row[:1000])) if known else None, words, node)
-
-    def _do_expr(self, words: list[Word], node: Node) -> None:
-        number = self._number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
-        self._say(None if number is None else str(number), words, node)
-
-    def _do_cat(self, words: list[Word], node: Node) -> None:
-        text = self.files.get(PurePosixPath(str(words[0])).name) if words else None
-        self._say(None if text is None else text.rstrip("\n"), words, node)
-
-    def _say(self, text: str | None, words: list[Word], node: Node) -> None:
-        """Writes the output of a command where it is a word of another; None: it is not known."""
-        if self.output is None:
-            return
-        if text is None or any(word.unknown for word in words):
-            name = " ".join(raw_text(node).split())[:40]
-            self.output.append((Piece(unknown=Unknown(f"$({name})", "", self.place(node))),))
-        else:
-            self.output.append(literal(text, self.place(node), any(word.default for word in words)))
 
     def _of_process_substitution(self, node: Node) -> Text:
         return (Piece(unknown=Unknown(raw_text(node)[:60], "", self.place(node))),)
@@ -485,13 +452,13 @@ class Values(abc.ABC):
             if self.arguments is None:
                 return (Piece(quoted=False, unknown=Unknown(f"${name}", name, place, is_list=True)),)
             return self._listed(self.arguments)
-        if name == "#" and self.arguments is not None:
-            return literal(str(len(self.arguments)), place)
+        if name == "#":  # of arguments that nobody gave: none, by default
+            return literal(str(len(self.arguments or ())), place, self.arguments is None)
         if name == "0":
             return literal(self.name or "bash", place)
         if name in ("#", "?", "$", "!", "-", "_"):
             return (Piece(quoted=False, unknown=Unknown(f"${name}", "", place)),)
-        value = self._looked_up(name, place)
+        value = self.looked_up(name, place)
         if isinstance(value, list):
             value = value[0] if value else ()
         if isinstance(value, dict):
@@ -499,13 +466,19 @@ class Values(abc.ABC):
         self._count(value)
         return tuple(p._replace(quoted=False) for p in value)
 
-    def _looked_up(self, name: str, place: str) -> Value:
+    def looked_up(self, name: str, place: str) -> Value:
         if name.isdecimal() and self.arguments is not None:
             return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ()
+        name = self.references.get(name, name)
         found = self.variables.get(name)
         if found is not None:
             return found
-        if name in self.mentioned and not name.isdecimal():  # in a branch that is not taken
+        if name.isdecimal():
+            number = str(int(name) + self.shifted)
+            return self.variables.get(number) or (Piece(unknown=Unknown(f"${number}", number, place)),)
+        if self.unread and name not in self.given:
+            return (Piece(unknown=Unknown(f"${name}", name, place, set_by=self.unread)),)
+        if name in self.mentioned:  # in a branch that is not taken
             return (Piece(default=True, place=place, absent=name),)
         return (Piece(unknown=Unknown(f"${name}", name, place)),)
 
@@ -544,18 +517,40 @@ class Values(abc.ABC):
         if sign == "!" and index is None:
             target = self.known(self._parameter(name, node))
             return self._parameter(target, node) if target and re.fullmatch(r"\w+", target) else unknown
+        if name in ("@", "*"):
+            unknown = (unknown[0]._replace(unknown=Unknown(raw_text(node)[:60], "", self.place(node), is_list=True)),)
         texts, value = self._indexed(name, index, node)
         if sign:
             return self._size_or_keys(sign, name, texts, value, node) or unknown
-        if texts is not None and operator in ("", ":-", "-", ":+", "+"):
-            if operator in (":-", "-") and not texts:
-                return self._operand(node, parts[1])
-            return self._listed(texts) if operator in ("", ":-", "-") or not texts else self._operand(node, parts[1])
-        if value is None:
-            return unknown
+        found = None
+        if texts is not None:
+            found = self._of_elements(node, name, texts, operator, parts)
+        elif value is not None:
+            found = self._with_operator(node, name, value, operator, parts) if operator else value
+        return unknown if found is None else found
+
+    def _of_elements(
+        self, node: Node, name: str, texts: list[Text], operator: str, parts: list[Node]
+    ) -> Text | None:  # fmt: skip
+        """``${X[@]}`` with its operator, which changes each element, or takes a row of them."""
+        if operator in (":-", "-", ":+", "+"):
+            return self._operand(node, parts[1]) if bool(texts) == ("+" in operator) else self._listed(texts)
         if not operator:
-            return value
-        return self._with_operator(node, name, value, operator, parts) or unknown
+            return self._listed(texts)
+        if any(_is_list(text) for text in texts):
+            return None
+        if operator == ":":
+            numbers = [self.number(part) for part in parts[2:] if part.type != ":"]
+            whole = [literal(self.name, ""), *texts] if name in ("@", "*") else texts
+            if not numbers or numbers[0] is None or None in numbers:
+                return None
+            start = numbers[0] if numbers[0] >= 0 else max(len(whole) + numbers[0], 0)
+            return self._listed(whole[start : None if len(numbers) < 2 else start + (numbers[1] or 0)])
+        plain = [self.known(text) for text in texts]
+        changed = [None if one is None else self._changed(node, one, operator, parts) for one in plain]
+        if None in changed:
+            return None
+        return self._listed([literal(one or "", self.place(node)) for one in changed])
 
     def _indexed(self, name: str, index: Node | None, node: Node) -> tuple[list[Text] | None, Text | None]:
         """The elements that ``${X[@]}`` means, or else the one value; both None where it is not known which."""
@@ -563,7 +558,7 @@ class Values(abc.ABC):
             if name in ("@", "*"):
                 return self.arguments, self._parameter(name, node)
             return None, self._parameter(name, node)
-        found = self._looked_up(name, self.place(node))
+        found = self.looked_up(name, self.place(node))
         if raw_text(index) in ("@", "*"):
             if isinstance(found, dict):
                 return list(found.values()), None
@@ -573,18 +568,21 @@ class Values(abc.ABC):
                 lone = found[0].unknown._replace(name=raw_text(node), is_list=True)
                 return None, (Piece(quoted=False, unknown=lone),)
             return [found] if any(p.text or p.unknown for p in found) else [], None
+        before, self.by_default = self.by_default, False
         key = self.known(self.text(index))
+        number = None if key is None or isinstance(found, dict) else self.number_of(key)
+        default, self.by_default = self.by_default, before or self.by_default
+        value: Text | None = None
         if isinstance(found, dict):
-            if key is None:
-                return None, None
-            return None, tuple(p._replace(quoted=False) for p in found.get(key.strip("\"'"), ()))
-        number = None if key is None else self._number_of(key)
-        if isinstance(found, list) and number is not None and not any(_is_list(text) for text in found):
+            value = None if key is None else found.get(key.strip("\"'"), ())
+        elif isinstance(found, list) and number is not None and not any(_is_list(text) for text in found):
             at = number if number >= 0 else len(found) + number
-            return None, tuple(p._replace(quoted=False) for p in found[at]) if 0 <= at < len(found) else ()
-        if isinstance(found, tuple) and key == "0":
-            return None, tuple(p._replace(quoted=False) for p in found)
-        return None, None
+            value = found[at] if 0 <= at < len(found) else ()
+        elif isinstance(found, tuple) and number == 0:
+            value = found
+        return None, None if value is None else tuple(
+            p._replace(quoted=False, default=p.default or default) for p in value
+        )
 
     def _size_or_keys(
         self, sign: str, name: str, texts: list[Text] | None, value: Text | None, node: Node
@@ -605,9 +603,7 @@ class Values(abc.ABC):
         return self._between(node, after.end_byte, end, r"[$`\"\\}]")
 
     def _with_operator(self, node: Node, name: str, value: Text, operator: str, parts: list[Node]) -> Text | None:
-        lone = value[0].unknown if len(value) == 1 else None
-        free = lone is not None and not lone.fork and bool(lone.variable)
-        absent = free or (bool(value) and all(p.default and not p.text and not p.unknown for p in value))
+        absent = bool(_free(value)) or (bool(value) and all(p.default and not p.text and not p.unknown for p in value))
         if operator in (":-", "-", ":=", "="):
             unset = absent or (not value and name not in self.variables and name not in ("1", "2"))
             empty = unset or (":" in operator and self.known(value) == "") or (not value and self._is_unset(name))
@@ -628,9 +624,8 @@ class Values(abc.ABC):
         if plain is None:
             return None
         pieces = self._changed(node, plain, operator, parts)
-        return (
-            None if pieces is None else literal(pieces, value[0].place if value else "", any(p.default for p in value))
-        )
+        default = any(p.default for p in value)
+        return None if pieces is None else (Piece(pieces, value[0].place if value else "", default, False),)
 
     def _is_unset(self, name: str) -> bool:
         given = self.arguments is not None and name.isdecimal()
@@ -660,7 +655,7 @@ class Values(abc.ABC):
 
     # --- sums -------------------------------------------------------------------------------------------------------
 
-    def _number_of(self, text: str) -> int | None:
+    def number_of(self, text: str) -> int | None:
         """The number that a text means where bash expects one: 8, 0x10, 2#101, a sum; None where that is not known."""
         text = text.strip()
         if re.fullmatch(r"[-+]?\d{1,19}", text):
@@ -717,14 +712,14 @@ class Values(abc.ABC):
             return self._binary(parts[0], "=", parts[-1])
         if node.type in ("variable_name", "word") and re.fullmatch(r"[A-Za-z_]\w*", raw_text(node)):
             text = self.known(self._parameter(raw_text(node), node))
-            return None if text is None else self._number_of(text)
+            return None if text is None else self.number_of(text)
         if node.type == "number" and re.fullmatch(r"\d+#\w+", raw_text(node)):
             base, _, digits = raw_text(node).partition("#")
             return int(digits, int(base)) if 2 <= int(base) <= 36 else None
         if node.type == "number" and re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", raw_text(node)):
             return int(raw_text(node), 16)
         if node.type == "number":
-            return self._number_of(raw_text(node)) if re.fullmatch(r"-?\d{1,19}", raw_text(node)) else None
+            return self.number_of(raw_text(node)) if re.fullmatch(r"-?\d{1,19}", raw_text(node)) else None
         text = self.known(self.text(node)) if node.type in (
             "simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "string", "concatenation",
             "subscript", "raw_string",
@@ -732,7 +727,10 @@ class Values(abc.ABC):
         if node.type == "subscript":
             _, value = self._indexed(raw_text(node.named_children[0]), node.named_children[1], node)
             text = None if value is None else self.known(value)
-        return None if text is None else self._number_of(text)
+        lone = (
+            node.parent is None or node.parent.type in ("arithmetic_expansion", "subscript") or node.type == "subscript"
+        )
+        return None if text is None or not (lone or re.fullmatch(r"\s*-?\w*\s*", text)) else self.number_of(text)
 
     def _binary(self, left: Node, operator: str, right: Node) -> int | None:
         if operator.endswith("=") and operator not in ("==", "!=", "<=", ">="):
@@ -751,8 +749,15 @@ class Values(abc.ABC):
         return _SUMS[operator](first, second)
 
     def _set_number(self, node: Node, number: int) -> int:
-        self.variables[raw_text(node)] = literal(str(number), self.place(node), self.by_default)
+        name = self.references.get(raw_text(node), raw_text(node))
+        self.variables[name] = literal(str(number), self.place(node), self.by_default)
         return number
+
+
+def _free(text: Text) -> str:
+    """The variable that a text is, where nobody set it."""
+    lone = text[0].unknown if len(text) == 1 else None
+    return lone.variable if lone and not lone.fork and not lone.set_by else ""
 
 
 def raw_text(node: Node) -> str:

@@ -23,6 +23,7 @@ class Unknown(NamedTuple):
     fork: int = 0  # of one of several values: the fork that decides; 0: nothing is known
     ways: tuple[tuple[Text, ...], ...] = ()  # by the branch of that fork: the words of each value
     is_list: bool = False  # any number of words, also between quotes: "$@"
+    set_by: str = ""  # a file that was not given, and may set the variable
 
 
 class Piece(NamedTuple):
@@ -114,18 +115,30 @@ def merged(text: Text) -> Text:
     return tuple(found)
 
 
-def words_of(pieces: Iterable[Piece]) -> list[Word]:
-    """The words that pieces come to, split at blanks outside of quotes."""
+def lines_of(pieces: Iterable[Piece]) -> list[Text]:
+    """The lines of a text, the last of which may lack its end."""
+    lines: list[list[Piece]] = [[]]
+    for piece in pieces:
+        for at, part in enumerate(piece.text.split("\n")):
+            if at:
+                lines.append([])
+            if part or piece.unknown or not piece.text:
+                lines[-1].append(piece._replace(text=part))
+    return [tuple(line) for line in (lines if lines[-1] else lines[:-1])]
+
+
+def words_of(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
+    """The words that pieces come to, split at blanks, or other signs, outside of quotes."""
     words: list[Word] = []
     held: list[Piece] = []
     for piece in pieces:
         if piece.ends_word:
             words += [Word(held)] if held else []
             held = []
-        elif piece.quoted or piece.unknown:
+        elif piece.quoted or piece.unknown or not signs:
             held.append(piece)
         else:
-            parts = re.split(r"[ \t\n]+", piece.text)
+            parts = re.split(f"[{re.escape(signs)}]+", piece.text)
             for at, part in enumerate(parts):
                 if at and held:
                     words.append(Word(held))
@@ -240,9 +253,10 @@ class Script:
     """The commands of a script, the words of its batch header, and what of it was not read."""
 
     runs: list[Run] = field(default_factory=list)
-    header: list[tuple[str, list[str]]] = field(default_factory=list)  # the batch system's word, and its options
+    header: list[tuple[str, list[Word]]] = field(default_factory=list)  # the batch system's word, and its options
     left_out: list[str] = field(default_factory=list)  # lines that no shell would take
     missing: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
+    written: dict[str, str] = field(default_factory=dict)  # texts of the files that it writes itself
     read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
     conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
     deciding: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on

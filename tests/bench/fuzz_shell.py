@@ -1,14 +1,17 @@
 """Scripts made from a grammar of what launch scripts do, read by `jointopt import` and run by bash, and compared.
 
-Each script is run under bash with stand-in launchers that print their arguments, its free variables once unset, once
-empty, once set. Where the three start the same, what is read must be that, or be asked. Where they differ, it must be
-asked, or be the script's own default and said to be. Prints the counts, and each script that is read otherwise.
+The idioms stand in shell_idioms.yaml, in ten classes, of which scripts are made in equal shares. Each script is run
+under bash with stand-in launchers that write down their arguments, its free variables once unset, once empty, once set,
+and in the environment that the batch system of its header makes. Where the three start the same, what is read must be
+that, or be asked. Where they differ, it must be asked, or be the script's own default and said to be. Prints the counts
+of values by class, and each script that is read otherwise.
 
     python tests/bench/fuzz_shell.py [SCRIPTS] [SEED]
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import re
@@ -16,305 +19,320 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from jointopt.core.errors import JobError
+from jointopt.core.quote import sh_command
 from jointopt.frameworks.import_files import read_text
-from jointopt.frameworks.megatron import OFF, options_taken
-from jointopt.frameworks.options import pairs_of
+from jointopt.frameworks.options import Taken
 from jointopt.frameworks.origins import fields_of
 
-SHAPE = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000"
-# options of a run by the names of their variables, and values that they may have
-OPTIONS = {
-    "TP": ("--tensor-model-parallel-size", ("2", "4", "8")), "PP": ("--pipeline-model-parallel-size", ("2", "4")),
-    "MBS": ("--micro-batch-size", ("1", "2", "4")), "GBS": ("--global-batch-size", ("64", "128", "256")),
-    "CP": ("--context-parallel-size", ("1", "2")),
+IDIOMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shell_idioms.yaml").read_text(encoding="utf-8"))
+CLASSES = 10
+PROGRAMS = {5: ("nemo", "titan"), 7: ("shape",), 9: ("older",)}  # of a class; else Megatron-LM
+WRITTEN = ("torchrun", "python", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate", "numactl", "nsys", "conda",
+           "singularity", "apptainer", "docker", "lm_eval", "vllm")  # fmt: skip
+# writes down what it is started with; a shell inside of it is started, and Python's own lines are run
+STAND_IN = r"""#!/bin/bash
+name=${0##*/}
+if [[ $name == python && $1 == -c ]]; then exec /usr/bin/env -i python3 "$@"; fi
+for word in "$@"; do
+    if [[ $word == *.py || $word == -m ]]; then
+        { [ -z "$STACK" ] || printf '%s\0' $STACK; printf '%s\0' "$name" "$@"; printf '\n\0'; } >> "$RAN"
+        exit 0
+    fi
+done
+STACK="$STACK $name"
+while [ $# -gt 0 ] && [[ $1 != bash && $1 != sh ]]; do STACK="$STACK $1"; shift; done
+export STACK
+[ $# -eq 0 ] || exec "$@"
+"""
+OTHERS = {
+    "ssh": '#!/bin/bash\nshift\nexec env -i PATH="$PATH" RAN="$RAN" bash -c "$*"\n',
+    "scontrol": '#!/bin/bash\nfor ((i = 1; i <= SLURM_NNODES; i++)); do echo n$i; done\n',
+    "python3": "#!/bin/bash\nexec /usr/bin/env -i PATH=/usr/bin:/bin python3 \"$@\"\n",
 }  # fmt: skip
-FLAGS = ("--bf16", "--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--recompute-activations")
-OTHERS = ("--tensor-model-parallel-size 16", "--fp16", "--exit-interval 5", "--lr 1e-4")  # what a branch may add
-STAND_IN = '#!/bin/bash\nfor word in "$@"; do printf "%s\\0" "$word" >> "$RAN"; done\nprintf "\\n\\0" >> "$RAN"\n'
+# what launchers state of nodes, of the ranks or GPUs of one node, and of all ranks
+STATED = {
+    "torchrun": (r"--nnodes", r"--nproc[-_]per[-_]node", None), "deepspeed": ("--num_nodes", "--num_gpus", None),
+    "python": (r"--nnodes", r"--nproc[-_]per[-_]node", None), "accelerate": ("--num_machines", None, "--num_processes"),
+    "srun": (r"-N|--nodes", "--ntasks-per-node|--gpus-per-node", "-n|--ntasks"),
+    "mpirun": (None, "-npernode|--map-by ppr", "-np"), "mpiexec": (None, "--?ppn", "-n"),
+}  # fmt: skip
 
 
 @dataclass
 class Script:
-    """A script under way: its lines, how its options are written, and the variables that it leaves to others."""
+    """A script, and what is needed to run it and to judge how it is read."""
 
-    random: random.Random
-    lines: list[str] = field(default_factory=list)
-    words: dict[str, str] = field(default_factory=dict)  # variable -> the word that stands for its value
-    more: list[str] = field(default_factory=list)  # words behind the options
-    free: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
+    text: str
+    program: Mapping[str, Any]
+    header: Mapping[str, Any]
+    free: dict[str, str] = field(default_factory=dict)  # variables that nobody sets -> the value of the run that does
+    args: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  # beside it, and given to import
+    lost: dict[str, str] = field(default_factory=dict)  # beside it, and not given
 
-    def pick(self, name: str) -> str:
-        """A value of an option."""
-        return self.random.choice(OPTIONS[name][1])
 
-    def text(self) -> str:
-        """The whole script."""
-        flags = self.random.sample(FLAGS, 3)
-        options = [f"{OPTIONS[name][0]} {word}" for name, word in self.words.items()]
-        parts = [*options, *flags, *self.more]
+class Maker:
+    """Draws the rows of one script."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.kind = seed % CLASSES + 1
+        self.rows: list[dict[str, Any]] = []  # what the rows drawn say besides
+
+    def draw(self, section: str, allowed: Any = lambda more: True) -> list[Any]:
+        """A row of the class mostly, else a plain one, or one of another class that has such rows."""
+        taken = any("args" in one for one in self.rows)
+        rows = [[*row, {}] if not isinstance(row[-1], dict) else row for row in IDIOMS[section]]
+        rows = [row for row in rows if allowed(row[-1]) and not (taken and "args" in row[-1])]
+        own, plain = ([row for row in rows if row[0] == number] for number in (self.kind, 0))
+        draw = self.random.random()
+        others = rows if section == "values" else plain
+        row = self.random.choice(own if own and draw < 0.75 else plain if draw > 0.5 or own else others)
+        if section != "headers":
+            self.rows.append(row[-1])
+        return row
+
+    def value(self, name: str, values: Sequence[int]) -> tuple[str, str]:
+        """The lines and the word of an option's value."""
+        one, two = self.random.choice(values), self.random.choice(values)
+        _, lines, word, more = self.draw("values")
+        places = (("NAME", name), ("ONE", str(one)), ("TWO", str(two)))
+        for old, new in places:
+            lines, word = str(lines).replace(old, new), str(word).replace(old, new)
+        self.rows[-1] = _replaced(more, places)
+        return lines, word
+
+    def made(self) -> Script:
+        """The script."""
+        name = self.random.choice(PROGRAMS.get(self.kind, ("megatron",)))
+        program = IDIOMS["programs"][name]
+        _, header, system = self.draw("headers")
+        start_lines, start = self.draw("starts", lambda more: _fits(system, more.get("needs")))[1:3]
+        groups, parts = [start_lines], self.random.sample(program["flags"], 2)
+        for option, (spelling, _, values) in program["options"].items():
+            lines, word = self.value(option, values)
+            groups.append(lines)
+            parts.append(re.sub(r"\bV$", lambda _, word=word: word, spelling))
+        _, lines, words, _ = self.draw("more")
+        if name not in ("nemo", "titan"):
+            groups.append(lines)
+            parts.append(words)
+        self.random.shuffle(groups)
         self.random.shuffle(parts)
         joint = self.random.choice((" ", " \\\n    "))
-        start = self.random.choice(
-            ("torchrun --nnodes 2 --nproc_per_node 8", "python", "srun -N 2 torchrun --nnodes 2")
-        )
-        command = f"{start} pretrain_gpt.py {SHAPE}{joint}{joint.join(parts)}"
-        return "\n".join([*self.lines, *self.wrapped(command), ""])
-
-    def wrapped(self, command: str) -> list[str]:
-        """The lines that start a command, perhaps in a shell of its own, a function or a variable."""
-        kind, plain = self.random.randrange(12), not re.search(r"[\"'\\\n@]", command)
-        exports = f"export {' '.join(self.mentioned())}"
-        if kind == 0 and plain:
-            return [exports, f'bash -c "{command}"']
-        if kind == 1 and plain:
-            return [f'CMD="{command}"', "$CMD"]
-        if kind == 2 and plain:
-            return [f'eval "{command}"']
-        if kind == 3 and "@" not in command:
-            return ["launch() {", f'  {command} "$@"', "}", "launch --seed 7"]
-        if kind == 4 and plain:
-            return [exports, "cat > run.sh <<EOF", command, "EOF", "bash run.sh"]
-        if kind == 5 and plain:
-            return [exports, f"bash -c '{command}'"]
-        if kind == 6:
-            return ["if true; then", f"  {command} 2>&1 | tee log.txt", "fi"]
-        if kind == 7:
-            return [f"( cd . && {command} ) || exit 1"]
-        return [command]
-
-    def mentioned(self) -> list[str]:
-        """The variables that the lines set."""
-        names = re.findall(r"^(?:export |declare -i )?([A-Z_]+)(?=\+?=)", "\n".join(self.lines), re.MULTILINE)
-        return list(dict.fromkeys([*names, *OPTIONS]))
+        command = f"{start} {program['start']} {program['shape']}{joint}{joint.join(filter(None, parts))}"
+        plain = not re.search(r"[\"'\\\n@`!]|\$\(\(|<<", command)
+        wrap = self.draw("wrap", lambda more: plain or not more.get("plain"))[1]
+        lines = "\n".join(filter(None, [self.draw("before")[1], *groups]))
+        names = re.findall(r"^(?:export |declare -i |readonly )?([A-Za-z_]+)(?=\+?=)", lines, re.MULTILINE)
+        exports = "export " + " ".join(dict.fromkeys([*names, *program["options"]]))
+        wrap = wrap.replace("COMMAND", command).replace("EXPORTS", exports)
+        top, lines = ("", lines) if not lines.startswith("#!") else (lines.partition("\n")[0], lines.partition("\n")[2])
+        script = Script("\n".join(filter(None, [top, header, lines, wrap, ""])) + "\n", program, system)
+        for more in self.rows:
+            script.free |= {key: str(value) for key, value in more.get("free", {}).items()}
+            script.args += [str(word) for word in more.get("args") or []]
+            script.files |= {
+                key: script.files.get(key, "") + f"{text}\n" for key, text in more.get("files", {}).items()
+            }
+            script.lost |= {key: script.lost.get(key, "") + f"{text}\n" for key, text in more.get("lost", {}).items()}
+        return script
 
 
-def assigned(script: Script, name: str) -> None:
-    """A plain assignment, in one of the spellings."""
-    value, draw = script.pick(name), script.random
-    script.lines.append(draw.choice((f"{name}={value}", f'export {name}="{value}"', f"declare -i {name}={value}")))
-    script.words[name] = draw.choice((f"${name}", f"${{{name}}}", f'"${name}"', f"$(( {name} ))", f"$(echo ${name})"))
+def _replaced(more: Any, places: Sequence[tuple[str, str]]) -> Any:
+    if isinstance(more, dict):
+        return {_replaced(key, places): _replaced(value, places) for key, value in more.items()}
+    return functools.reduce(lambda text, pair: text.replace(*pair), places, more) if isinstance(more, str) else more
 
 
-def defaulted(script: Script, name: str) -> None:
-    """A default for what may come from outside."""
-    value, draw = script.pick(name), script.random
-    script.free.append(name)
-    script.lines += draw.choice((
-        [f"{name}=${{{name}:-{value}}}"], [f': "${{{name}:={value}}}"'], [],
-        [f'if [ -z "${name}" ]; then {name}={value}; fi'], [f'[ -n "${name}" ] || {name}={value}'],
-    ))  # fmt: skip
-    script.words[name] = f"${name}" if script.lines and name in script.lines[-1] else f"${{{name}:-{value}}}"
+def _fits(system: Mapping[str, Any], needs: str | None) -> bool:
+    if needs == "pbs" or not needs:
+        return bool(system.get("pbs")) if needs else True
+    several = system.get("ranks", 1) > 1 or "tasks" in system
+    return bool(system) and not system.get("pbs") and (needs != "ranks" or several)
 
 
-def free(script: Script, name: str) -> None:
-    """A value that only the caller knows."""
-    script.free.append(name)
-    script.words[name] = script.random.choice((f"${name}", f'"${{{name}}}"', f"$(( {name} * 2 ))"))
+def environment(header: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The variables that Slurm or PBS sets for what the header asks: sbatch(1), output environment variables."""
+    if not header:
+        return {}
+    nodes, ranks = header["nodes"], header.get("ranks")
+    if header.get("pbs"):
+        (folder / "nodes").write_text("".join(f"n{at}\n" * (ranks or 1) for at in range(nodes)), encoding="utf-8")
+        return {"PBS_NODEFILE": str(folder / "nodes"), "PBS_JOBID": "1"}
+    found = {"JOB_ID": 1, "NNODES": nodes, "JOB_NUM_NODES": nodes, "JOB_NODELIST": f"n[1-{nodes}]", "NODEID": 0,
+             "PROCID": 0, "LOCALID": 0, "NTASKS": header.get("tasks", ranks and nodes * ranks), "NTASKS_PER_NODE": ranks,
+             "GPUS_ON_NODE": header.get("gpus"), "GPUS_PER_NODE": header.get("per"), "GPUS": header.get("all")}  # fmt: skip
+    found["NPROCS"] = found["NTASKS"]
+    return {f"SLURM_{name}": str(value) for name, value in found.items() if value is not None}
 
 
-def cased(script: Script, name: str) -> None:
-    """A branch by a known or an unknown word."""
-    draw, known = script.random, script.random.random() < 0.6
-    one, two = script.pick(name), script.pick(name)
-    if known:
-        script.lines.append(f"SIZE_{name}={draw.choice(('8b', '70b'))}")
-    else:
-        script.free.append(f"SIZE_{name}")
-    subject = f"$SIZE_{name}"
-    script.lines += draw.choice((
-        [f"case {subject} in", f"  8b|small) {name}={one} ;;", f"  *) {name}={two} ;;", "esac"],
-        [f'if [[ "{subject}" == 8* ]]; then', f"  {name}={one}", "else", f"  {name}={two}", "fi"],
-        [f'[ "{subject}" = 8b ] && {name}={one} || {name}={two}'],
-        [f'if [ "{subject}" = 70b ]; then {name}={one}; elif [ 1 -gt 2 ]; then {name}=1; else {name}={two}; fi'],
-    ))  # fmt: skip
-    script.words[name] = f"${name}"
-
-
-def tabled(script: Script, name: str) -> None:
-    """An entry of an array."""
-    one, two = script.pick(name), script.pick(name)
-    script.lines += script.random.choice((
-        [f"declare -A T_{name}=([8b]={one} [70b]={two})", f"S_{name}=70b"],
-        [f"declare -A T_{name}", f"T_{name}[8b]={one}", f"T_{name}[70b]={two}", f"S_{name}=8b"],
-    ))  # fmt: skip
-    script.words[name] = f"${{T_{name}[$S_{name}]}}"
-    if script.random.random() < 0.4:
-        script.lines += [f"L_{name}=({one} {two})"]
-        script.words[name] = f"${{L_{name}[{script.random.choice((0, 1, -1))}]}}"
-
-
-def cut(script: Script, name: str) -> None:
-    """A part of a text."""
-    value = script.pick(name)
-    text, word = script.random.choice((
-        (f"tp{value}", "${X_N#tp}"), (f"{value}.x.y", "${X_N%%.*}"), (f"a/b/{value}", "${X_N##*/}"),
-        (f"n{value}", "${X_N/n/}"), (f"{value}gpus", "${X_N:0:1}"), (f"a/{value}", '$(basename "$X_N")'),
-        (f"{value}/a", "$(dirname $X_N)"),
-    ))  # fmt: skip
-    script.lines.append(f"X_{name}={text}")
-    script.words[name] = word.replace("X_N", f"X_{name}")
-
-
-def summed(script: Script, name: str) -> None:
-    """A sum of others."""
-    draw = script.random
-    a, b = draw.choice((1, 2)), draw.choice((1, 2, 4))
-    one, two = f"A_{name}", f"B_{name}"
-    script.lines.append(f"{one}={a}")
-    script.lines.append(draw.choice((
-        f"{two}=$(({one} * {b}))", f"let {two}={one}*{b}", f"{two}=$(expr ${one} \\* {b})", f"(({two} = {a} * {b}))",
-    )))  # fmt: skip
-    script.words[name] = f"$B_{name}"
-
-
-def called(script: Script, name: str) -> None:
-    """A value that a function sets, or says."""
-    value, draw = script.pick(name), script.random
-    script.lines += draw.choice((
-        [f"set_{name}() {{ local v=$1; {name}=$v; }}", f"set_{name} {value}"],
-        [f"function say_{name} {{", f"  echo {value}", "}", f"{name}=$(say_{name})"],
-        [f"set -- {value} x", f"{name}=$1", "shift 2", "set --"],
-        [f"for v in 1 {value}; do {name}=$v; done"],
-        [f"for ((i = 0; i < {value}; i++)); do {name}=$((i + 1)); done"],
-        [f"NAME_{name}=V_{name}; V_{name}={value}", f"{name}=${{!NAME_{name}}}"],
-        [f'IFS=, read -r {name} rest <<< "{value},x"'],
-        [f"printf -v {name} '%d' {value}"],
-        [f"{name}=$(printf '%s' {value})", f"{name}=${{{name}^^}}"],
-        [f"{name}=$(cat <<EOF\n{value}\nEOF\n)"],
-        [f"i=0; while [ $i -lt {value} ]; do i=$((i + 1)); done; {name}=$i"],
-    ))  # fmt: skip
-    script.words[name] = f"${name}"
-
-
-def given_by_options(script: Script, name: str) -> None:
-    """A value that an argument of the script may change."""
-    value = script.pick(name)
-    script.lines += [f"{name}={value}", *script.random.choice((
-        [f'while getopts "x:" o; do case $o in x) {name}=$OPTARG;; esac; done'],
-        ["while [[ $# -gt 0 ]]; do", f'  case "$1" in --x) {name}=$2; shift 2;; *) shift;; esac', "done"],
-        [f'for a in "$@"; do case $a in --x=*) {name}="${{a#*=}}";; esac; done'],
-    ))]  # fmt: skip
-    script.words[name] = f"${name}"
-
-
-def sourced(script: Script, name: str) -> None:
-    """A value of a file that is sourced."""
-    script.files["env.sh"] = script.files.get("env.sh", "") + f"export {name}={script.pick(name)}\n"
-    script.lines += ["source ./env.sh" if script.random.random() < 0.5 else ". env.sh"]
-    script.words[name] = f"${name}"
-
-
-WAYS: tuple[Callable[[Script, str], None], ...] = (
-    assigned, defaulted, free, cased, tabled, cut, summed, called, given_by_options, sourced,
-)  # fmt: skip
-
-
-def extras(script: Script) -> None:
-    """Words behind flags: arrays, unset variables, branches, comments, later repetitions."""
-    draw, other = script.random, script.random.choice(OTHERS)
-    kind = draw.randrange(9)
-    if kind == 0:
-        script.free.append("EXTRA")
-        script.more.append("--bf16 $EXTRA")
-    elif kind == 1:
-        script.lines += ["ARGS=(--num-workers 2 # a remark", f"  {other})", 'ARGS+=("--seed" 1)']
-        script.more.append(draw.choice(('"${ARGS[@]}"', "${ARGS[@]}")))
-    elif kind == 2:
-        script.free.append("USE_X")
-        script.lines.append(f'if [ "$USE_X" = 1 ]; then OPT="{other}"; else OPT=""; fi')
-        script.more.append("$OPT")
-    elif kind == 3:
-        script.lines.append(f'FLAG=off; if [ "$FLAG" = on ]; then OPT="{other}"; fi')
-        script.more.append("$OPT")
-    elif kind == 4:
-        script.more.append('--swiglu "$@"')
-    elif kind == 5:
-        script.lines.append(f'OPT="--seed 3"; OPT="$OPT {other}"')
-        script.more.append("$OPT")
-    elif kind == 6:
-        script.free.append("DEBUG")
-        script.lines.append(f'[[ -n "$DEBUG" ]] && OPT="{other}"')
-        script.more.append("$OPT")
-    elif kind == 7:
-        script.lines += ["cat > inner.sh <<'EOF'", f'OPT="{other}"', "EOF", "source inner.sh"]
-        script.more.append("$OPT")
-
-
-def made(seed: int) -> Script:
-    """A script of that seed: each option written in one of the ways, all of them in equal shares."""
-    script = Script(random.Random(seed))
-    for at, name in enumerate(OPTIONS):
-        WAYS[(seed + 3 * at) % len(WAYS)](script, name)
-    extras(script)
-    return script
-
-
-def started(text: str, files: dict[str, str], variables: dict[str, str], folder: Path) -> dict[str, Any] | None:
-    """The fields of the one command that bash starts; None where it starts none or several."""
-    bin_ = folder / "bin"
-    bin_.mkdir(exist_ok=True)
-    for name in ("torchrun", "python", "srun"):
-        (bin_ / name).write_text(STAND_IN, encoding="utf-8")
-        (bin_ / name).chmod(0o755)
-    for name, inner in {**files, "train.sh": text}.items():
-        (folder / name).write_text(inner, encoding="utf-8")
-    ran = folder / "ran"
-    ran.unlink(missing_ok=True)
-    environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "RAN": str(ran), **variables}
-    subprocess.run(["bash", "train.sh"], cwd=folder, env=environment, capture_output=True, timeout=20, check=False)
+def started(script: Script, variables: Mapping[str, str], args: Sequence[str], folder: Path) -> list[list[str]]:
+    """The words of each command that bash starts."""
+    bin_, place, ran = folder / "bin", folder / "at", folder / "ran"
+    if not bin_.exists():
+        bin_.mkdir()
+        for name, text in {**dict.fromkeys(WRITTEN, STAND_IN), **OTHERS}.items():
+            (bin_ / name).write_text(text, encoding="utf-8")
+            (bin_ / name).chmod(0o755)
+    with tempfile.TemporaryDirectory(dir=folder) as at:
+        place = Path(at)
+        for name, inner in {**script.files, **script.lost, "train.sh": script.text}.items():
+            (place / name).write_text(inner, encoding="utf-8")
+        ran.unlink(missing_ok=True)
+        system = environment(script.header, folder)
+        paths = {"PATH": f"{bin_}:{os.environ['PATH']}", "RAN": str(ran)}
+        with suppress(subprocess.TimeoutExpired):  # a loop without end, by the values of that run
+            subprocess.run(
+                ["bash", "train.sh", *args], cwd=place, env=paths | system | variables, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=False,
+            )  # fmt: skip
     rows = ran.read_text(encoding="utf-8").split("\n\0") if ran.exists() else []
-    words = [row.split("\0")[:-1] for row in rows if row]
-    return fields_of(options_taken(OFF | dict(pairs_of(words[0])), "")) if len(words) == 1 else None
+    commands = [row.split("\0")[:-1] for row in rows if row]
+    return [words for words in commands if script.program["start"].split()[-1] in words]
 
 
-def judged(seed: int, folder: Path) -> tuple[str, str]:
-    """How a script is read (right, asked, or wrong, or bash starts nothing), and the script with what differs."""
-    script = made(seed)
-    text = script.text()
-    ways = ({}, dict.fromkeys(script.free, ""), dict.fromkeys(script.free, "8"))
-    truths = [started(text, script.files, way, folder) for way in ways]
-    if not any(truths):
-        return "not started", text
-    try:
-        (taken,) = read_text(text, "train.sh", script.files)
-    except (JobError, ValueError) as error:
-        return "refused", f"{error}\n{text}"
-    read, wrong = fields_of(taken), []
-    for name in sorted({one for truth in truths if truth for one in truth} | read.keys()):
-        if name in taken.asked or name.startswith("cluster."):
+@functools.lru_cache(maxsize=2000)
+def _of_words(words: tuple[str, ...]) -> dict[str, Any] | None:
+    """The fields of a command of known words; None where an option lacks its value, which ends the program."""
+    (taken,) = read_text(sh_command(words), "truth.sh")
+    if any(not name.startswith("cluster.") for name in taken.asked):
+        return None
+    return {name: value for name, value in fields_of(taken).items() if not name.startswith("cluster.")}
+
+
+def truth_of(script: Script, words: Sequence[str]) -> dict[str, Any] | None:
+    """The fields of a command as it was started: of its options by themselves, of others as their words are read."""
+    at = words.index(script.program["start"].split()[-1])
+    line, read = " ".join(words[at + 1 :]), _of_words(tuple(words))
+    if read is None:
+        return None
+    truth = dict(read)
+    for spelling, name, _ in script.program["options"].values():
+        option = re.escape(re.sub(r"[= ]V$", "", spelling).lstrip("+"))
+        given = re.findall(rf"(?:^| )\+*{option}[= ](\S+)", line)
+        if given and given[-1].isdecimal():
+            truth[name] = int(given[-1])
+    return truth | {f"cluster.{name}": value for name, value in sizes(words[:at], script.header).items()}
+
+
+def sizes(words: Sequence[str], header: Mapping[str, Any]) -> dict[str, int]:
+    """Nodes, GPUs of one node and in all that launchers state; nothing of a program that none starts."""
+    nodes = header.get("nodes")
+    per = total = None
+    names = [at for at, word in enumerate(words) if word in STATED]
+    for at, end in zip(names, [*names[1:], len(words)], strict=True):
+        if words[at] == "python" and "-m" not in words[at:end]:
             continue
-        values = [truth.get(name) for truth in truths if truth]
-        origin = taken.origins.get(name, "")
-        by_default = (origin.startswith("default of ") and ":" in origin) or "may hold more options" in " ".join(
-            taken.remarks
-        )
-        differs = any(value != read.get(name) for value in values)
-        if differs and not (by_default and read.get(name) in values):
-            wrong.append(f"{name}: read {read.get(name)} ({origin}), started {values}")
-    if wrong:
-        return "wrong", "; ".join(wrong) + "\n" + text
-    agreed = [name for name in taken.asked if len({str(truth.get(name)) for truth in truths if truth}) == 1]
-    return ("asked needlessly" if agreed else "asked" if taken.asked else "right"), f"{agreed}\n{text}"
+        line, found = " ".join(words[at + 1 : end]), []
+        for option in STATED[words[at]]:
+            match = re.search(rf"(?:^| )(?:{option})[= :]?(\d+)", line) if option else None
+            found.append(int(match[1]) if match else None)
+        if hosts := re.search(r"-H (\S+)", line):
+            found[0] = hosts[1].count(",") + 1
+        if words[at] == "srun" and found[1:] == [None, None]:
+            found[1:] = [header.get("ranks"), header.get("tasks")]
+        nodes, per, total = found[0] or nodes, found[1], found[2]
+        if not per and total and nodes:
+            per = total // nodes
+        elif total and per:
+            nodes = total // per
+    known = {"nodes": nodes, "gpus_per_node": per, "num_gpus": nodes * per if nodes and per else total}
+    return {name: value for name, value in known.items() if value} if per or total else {}
+
+
+def read_of(taken: Taken) -> dict[str, Any]:
+    """The fields of what was read; of nodes, GPUs of one and GPUs in all the third where two are stated."""
+    fields = fields_of(taken)
+    nodes, per, total = (fields.get(f"cluster.{name}") for name in ("nodes", "gpus_per_node", "num_gpus"))
+    known = {"nodes": total // per if total and per else None, "gpus_per_node": total // nodes if total and nodes else None,
+             "num_gpus": nodes * per if nodes and per else None}  # fmt: skip
+    return {f"cluster.{name}": value for name, value in known.items() if value} | fields
+
+
+def judged(seed: int, folder: Path) -> tuple[Counter[str], str]:
+    """How many values of a script are read, asked or wrong, and what is wrong, with the script."""
+    script = Maker(seed).made()
+    ways = (({}, ()), (dict.fromkeys(script.free, ""), [""] * len(script.args)), (script.free, script.args))
+    starts = [started(script, variables, args, folder) for variables, args in ways]
+    found_truths = [[truth_of(script, words) for words in row] for row in starts]
+    truths = [truth for row in found_truths for truth in row if truth is not None]
+    whole = all(row and None not in row for row in found_truths)
+    if not truths:
+        return Counter({"not started": 1}), ""
+    try:
+        found = read_text(script.text, "train.sh", script.files)
+        several = 0
+    except JobError as error:
+        several = len(re.findall(r"--run \d+", str(error)))
+        if not several:
+            return Counter({"refused": 1}), f"refused: {error}\n{script.text}"
+        found = [read_text(script.text, "train.sh", script.files, run=at + 1)[0] for at in range(several)]
+    if not found:
+        return Counter({"refused": 1}), f"refused\n{script.text}"
+    counts, wrong = Counter[str](), []
+    watched = {name for _, name, _ in script.program["options"].values()} | {"training.dtype", "cluster.nodes",
+                                                                            "cluster.gpus_per_node"}  # fmt: skip
+    for name in sorted({one for row in (*truths, *map(read_of, found)) for one in row}):
+        verdict, words = _verdict(name, truths, found, whole)
+        if words:
+            wrong.append(words)
+        if name in watched or words:
+            counts[verdict] += 1
+    return counts, "; ".join(wrong) + "\n" + script.text if wrong else ""
+
+
+def _verdict(name: str, truths: Sequence[Mapping[str, Any]], found: Sequence[Taken], whole: bool) -> tuple[str, str]:
+    """How one value is read, and what is wrong with it."""
+    values = [truth.get(name) for truth in truths]
+    same = all(value == values[0] for value in values)
+    if name.startswith("cluster.") and (None in values or all(name not in read_of(one) for one in found)):
+        return ("unchecked" if None in values else "asked" if same and whole else "differed: asked"), ""
+    asked = [name in taken.asked for taken in found]
+    reads = [read_of(taken).get(name) for taken in found]
+    if len(found) > 1 and all(one or read in values for one, read in zip(asked, reads, strict=True)):
+        return ("read" if same and not any(asked) else "differed: asked"), ""
+    if all(asked):
+        return ("asked" if same and whole else "differed: asked"), ""
+    origin = found[0].origins.get(name, "")
+    if name.startswith("cluster.") and name not in fields_of(found[0]):  # by the two others
+        origin = min(found[0].origins.get(f"cluster.{one}", "z") for one in ("nodes", "gpus_per_node", "num_gpus"))
+    default = re.match(r"default of .*:", origin) or "may hold more options" in " ".join(found[0].remarks)
+    if same and values[0] == reads[0]:
+        return "read", ""
+    if default and not (same and whole) and (reads[0] in values or not whole):
+        return "differed: default", ""
+    return "wrong", f"{name}: read {reads} ({origin}), started {values}"
 
 
 def main() -> None:
     """Judges scripts, and prints those that are read wrongly."""
     count, first = (int(word) for word in [*sys.argv[1:], *("300", "0")[len(sys.argv) - 1 :]][:2])
-    totals: Counter[str] = Counter()
+    totals = {number: Counter[str]() for number in range(1, CLASSES + 1)}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + count):
-            verdict, words = judged(seed, Path(folder))
-            totals[verdict] += 1
-            if verdict in ("wrong", "refused"):
-                print(f"--- {seed} {verdict}: {words}")
-    print(f"{count} scripts: {', '.join(f'{number} {name}' for name, number in totals.most_common())}")
+            counts, words = judged(seed, Path(folder))
+            totals[seed % CLASSES + 1] += counts
+            if words:
+                print(f"--- {seed} (class {seed % CLASSES + 1}) {words}")
+    print("\n".join(_lines(totals)))
+
+
+def _lines(totals: Mapping[int, Counter[str]]) -> Iterator[str]:
+    names = ("read", "asked", "wrong", "refused", "differed: asked", "differed: default", "not started")
+    yield "class  " + "  ".join(names)
+    rows = [*totals.items(), ("all", sum(totals.values(), Counter()))]
+    for number, counts in rows:
+        yield f"{number:>5}  " + "  ".join(f"{counts[name]:>{len(name)}}" for name in names)
 
 
 if __name__ == "__main__":

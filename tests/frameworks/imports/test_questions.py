@@ -86,7 +86,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_all_questions_are_in_one_sentence_and_each_is_answered_by_an_option(files: dict[str, Path]) -> None:
-    with pytest.raises(JobError, match=r"^a\.sh does not state the GPU \(--gpu\), plan\.tp .*\$TP, a\.sh:2; --set TP="):
+    with pytest.raises(JobError, match=r"^a\.sh does not state the GPU \(--gpu\), plan\.tp .*, which env.sh may set, a\.sh:2; --set TP="):
         import_(files["a.sh"])
     found = import_(files["a.sh"], gpu="h100-sxm5-80gb", set={"TP": "4", "plan.pp": "2"})
     assert (found.plan["tp"], found.plan["pp"]) == (4, 2)
@@ -125,5 +125,5 @@ def test_a_batch_that_ranks_do_not_divide_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", range(0, 30, 10))
 def test_scripts_of_a_grammar_are_read_as_bash_starts_them_or_asked(first: int, tmp_path: Path) -> None:
     verdicts = {seed: judged(seed, tmp_path) for seed in range(first, first + 10)}
-    assert {seed: words for seed, (verdict, words) in verdicts.items() if verdict in ("wrong", "refused")} == {}
-    assert any(verdict == "right" for verdict, _ in verdicts.values())
+    assert {seed: words for seed, (_, words) in verdicts.items() if words} == {}
+    assert all(counts["read"] for counts, _ in verdicts.values() if "not started" not in counts)
