@@ -361,24 +361,19 @@ def impossible_bounds_line(far: Ints, total: int, times: float, named: Callable[
     ]
 
 
-def expected_above(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Expected values (n,) of normals of ``mean`` and ``deviation`` (n,), given that they are above ``bound`` (n,).
+def expected_above(bound: Floats, mean: Floats, deviation: Floats) -> tuple[Ints, Floats]:
+    """(Which lower bounds (n,) of normals say something, and the expected values of these, given that they are above).
 
-    The mean of a truncated normal, by which Schmee and Hahn (1979, A simple method for regression analysis with
-    censored data, equation 3) fill in what tests that were ended early would have shown.
+    A bound far below the expectation says nothing. The mean of a truncated normal, by which Schmee and Hahn (1979, A
+    simple method for regression analysis with censored data, equation 3) fill in what tests that were ended early would
+    have shown.
     """
-    from scipy.special import log_ndtr  # here, since every command that loads a surrogate would wait for the import
+    from scipy.special import log_ndtr, ndtr  # here, since every command that loads a surrogate would wait for it
 
     z = (bound - mean) / deviation
+    kept = np.flatnonzero(ndtr(z) > LEAST_INFORMATIVE).astype(np.int64)
     hazard = np.exp(-0.5 * z**2 - 0.5 * np.log(2.0 * np.pi) - log_ndtr(-z))
-    return np.asarray(np.maximum(mean + deviation * hazard, bound))
-
-
-def informative(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
-    """Mask (n,) of lower bounds that are not far below the expectation, where they would say nothing."""
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr((bound - mean) / deviation) > LEAST_INFORMATIVE)
+    return kept, np.asarray(np.maximum(mean + deviation * hazard, bound))[kept]
 
 
 # Use that training makes of the timed runs of a table.

@@ -17,14 +17,16 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.features import HEAT_NAMES, PEAK
-from jointopt.surrogate.kernel import Kernel, Runs, learn_alone
+from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn_alone
 from jointopt.surrogate.own_mix import (
+    FOLDS,
     LEAST_APART,
     LEAST_GAIN,
     LINE_CLOCKS,
     Mix,
     OwnTarget,
     best_mix,
+    count_distinct,
     cross_fitted,
     cross_fitted_mix,
     cross_fitted_trees,
@@ -43,6 +45,8 @@ from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all
+MOST_RUNS = 2_000  # that are learned from before a run: more take longer than they are worth
+BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
 
 
@@ -196,6 +200,11 @@ class SourceRuns:
         limits_w = self.limits_w if self.limits_w is None else self.limits_w[rows]
         return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w)
 
+    def sound(self, most: int = MOST_RUNS, seed: int = 0) -> SourceRuns:
+        """At most ``most`` of the runs, drawn at random, without those that went wrong."""
+        rows = np.flatnonzero(np.abs(self.residual) < np.log(BROKEN)).astype(np.int64)
+        return self.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
+
 
 def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
     """An `OwnRuns` of the runs of a source, and cross-fitted answers (n,): log(measured / physics) and its half-width.
@@ -289,6 +298,30 @@ def cross_fitted_process(
         return mean
 
     return cross_fitted(fold, answer), deviation
+
+
+def residual_by_own_runs(
+    plans: Runs, index: Ints, residual: Floats, known: SourceRuns | None, shared: Kernel, seed: int = 0
+) -> Floats:
+    """log(measured / physics) (n,) of plans by runs of plans ``index`` (m,), ``residual`` (m,), and of other jobs.
+
+    At plans that ran it is what runs say of them of which a fifth is left out at a time, so that it can be judged there
+    beside other predictions. ``known``: runs of other jobs on the cluster. By the process of all sources; from
+    `LEAST_RUNS` in all on by one of the cluster's own and trees, as far as they help on jobs left out (`learn_own`).
+    """
+    runs, y = plans.take(index), residual
+    if known is not None:
+        others = known.sound(max(SUPPORT - len(index), 0), seed)
+        runs, y = joined_runs([others.runs, runs]), np.concatenate([others.residual, residual])
+    blank = np.full(len(y), np.nan)
+    every, own = SourceRuns(runs, y, blank, blank, np.nan), OwnRuns(str(plans.source[0]))
+    if count_distinct(runs) >= LEAST_RUNS:
+        own = learn_own(own.source, every, shared, seed)[0]
+    fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS
+    near, _ = cross_fitted_process(own, shared, every, fold, seed)
+    found = own.mean(own.process(shared, runs, y), plans, runs)
+    found[index] = cross_fitted_mix(own.time, runs, y, near, fold, seed)[-len(index) :]
+    return found
 
 
 def remembered_rows(rows: Ints, seed: int = 0) -> Ints:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,9 @@ REWEIGHTS, LEAST_SPREAD, LARGEST_SPREAD = 8, 0.3, 20.0
 # (runs, scales): of at most so many runs so many of the likeliest scales count, those chosen before on fewer runs
 SAMPLES = ((200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
+ONE_NOISE: Mapping[float, float] = {1.0: 1.0}
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
+_ROUNDED = 1e-12  # of the sum of variances, added to each where some are 0 but for rounding
 LARGE = 256  # rows of a matrix, above which its root is multiplied
 Singles = npt.NDArray[np.float32]
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
@@ -51,6 +53,30 @@ LEAST_FACTOR = 0.09
 LEAST_NETWORK = 0.48  # deviation of the network's logarithm: recorded clusters, whose networks are known, teach less
 LONGER = 1.5  # than in the kernel: lengths of the smooth function, whose scales are wider than recorded sources want
 SCALES, SHARES = _KINDS[:, :5], _KINDS[:, 5]  # (scales, 5), (scales,)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Joint normal distribution of the logarithm of what a run of each of n plans would show."""
+
+    mean: Floats  # (n,)
+    loadings: Floats  # (n, d): what plans err by together, per independent unit normal
+    noise: float  # standard deviation of what each errs by alone
+
+    @property
+    def deviation(self) -> Floats:
+        """Standard deviations (n,), each plan's own noise included."""
+        return np.asarray(np.sqrt((self.loadings**2).sum(axis=1) + self.noise**2))
+
+    @property
+    def own_deviation(self) -> Floats:
+        """Standard deviations (n,) less the error that all plans have in common."""
+        return np.asarray(np.sqrt(((self.loadings - self.loadings.mean(axis=0)) ** 2).sum(axis=1) + self.noise**2))
+
+    def draws(self, count: int, rng: np.random.Generator) -> Floats:
+        """Joint draws (n, count): plans alike are wrong alike."""
+        together = self.loadings @ rng.standard_normal((self.loadings.shape[1], count))
+        return np.asarray(self.mean[:, None] + together + self.noise * rng.standard_normal((len(self.mean), count)))
 
 
 @dataclass(frozen=True)
@@ -117,6 +143,23 @@ class Posterior:
     def _root(self) -> list[Singles]:
         """`root_of` the inverse covariance of some runs, which many batches of plans are multiplied with."""
         return root_of(np.asarray(self.inverse))
+
+    @one_blas_thread
+    def joint(self, runs: Runs, around: Floats) -> Joint:
+        """Joint distribution of log(measured) of ``runs``, whose logarithms are ``around`` (n,) by the physics."""
+        every = np.arange(len(runs))
+        prior = covariance_of_rows(self.kernel, runs, runs, self.squares[:, :4])(every)
+        means, noise = np.zeros((len(prior), len(runs))), 0.5 * self.noise_of_two
+        if self.runs is not None and self.weights is not None and self.inverse is not None:
+            cross = covariance_of_rows(self.kernel, runs, self.runs, self.squares[:, :4])(every)
+            prior, means = (
+                prior - cross @ self.inverse @ cross.swapaxes(1, 2),
+                (cross @ self.weights[:, :, None])[:, :, 0],
+            )
+        apart = (means - self.share @ means) * np.sqrt(self.share)[:, None]
+        together = np.tensordot(self.share, prior, 1) + apart.T @ apart
+        root = np.linalg.cholesky(together + _ROUNDED * np.eye(len(runs)) * max(float(np.trace(together)), 1.0))
+        return Joint(around + self.share @ means, root, float(np.sqrt(noise)))
 
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.
@@ -202,16 +245,30 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     return posterior
 
 
-def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
-    """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
+def condition_alone(
+    kernel: Kernel, runs: Runs, residual: Floats, noises: Mapping[float, float] = ONE_NOISE,
+    largest: float = LARGEST_RESIDUAL,
+) -> Posterior:  # fmt: skip
+    """`condition` under the kernel's own scales alone: one that was learned from runs of the very source.
+
+    ``noises``: multiples of its noise, and the share of sources that each is expected of.
+    """
+    multiples, shares = np.ones((len(noises), 5)), np.array(list(noises.values()))
+    multiples[:, 4] = list(noises)
     if not len(runs):
-        return Posterior(kernel, np.ones((1, 5)), np.ones(1))
-    return _posterior_of_scales(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
+        return Posterior(kernel, np.square(multiples), shares)
+    return _posterior_of_scales(kernel, multiples, shares, runs, residual, largest=largest)[1]
 
 
 @one_blas_thread
 def _posterior_of_scales(
-    kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats, rows: Ints | None = None
+    kernel: Kernel,
+    multiples: Floats,
+    shares: Floats,
+    runs: Runs,
+    residual: Floats,
+    rows: Ints | None = None,
+    largest: float = LARGEST_RESIDUAL,
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
     """(which scales the runs leave, (scales,); the posterior under these).
 
@@ -220,7 +277,7 @@ def _posterior_of_scales(
     """
     rows = np.arange(len(runs), dtype=np.int64) if rows is None else rows
     squares, runs = np.square(multiples), runs.take(rows)
-    y = np.clip(residual[rows], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+    y = np.clip(residual[rows], -largest, largest)
     between = covariance_of_rows(kernel, runs, runs, squares[:, :4])
     prior = np.concatenate([between(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)], axis=1)
     variance = squares[:, 4:] * kernel.noise**2  # (scales, 1)

@@ -28,7 +28,6 @@ from jointopt.surrogate.evidence import (
     expected_above,
     impossible_bounds,
     impossible_bounds_line,
-    informative,
     is_lower_bound,
     same_job,
 )
@@ -50,7 +49,15 @@ from jointopt.surrogate.held_out import (
 )
 from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
-from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, SourceRuns, judge_shared, learn_own, remembered_rows
+from jointopt.surrogate.own_cluster import (
+    BROKEN,
+    LEAST_RUNS,
+    OwnRuns,
+    SourceRuns,
+    judge_shared,
+    learn_own,
+    remembered_rows,
+)
 from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
@@ -64,7 +71,7 @@ LEAST_GAIN = 0.05  # of the error of physics alone, below which trees do not cou
 LEAST_ROWS, MOST_SUPPORT = 20, 500  # runs that are learned from at all, and that are kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
-BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
+OWN_BROKEN = 5.0  # a cluster's own runs may be off by more than what clusters share
 
 
 @dataclass(frozen=True)
@@ -334,10 +341,10 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
             change = same_job if own.response is None else own.response.response.on
             some = some.under(change, own.measured_power)
         mean, half_width, _ = surrogate.conditioned(source, bool(some.fitted[0])).predict(some.runs)
-        bounds = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows]), mean, half_width / Z_90
-        kept = np.flatnonzero(informative(*bounds)).astype(np.int64)
+        bound = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows])
+        kept, expected = expected_above(bound, mean, half_width / Z_90)
         parts.append(some.runs.take(kept))
-        filled.append(np.clip(expected_above(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
+        filled.append(np.clip(expected, -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
     support, residual = joined_runs(parts), np.concatenate(filled)
     return replace(surrogate, support=support, residual=residual), (len(ended), len(support) - len(surrogate.support))
 

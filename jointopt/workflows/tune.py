@@ -30,9 +30,10 @@ from jointopt.report.tables import result_text
 from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.kernel import Kernel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import OOM_STATUS
-from jointopt.surrogate.tune_model import ROUGH, Spread
+from jointopt.surrogate.plan_process import ROUGH, USUAL
 from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.campaign.campaign import (
     UNLIKELY_LEFT,
@@ -62,7 +63,7 @@ _BAR = "spent of the budget"
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, batch: int = 1, retry_failed: bool = False, spread: Spread | None = None,
+    storage: str | None = None, batch: int = 1, retry_failed: bool = False, spread: Kernel | None = None,
     machine: Machine | None = None, power_profiles: Sequence[str] = (), **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
@@ -88,7 +89,7 @@ def tune(
     candidates = (
         searched_candidates(model) if listing is None else listed_candidates(listing, model.job, calibration, machine)
     )
-    usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else Spread()
+    usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else USUAL
     loop = _TuneLoop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
@@ -108,7 +109,7 @@ class _TuneLoop(Campaign):
 
     def __init__(
         self, model: JobModel, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None,
-        measured: Measurements | None, spread: Spread, retry_failed: bool, profiles: Sequence[str],
+        measured: Measurements | None, spread: Kernel, retry_failed: bool, profiles: Sequence[str],
     ) -> None:  # fmt: skip
         super().__init__(model, launcher, storage, measured, "tune", "--retry-failed")
         self.candidates, self._profiles = candidates, profiles

@@ -24,7 +24,7 @@ from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.tune_model import Spread
+from jointopt.surrogate.plan_process import USUAL
 from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import GrowingModel, Outlook, earlier_runs, with_learned_factors
 
@@ -57,7 +57,7 @@ def judged(group: str, rows: pd.DataFrame, others: pd.DataFrame) -> list[list[fl
             index = np.random.default_rng(seed).permutation(ran)[:count]
             left, before, found = np.setdiff1d(ran, index), time.process_time(), []
             for growing in (None, GrowingModel(candidates, earlier, surrogate.kernel)):
-                outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), growing)
+                outlook = Outlook(job, candidates, earlier, USUAL, np.random.default_rng(0), growing)
                 expected = outlook.after(TIME, index, [answers[i] for i in index])
                 off = expected.columns["iteration_time_s"][left] / time_s[left] - 1.0
                 found.append(100.0 * float(np.median(np.abs(off))))

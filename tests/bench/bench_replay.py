@@ -10,11 +10,13 @@ Constants were chosen on the first, third, ... group by name and are reported on
 
 from __future__ import annotations
 
+import itertools
 import math
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,10 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
 from jointopt.surrogate.dataset import price
 from jointopt.surrogate.files import load_surrogate
-from jointopt.surrogate.kernel import Runs, joined_runs
+from jointopt.surrogate.kernel import Kernel, Runs, joined_runs
 from jointopt.surrogate.memory import MemoryEvidence, fit_draws, fit_probability, memory_margin, source_weights
-from jointopt.surrogate.tune_model import INFORMED, PlanEstimates, Spread, estimate_plans, plan_features
+from jointopt.surrogate.plan_process import INFORMED, USUAL, after_runs, plan_kernel, plan_runs
+from jointopt.surrogate.posterior import Joint
 from jointopt.workflows.campaign.candidates import Candidates, listed_candidates
 from jointopt.workflows.tune import tune
 
@@ -138,7 +141,7 @@ class Group:
     log_physics: np.ndarray
     log_time: np.ndarray  # measured, NaN where the run failed
     oom: np.ndarray
-    features: np.ndarray
+    plans: Runs  # as the process of one job has them
 
 
 def prepared(known: bool) -> list[Group]:
@@ -156,29 +159,30 @@ def prepared(known: bool) -> list[Group]:
             Group(
                 source, candidates, priced.runs.take(order), bool(priced.fitted[0]),
                 np.log(priced.physics["iteration_time_s"][order]), np.log(np.array(ran, float)),
-                np.array([a["status"] == "oom" for a in answers]), plan_features(candidates.plans),
+                np.array([a["status"] == "oom" for a in answers]), plan_runs(candidates.plans),
             )
         )  # fmt: skip
     return out
 
 
-Model = Callable[[Group, np.ndarray], PlanEstimates]
+Model = Callable[[Group, np.ndarray], Joint]
 Choice = Callable[..., np.ndarray]
 
 
-def independent(mean: np.ndarray, deviation: np.ndarray) -> PlanEstimates:
-    return PlanEstimates(mean, np.diag(deviation), 0.0)
+def independent(mean: np.ndarray, deviation: np.ndarray) -> Joint:
+    return Joint(mean, np.diag(deviation), 0.0)
 
 
-def physics_alone(group: Group, index: np.ndarray) -> PlanEstimates:
+def physics_alone(group: Group, index: np.ndarray) -> Joint:
     return independent(group.log_physics, np.full(group.candidates.size, 0.1))
 
 
-def local(group: Group, index: np.ndarray) -> PlanEstimates:
-    return estimate_plans(group.features, group.log_physics, index, group.log_time[index], Spread())
+def local(group: Group, index: np.ndarray, kernel: Kernel = USUAL, around: np.ndarray | None = None) -> Joint:
+    around = group.log_physics if around is None else around
+    return after_runs(kernel, group.plans, index, group.log_time[index] - around[index]).joint(group.plans, around)
 
 
-def surrogate(group: Group, index: np.ndarray) -> PlanEstimates:
+def surrogate(group: Group, index: np.ndarray) -> Joint:
     """The shipped Gaussian process conditioned on the group's own runs (it has seen these tables: a lenient trial)."""
     known = (group.runs.take(index), group.log_time[index] - group.log_physics[index])
     mean, half, _ = load_surrogate("default").predict(group.runs, group.fitted, known)
@@ -200,13 +204,13 @@ def after_others(everything: list[Group]) -> Model:
             factor = load_surrogate("default").predict(group.runs, group.fitted, known)[0]
         moved[id(group)] = group.log_physics + factor
 
-    def model(group: Group, index: np.ndarray) -> PlanEstimates:
-        return estimate_plans(group.features, moved[id(group)], index, group.log_time[index], INFORMED)
+    def model(group: Group, index: np.ndarray) -> Joint:
+        return local(group, index, INFORMED, moved[id(group)])
 
     return model
 
 
-def gain(found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):
+def gain(found: Joint, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):
     half = HALF * found.deviation
     columns = {
         "iteration_time_s": np.exp(found.mean), "iteration_time_s_low": np.exp(found.mean - half),
@@ -218,16 +222,14 @@ def gain(found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray,
     return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws, apart=apart)
 
 
-def best_predicted(
-    found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
-):
+def best_predicted(found: Joint, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):
     likely = left & (fits >= memory_margin().cut)
     likely = likely if likely.any() else left
     return np.flatnonzero(likely)[np.argsort(found.mean[likely], kind="stable")[:k]]
 
 
 def random_from_front(
-    found: PlanEstimates, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
+    found: Joint, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
 ):
     """Of the plans that are left, fit and are predicted within 10 % of the best: the front of one objective."""
     likely = left & (fits >= memory_margin().cut)
@@ -286,7 +288,7 @@ def part(group: Group, keep: np.ndarray) -> Group:
     some = Candidates(rows, plans, predicted, known.log_load[keep], known.log_room[keep])
     return replace(
         group, candidates=some, runs=group.runs.take(np.flatnonzero(keep)), log_physics=group.log_physics[keep],
-        log_time=group.log_time[keep], oom=group.oom[keep], features=plan_features(plans),
+        log_time=group.log_time[keep], oom=group.oom[keep], plans=plan_runs(plans),
     )  # fmt: skip
 
 
@@ -299,14 +301,10 @@ def parts() -> None:
             drawn = (rng.random(group.candidates.size) < 0.7 for _ in range(200))
             some = [keep for keep in drawn if np.isfinite(group.log_time[keep]).sum() >= 8][:8]
             found += [group, *(part(group, keep) for keep in some)]
-        for spread in (Spread(), *(Spread(trend=t, noise=n) for t in (0.02, 0.03, 0.04) for n in (0.05, 0.08))):
-
-            def model(group: Group, index: np.ndarray, spread: Spread = spread) -> PlanEstimates:
-                return estimate_plans(group.features, group.log_physics, index, group.log_time[index], spread)
-
-            print(
-                "known" if known else "unknown", spread, summary([played(g, model, gain, 1) for g in found]), flush=True
-            )
+        for spread in ((0.03, 0.07), *itertools.product((0.02, 0.03, 0.04), (0.05, 0.08))):
+            model = partial(local, kernel=plan_kernel(0.2, *spread))
+            counts = summary([played(g, model, gain, 1) for g in found])
+            print("known" if known else "unknown", spread, counts, flush=True)
 
 
 if __name__ == "__main__":

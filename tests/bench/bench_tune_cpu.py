@@ -23,7 +23,8 @@ from typing import Any
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.measure.torchrun import TorchrunLauncher
-from jointopt.surrogate.tune_model import ROUGH, Spread
+from jointopt.surrogate.kernel import Kernel
+from jointopt.surrogate.plan_process import ROUGH, USUAL
 from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.tune import tune
 
@@ -84,7 +85,7 @@ class Sweep:
         return {"status": "failed"} if found is None else {"status": "ok", "iteration_time_s": found}
 
 
-def replayed(job: Job, times: dict[tuple, float], budget: int, spread: Spread) -> list[float]:
+def replayed(job: Job, times: dict[tuple, float], budget: int, spread: Kernel) -> list[float]:
     """How far the best of the runs so far lies behind the sweep's best, after each run of a replayed tune."""
     runs = tune(job, Sweep(times), budget, spread=spread).runs
     best = itertools.accumulate((times.get(plan_key(run.plan), float("inf")) for run in runs), min)
@@ -116,7 +117,7 @@ def main() -> None:
     for number in range(1, len(runs) + 1):
         best = min(times[plan_key(one)] for one in runs[:number])
         print(f"  after run {number}: {best / best_s - 1:+.1%}")
-    for name, spread in (("CPU cores", ROUGH), ("GPUs", Spread())):
+    for name, spread in (("CPU cores", ROUGH), ("GPUs", USUAL)):
         behind = ", ".join(f"{value:+.0%}" for value in replayed(job, times, given.budget, spread))
         print(f"the sweep replayed with the spread for {name}: {behind}")
     gain = found["expected_gain_left"]

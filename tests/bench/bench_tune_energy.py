@@ -28,7 +28,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import with_clock_shares
 from jointopt.search.pareto import non_dominated, volume
 from jointopt.studies.learning.truths import FOLLOWING, Drawn, jobs, physics_with_steps, simulated
-from jointopt.surrogate.tune_model import Spread
+from jointopt.surrogate.plan_process import USUAL
 from jointopt.workflows.campaign.candidates import Candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook
 from jointopt.workflows.tune import tune
@@ -108,7 +108,7 @@ def errors(job: Job, cluster: Cluster, count: int, seed: int) -> dict[str, list[
 def _both_ways(job: Job, candidates: Candidates) -> Iterator[tuple[str, Outlook]]:
     for way in (ONE, PARTS):
         with one_number(way):
-            yield way, Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
+            yield way, Outlook(job, candidates, EarlierRuns(), USUAL, np.random.default_rng(0))
 
 
 def one_number(way: str) -> Any:

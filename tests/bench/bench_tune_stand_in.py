@@ -29,7 +29,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.measure.hardware.host import FOR_TESTS
 from jointopt.measure.torchrun import TorchrunLauncher
-from jointopt.surrogate.tune_model import ROUGH, Spread
+from jointopt.surrogate.plan_process import ROUGH, USUAL
 from jointopt.workflows.campaign.candidates import searched_candidates
 from jointopt.workflows.tune import tune
 
@@ -130,7 +130,7 @@ def main() -> None:
         found, watts = swept(path, given.repeats, given.iterations)
         job = load_job(path)
     report(document, spent_s, calls, found, watts)
-    for name, spread in (("GPUs", Spread()), ("CPU cores", ROUGH)):
+    for name, spread in (("GPUs", USUAL), ("CPU cores", ROUGH)):
         keys = [plan_key(run.plan) for run in tune(job, Sweep(found), given.budget, spread=spread).runs]
         print(f"the sweep replayed with the spread for {name}: {', '.join(behind(found, keys))}")
 

@@ -14,7 +14,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.evidence import Evidence, expected_above, informative, is_lower_bound
+from jointopt.surrogate.evidence import Evidence, expected_above, is_lower_bound
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
 from jointopt.surrogate.surrogate import Conditioned, Surrogate
@@ -44,13 +44,14 @@ def test_what_is_expected_beyond_a_bound_is_the_mean_of_a_normal_cut_there() -> 
     # above its mean a normal is sqrt(2 / pi) deviations above it; one deviation above, phi(1) / (1 - Phi(1)) = 1.52514;
     # 40 below the bound, 1/40 of a deviation beyond it
     bound = np.array([1.0, 3.0, -99.0, 81.0])
-    found = expected_above(bound, np.ones(4), np.full(4, 2.0))
-    assert found == pytest.approx([1.0 + 2.0 * np.sqrt(2.0 / np.pi), 1.0 + 2.0 * 1.52514, 1.0, 81.05], rel=1e-4)
+    kept, found = expected_above(bound, np.ones(4), np.full(4, 2.0))
+    assert kept.tolist() == [0, 1, 3]
+    assert found == pytest.approx([1.0 + 2.0 * np.sqrt(2.0 / np.pi), 1.0 + 2.0 * 1.52514, 81.05], rel=1e-4)
 
 
 def test_a_bound_says_something_where_the_time_may_lie_below_it() -> None:
-    found = informative(np.array([0.0, -1.64, -1.65, 5.0]), np.zeros(4), np.ones(4))  # 5 % below -1.645 deviations
-    assert found.tolist() == [True, True, False, True]
+    kept, _ = expected_above(np.array([0.0, -1.64, -1.65, 5.0]), np.zeros(4), np.ones(4))  # 5 % below -1.645 deviations
+    assert kept.tolist() == [0, 1, 3]
 
 
 def test_runs_that_timed_out_with_a_time_are_lower_bounds() -> None:

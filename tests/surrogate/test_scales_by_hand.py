@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from jointopt.surrogate.kernel import Runs, default_kernel
+from jointopt.surrogate.kernel import Kernel, Runs, default_kernel
 from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, source_weights
+from jointopt.surrogate.plan_process import (
+    INFORMED,
+    OF_POWER,
+    ROUGH,
+    USUAL,
+    after_runs,
+    leave_one_out,
+    mean_loss,
+    plan_kernel,
+    plan_runs,
+)
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power import power_scale
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import fit_trees
-from jointopt.surrogate.tune_model import (
-    INFORMED,
-    OF_POWER,
-    ROUGH,
-    Spread,
-    estimate_plans,
-    leave_one_out,
-    mean_loss,
-    plan_features,
-)
 from tests.bench.memory_margin import loss
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1)
@@ -44,54 +45,72 @@ def test_a_plan_is_a_point_of_doublings_half_doublings_and_octaves() -> None:
     one = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), np.array([1, 8]))
     two = {"zero_stage": np.array([0, 3]), "recompute": np.array([0, 2]), "sequence_parallel": np.array([0, 1])}
     clocks = np.array([[1000.0, np.nan], [400.0, 600.0]])
-    found = plan_features(one | two | {"stage_clock_mhz": clocks})
-    assert found[1] - found[0] == pytest.approx([3.0] * 7 + [1.5, 1.0, 0.5, -2.0])
+    limits = {"power_limit_w": np.array([350.0, 700.0])}
+    found = plan_runs(one | two | limits | {"stage_clock_mhz": clocks}).sensitivity
+    assert found[1] - found[0] == pytest.approx([3.0] * 7 + [1.5, 1.0, 0.5, -2.0, 2.0])
 
 
-def noise_of(kernel: float, residual: float, usual: float) -> tuple[float, float]:
-    """Variance of one run and of a plan not run: 20 rounds for Student's noise of three degrees, worth four runs."""
-    scale, weight = usual, 1.0
-    for _ in range(20):
-        gain = kernel / (kernel + scale / weight)
-        error = (residual * (1 - gain)) ** 2 + kernel * (1 - gain)
-        weight = 4 / (3 + error / scale)
-        scale = (4 * usual + weight * error) / 5
-    return scale / weight, scale
+def by_hand(kernel: Kernel, plan: float, run: float, both: float, seen: float) -> tuple[float, float]:
+    """Mean and deviation of a plan after a run: eight rounds of Cauchy's noise under either scale, then their mixture.
+
+    ``plan``, ``run``, ``both``: prior variances of the two, and their covariance.
+    """
+    scales = []
+    for multiple, share in ((0.4, 0.9), (1.7, 0.1)):
+        usual, spread = (multiple * kernel.noise) ** 2, 1.0
+        for _ in range(8):
+            noise = usual * spread
+            left, doubt = seen * noise / (run + noise), run * noise / (run + noise)
+            spread = max((1 + (left**2 + doubt) / usual) / 2, 0.3)
+        whole = run + usual * spread
+        likely = -0.5 * (np.log(whole) + seen**2 / whole) + 0.5 * (1 - np.log(spread) - 1 / spread)
+        variance = plan - both**2 / whole + 2.5 * usual * min(spread, 20.0)
+        scales.append((share * np.exp(likely), both / whole * seen, variance))
+    shares, means, variances = np.array(scales).T
+    shares = shares / shares.sum()
+    mean = shares @ means
+    return mean, np.sqrt(shares @ (variances + means**2) - mean**2)
+
+
+def plans_at(*points: float) -> Runs:
+    """Plans that differ by a degree."""
+    degrees = np.zeros((len(points), 12))
+    degrees[:, 0] = points
+    return Runs(degrees, {}, np.full(len(points), ""), np.full(len(points), ""))
 
 
 @pytest.mark.parametrize("residual", [0.1, 0.8])
 def test_one_run_moves_all_plans_by_the_common_factor(residual: float) -> None:
-    found = estimate_plans(np.zeros((2, 3)), np.array([1.0, 2.0]), np.array([0]), np.array([1.0 + residual]))
-    run, plan = noise_of(0.04, residual, 0.0049)
-    assert found.mean == pytest.approx(np.array([1.0, 2.0]) + 0.04 / (0.04 + run) * residual)
-    assert found.deviation == pytest.approx(np.sqrt([0.04 * run / (0.04 + run) + plan] * 2))
+    plans = plans_at(0.0, 0.0)
+    found = after_runs(USUAL, plans, np.array([0]), np.array([residual])).joint(plans, np.array([1.0, 2.0]))
+    mean, deviation = by_hand(USUAL, 0.04, 0.04, 0.04, residual)
+    assert found.mean == pytest.approx(np.array([1.0, 2.0]) + mean)
+    assert found.deviation == pytest.approx([deviation] * 2, rel=1e-6)
 
 
 def test_a_doubling_away_a_run_counts_less_by_the_trend() -> None:
     # covariance of plans at 1 and -1 doublings: shared² - trend²
-    spread = Spread(shared=0.3, trend=0.2, noise=0.1)
-    found = estimate_plans(np.array([[1.0], [-1.0]]), np.zeros(2), np.array([0]), np.array([0.2]), spread)
-    run, plan = noise_of(0.13, 0.2, 0.01)
-    assert found.mean == pytest.approx([0.13 / (0.13 + run) * 0.2, 0.05 / (0.13 + run) * 0.2])
-    assert found.deviation[1] == pytest.approx(np.sqrt(0.13 - 0.05**2 / (0.13 + run) + plan))
-    assert found.noise == pytest.approx(np.sqrt(plan))
+    kernel, plans = plan_kernel(shared=0.3, trend=0.2, noise=0.1), plans_at(1.0, -1.0)
+    found = after_runs(kernel, plans, np.array([0]), np.array([0.2])).joint(plans, np.zeros(2))
+    expected = [by_hand(kernel, 0.13, 0.13, both, 0.2) for both in (0.13, 0.05)]
+    assert list(zip(found.mean, found.deviation, strict=True)) == [pytest.approx(one, rel=1e-6) for one in expected]
 
 
 def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
-    found = estimate_plans(np.array([[2.0], [-2.0]]), np.zeros(2), NONE, np.empty(0), Spread(0.3, 0.2, 0.1))
-    assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + 0.01] * 2))
-    assert Spread() == Spread(0.2, 0.03, 0.07)
-    assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05), Spread(0.15, 0.03, 0.05)) == (ROUGH, INFORMED, OF_POWER)
+    plans = plans_at(2.0, -2.0)
+    found = after_runs(plan_kernel(0.3, 0.2, 0.1), plans, NONE, np.empty(0)).joint(plans, np.zeros(2))
+    noise = 2 * 0.1**2 * (0.9 * 0.4**2 + 0.1 * 1.7**2)
+    assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + noise] * 2))
+    known = [(one.source, one.constants[0], one.noise) for one in (USUAL, ROUGH, INFORMED, OF_POWER)]
+    assert known == [(0.2, 0.03, 0.07), (0.7, 0.2, 0.1), (0.1, 0.02, 0.05), (0.15, 0.03, 0.05)]
 
 
 def test_a_run_left_out_has_the_density_that_the_other_leaves() -> None:
-    spread, losses = Spread(shared=0.3, trend=0.2, noise=0.1), []
+    kernel, losses, plans = plan_kernel(shared=0.3, trend=0.2, noise=0.1), [], plans_at(0.0, 0.0)
     for one, other in ((0.1, 0.3), (0.3, 0.1)):
-        run, plan = noise_of(0.09, other, 0.01)
-        gain = 0.09 / (0.09 + run)
-        width = np.sqrt(0.09 - 0.09 * gain + plan)
-        losses.append(np.log(width) - t.logpdf((one - gain * other) / width, 3))
-    found = leave_one_out(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
+        mean, width = by_hand(kernel, 0.09, 0.09, 0.09, other)
+        losses.append(np.log(width) - t.logpdf((one - mean) / width, 3))
+    found = leave_one_out(kernel, plans, np.array([0, 1]), np.array([0.1, 0.3]), np.zeros(2, bool))
     assert mean_loss(*found) == pytest.approx(np.mean(losses))
 
 

@@ -28,8 +28,8 @@ from jointopt.surrogate.features import PEAK
 from jointopt.surrogate.files import load
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_mix import Mix, OwnTarget
+from jointopt.surrogate.plan_process import USUAL
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook, earlier_runs, with_learned_factors
 from jointopt.workflows.explain import explain
@@ -201,7 +201,7 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
         model = JobModel.of(job, name)
         candidates = searched_candidates(model)
         earlier = with_learned_factors(EarlierRuns(), model, candidates)
-        outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, candidates, earlier, USUAL, np.random.default_rng(0))
         rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
     found, earlier, candidates = rests_on[str(folder)]
     assert found.basis == "earlier runs of the cluster"
@@ -216,7 +216,7 @@ def test_a_tune_s_first_expectations_are_what_the_surrogate_predicts_of_plans_se
     model = JobModel.of(job, str(folder))
     candidates = searched_candidates(model)
     earlier = with_learned_factors(EarlierRuns(), model, candidates)
-    outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
+    outlook = Outlook(job, candidates, earlier, USUAL, np.random.default_rng(0))
     found = outlook.after(("iteration_time_s", "energy_j"), np.zeros(0, np.int64), []).columns
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     expected = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])

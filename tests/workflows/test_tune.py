@@ -18,7 +18,7 @@ from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Store
 from jointopt.search.pareto import non_dominated
-from jointopt.surrogate.tune_model import Spread
+from jointopt.surrogate.plan_process import USUAL
 from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook
 from jointopt.workflows.campaign.stopping import hypervolumes, set_bounds
@@ -131,7 +131,7 @@ def test_energy_alone_ends_a_run_whatever_its_time() -> None:
 
 def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
     candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(timed), timed)
-    outlook = Outlook(timed, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
+    outlook = Outlook(timed, candidates, EarlierRuns(), USUAL, np.random.default_rng(0))
     time_s = float(candidates.predicted["iteration_time_s"][0])
     behind = {"status": "timeout", "iteration_time_s": 2.0 * time_s}
     bounded, unbounded = (
@@ -144,7 +144,7 @@ def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_wh
 def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_as_its_time_does() -> None:
     job = parse_job(SMALL, "small", Path())
     candidates = searched_candidates(job)
-    outlook = Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
+    outlook = Outlook(job, candidates, EarlierRuns(), USUAL, np.random.default_rng(0))
     energy_j = float(candidates.predicted["energy_j"][0])
     row = {"status": "timeout", "iteration_time_s": float(candidates.predicted["iteration_time_s"][0])}
     bounded, unbounded, small = (
@@ -161,7 +161,7 @@ def test_a_plan_fits_as_probably_as_in_memory_and_within_each_bound_of_the_job(m
     bound_s = float(np.median(candidates.predicted["iteration_time_s"]))
     bounded = replace(timed, constraints=replace(timed.constraints, iteration_time_s=bound_s))
     free, held = (
-        Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0)).after(timed.objectives, none, [])
+        Outlook(job, candidates, EarlierRuns(), USUAL, np.random.default_rng(0)).after(timed.objectives, none, [])
         for job, none in ((timed, np.array([], int)), (bounded, np.array([], int)))
     )
     time_s, high_s = (held.columns[f"iteration_time_s{end}"] for end in ("", "_high"))
@@ -282,7 +282,7 @@ def test_from_six_runs_on_what_predicts_them_best_is_used(make_runs, timed: Job)
     rows = [{"status": "ok", "iteration_time_s": value} for value in truth]
     known = {"iteration_time_s": np.log(truth / candidates.predicted["iteration_time_s"])}
     earlier = EarlierRuns(log_factors=known, num_other_runs=9)
-    outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
+    outlook = Outlook(timed, candidates, earlier, USUAL, np.random.default_rng(0))
     assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
     assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of the cluster"
 

@@ -28,20 +28,17 @@ from jointopt.surrogate.files import surrogate_names
 from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, MemoryEvidence, MemoryPosterior, certain_oom_rows
-from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns
-from jointopt.surrogate.tune_model import (
+from jointopt.surrogate.own_cluster import SourceRuns, residual_by_own_runs
+from jointopt.surrogate.plan_process import (
     INFORMED,
     OF_POWER,
-    PlanEstimates,
-    Spread,
-    estimate_plans,
-    fixed_prediction_error,
-    learn_other_jobs,
+    after_runs,
     leave_one_out,
     mean_loss,
-    plan_features,
-    residual_by_own_runs,
+    plan_kernel,
+    plan_runs,
 )
+from jointopt.surrogate.posterior import Joint
 from jointopt.workflows.campaign.candidates import Candidates
 
 if TYPE_CHECKING:
@@ -74,7 +71,7 @@ class Expectations:
 class _Estimate:
     """One result of every candidate, and how well runs (m,) were predicted from the others."""
 
-    estimates: PlanEstimates
+    estimates: Joint
     source: str  # what it rests on, in words
     off: Floats  # (m,): log(measured / predicted from the other runs); NaN: not measured, or not judged
     deviation: Floats  # (m,): its standard deviation
@@ -84,12 +81,12 @@ class Outlook:
     """Predictions for candidates, moved by earlier runs of other jobs, by those of this one, or ``growing`` by both."""
 
     def __init__(
-        self, job: Job, candidates: Candidates, earlier: EarlierRuns, spread: Spread, rng: np.random.Generator,
+        self, job: Job, candidates: Candidates, earlier: EarlierRuns, kernel: Kernel, rng: np.random.Generator,
         growing: GrowingModel | None = None,
     ) -> None:  # fmt: skip
-        self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
+        self._candidates, self._earlier, self._kernel, self._rng = candidates, earlier, kernel, rng
         self._growing = growing
-        self._features = plan_features(candidates.plans)
+        self._plans = plan_runs(candidates.plans)
         self._framework = job.training.framework.name
         self._job = job
 
@@ -99,7 +96,7 @@ class Outlook:
         columns: Columns = {"probability_fits": probability}
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
-        found_by_name: dict[str, PlanEstimates] = {}
+        found_by_name: dict[str, Joint] = {}
         memo: dict[str, _Estimate] = {}
         for name in dict.fromkeys([*objectives, *constrained_results(self._job)]):
             found = self._found(name, index, rows, memo)
@@ -141,46 +138,42 @@ class Outlook:
             gpus = gpus - np.log(self._candidates.predicted[name])
         loadings = np.hstack([time.estimates.loadings, power.estimates.loadings])
         noise = float(np.hypot(time.estimates.noise, power.estimates.noise))
-        both = PlanEstimates(time.estimates.mean + power.estimates.mean + gpus, loadings, noise)
+        both = Joint(time.estimates.mean + power.estimates.mean + gpus, loadings, noise)
         return _Estimate(both, time.source, off, deviation)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Estimate:
         """The log of a result of every candidate, and what it rests on."""
-        values = np.array([measured_result(row, name) for row in rows], float)
-        bounds = np.array([lower_bound(row, name) for row in rows], float)
-        held = bounds > 0
-        good = np.flatnonzero((values > 0) | held)
+        values, bounds = (np.array([of(row, name) for row in rows], float) for of in (measured_result, lower_bound))
+        physics, held = np.log(self._candidates.predicted[name]), bounds > 0
+        good = np.flatnonzero(((values > 0) | held) & np.isfinite(physics[index]))
         at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
-        physics, best = np.log(self._candidates.predicted[name]), 0
-        own = OF_POWER if name == "avg_power_w" else self._spread
+        own = OF_POWER if name == "avg_power_w" else self._kernel
         # the physics comes first until runs show otherwise, unless other jobs are known to order plans better
         choices = [(physics, own, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)
             choices.insert(0 if self._earlier.why_first else 1, learned)
-        off = np.full((2, len(rows)), np.nan)
+        off, best = np.full((2, len(rows)), np.nan), 0
+
+        def left_out(prior: Floats, kernel: Kernel) -> tuple[Floats, Floats]:
+            return leave_one_out(kernel, self._plans, at, seen - prior[at], held)
+
         if (~held).sum() >= ENOUGH_TO_JUDGE:
+            choices.append((physics, plan_kernel(0.0, 0.0, own.noise), _PHYSICS))
             if (grown := self._grown(name, index, rows)) is not None:
                 choices.append((physics + grown, INFORMED, _TOGETHER))
-            without = [leave_one_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
-            losses = [
-                mean_loss(*errors) + AHEAD * (source == _TOGETHER)
-                for errors, (_, _, source) in zip(without, choices, strict=True)
-            ]
-            if choices[-1][2] == _TOGETHER and losses[-1] >= mean_loss(
-                *leave_one_out(self._features, physics, at, seen, INFORMED, held)
-            ):  # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
-                losses[-1] = np.inf
-            best, far = int(np.argmin(losses)), np.where(held, np.nan, seen - physics[at])
-            unmoved = far, fixed_prediction_error(far, own.noise)
-            if mean_loss(*unmoved) < losses[best]:
-                off[:, good] = unmoved
-                scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
-                fixed = estimate_plans(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
-                return _Estimate(fixed, _PHYSICS, *off)
+            without = [left_out(prior, kernel) for prior, kernel, _ in choices]
+            losses = [mean_loss(*errors) for errors in without]
+            if grown is not None:
+                losses[-1] += AHEAD
+                # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
+                if losses[-1] >= mean_loss(*left_out(physics, INFORMED)):
+                    losses[-1] = np.inf
+            best = int(np.argmin(losses))
             off[:, good] = without[best]
-        prior, spread, source = choices[best]
-        return _Estimate(estimate_plans(self._features, prior, at, seen, spread, held), source, *off)
+        prior, kernel, source = choices[best]
+        found = after_runs(kernel, self._plans, at, seen - prior[at], held).joint(self._plans, prior)
+        return _Estimate(found, source, *off)
 
     def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
         """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.
@@ -211,7 +204,7 @@ def results_of_candidate(columns: Columns, index: int) -> dict[str, float]:
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
-def kept_probabilities(job: Job, found: Mapping[str, PlanEstimates]) -> Iterator[Floats]:
+def kept_probabilities(job: Job, found: Mapping[str, Joint]) -> Iterator[Floats]:
     """For each bound that the job states, memory's aside, how probably every candidate keeps it, (n,).
 
     What is worked out from several results counts as log-normal, as wide as if all of them erred the same way.
@@ -347,35 +340,35 @@ def with_learned_factors(earlier: EarlierRuns, model: JobModel, candidates: Cand
     """
     if (surrogate := model.surrogate) is None:
         return earlier
-    count = sum(len(part.residual) for part in earlier.evidence.values())
+    count, why = sum(len(part.residual) for part in earlier.evidence.values()), ""
     names = (*_CORRECTED_RESULTS, *[PEAK] * (PEAK in candidates.predicted))
-    if earlier.plans is not None and earlier.cluster_runs is not None and len(earlier.cluster_runs.runs) >= LEAST_RUNS:
-        source = Source.parse(str(earlier.plans.source[0]))
-        learned = learn_other_jobs(source, earlier.cluster_runs, surrogate)
-        if learned is not None and learned.orders_better:
-            by = replace(model, surrogate=learned.surrogate, evidence=Evidence(), stated_source=source)
-            known = names if learned.surrogate.own[0].knows_power else names[:1]
-            why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
-            factors = _log_factors(candidates, [by] * candidates.size, known)
-            return replace(earlier, log_factors=factors, num_other_runs=count, why_first=why)
-    by, own = replace(model, evidence=Evidence()), surrogate.own_of(str(model.source))
-    if own is None and model.name not in surrogate_names():
-        by = by.of_user()
+    bare, plans, learned = replace(model, evidence=Evidence()), earlier.plans, None
+    if plans is not None and earlier.cluster_runs is not None:
+        learned = surrogate.of_other_jobs(str(plans.source[0]), earlier.cluster_runs)
+    own = surrogate.own_of(str(model.source))
+    by = bare.of_user() if own is None and model.name not in surrogate_names() else bare
     better = own is not None and own.errors["time"] < own.errors["physics"]
-    if by.surrogate is not None and (better or (not count and surrogate_place(model.name) in by.evidence.counts)):
-        remembered = int((by.surrogate.support.source == str(by.source)).sum())
+    if plans is not None and learned is not None:
+        before, after = (learned.own[0].errors[name] for name in ("order physics", "order"))
+        why = f"learned from them, plans of jobs left out are {before:.1%} -> {after:.1%} off"
+        models = [replace(bare, surrogate=learned, stated_source=Source.parse(str(plans.source[0])))]
+        names = names if learned.own[0].knows_power else names[:1]
+    elif by.surrogate is not None and (better or (not count and surrogate_place(model.name) in by.evidence.counts)):
+        models, count = [by], int((by.surrogate.support.source == str(by.source)).sum())
         new, why = by.surrogate.new_groups_of(str(by.source)), "as those of propose do"
         what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
         if errors:
             why = f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
-        factors = _log_factors(candidates, [by] * candidates.size, names)
-        return replace(earlier, log_factors=factors, num_other_runs=remembered, why_first=why)
-    if not count or earlier.plans is None:
+    elif count and plans is not None:
+        sources, of = np.unique(plans.source, return_inverse=True)
+        each = [
+            replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)
+        ]
+        models, names = [each[i] for i in of.tolist()], names[:1]
+    else:
         return earlier
-    sources, of = np.unique(earlier.plans.source, return_inverse=True)
-    each = [replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)]
-    factors = _log_factors(candidates, [each[i] for i in of.tolist()], names[:1])
-    return replace(earlier, log_factors=factors, num_other_runs=count)
+    factors = _log_factors(candidates, models if len(models) > 1 else models * candidates.size, names)
+    return replace(earlier, log_factors=factors, num_other_runs=count, why_first=why)
 
 
 def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence[str]) -> Columns:
@@ -432,7 +425,7 @@ class GrowingModel:
         """Logarithm of the factor (n,) on the predicted time of every candidate, None where too few runs are known.
 
         ``index`` (m,) of the candidates that ran, ``residual`` (m,) log(measured / physics) of their time. At those
-        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.residual_by_own_runs`).
+        that were learned from it is what others say of them (`jointopt.surrogate.own_cluster.residual_by_own_runs`).
         """
         count = len(index)
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:

@@ -15,7 +15,8 @@ from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.surrogate.tune_model import PlanEstimates, Spread
+from jointopt.surrogate.plan_process import USUAL
+from jointopt.surrogate.posterior import Joint
 from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import (
     EarlierRuns,
@@ -66,7 +67,7 @@ def test_a_run_breaks_the_bounds_that_its_results_exceed() -> None:
 
 
 def test_a_bound_is_kept_with_the_normal_probability_of_the_logarithm() -> None:
-    times = PlanEstimates(np.log([2.0, 4.0, np.nan]), np.array([[0.5], [0.2], [0.1]]), 0.0)
+    times = Joint(np.log([2.0, 4.0, np.nan]), np.array([[0.5], [0.2], [0.1]]), 0.0)
     (found,) = kept_probabilities(job_with(iteration_time_s=3.0), {"iteration_time_s": times})
     expected = [NormalDist(math.log(mean), sd).cdf(math.log(3.0)) for mean, sd in ((2.0, 0.5), (4.0, 0.2))]
     assert found == pytest.approx([*expected, 1.0])
@@ -76,7 +77,7 @@ def test_a_bound_is_kept_with_the_normal_probability_of_the_logarithm() -> None:
 def test_a_bound_of_the_site_without_hosts_is_kept_as_surely_as_that_of_its_gpus(limit: str, bound: float) -> None:
     job = job_with({"pue": 1.0, "host_power_w": 0.0, "host_load_share": 0.0}, **{limit: bound})
     means = {"iteration_time_s": 2.0, "energy_j": 6400.0, "avg_power_w": 400.0}
-    found = {name: PlanEstimates(np.log([mean]), np.zeros((1, 1)), 0.1) for name, mean in means.items()}
+    found = {name: Joint(np.log([mean]), np.zeros((1, 1)), 0.1) for name, mean in means.items()}
     kept = [float(values[0]) for values in kept_probabilities(job, found)]
     gpus = bound / 6400.0 if limit == "facility_energy_j" else 1e3 * bound / (400.0 * 8)
     assert kept == [pytest.approx(NormalDist().cdf(math.log(gpus) / 0.1))]
@@ -92,7 +93,7 @@ def test_a_run_that_was_ended_early_bounds_its_time_and_its_energy_where_that_wa
 
 def made(mean: float, loadings: list[float], noise: float, off: float, deviation: float) -> _Estimate:
     """Of two candidates, after six runs that were each missed by so much."""
-    known = PlanEstimates(np.full(2, mean), np.tile(loadings, (2, 1)), noise)
+    known = Joint(np.full(2, mean), np.tile(loadings, (2, 1)), noise)
     return _Estimate(known, f"off by {off}", np.full(6, off), np.full(6, deviation))
 
 
@@ -137,7 +138,7 @@ def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(ma
         rows = [
             {"status": "ok", "iteration_time_s": time_s[i], "energy_j": energy_j[i], "num_gpus": 8 * power} for i in ran
         ]
-        outlook = Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, candidates, EarlierRuns(), USUAL, np.random.default_rng(0))
         found = outlook.after(("iteration_time_s", "energy_j"), ran, rows).columns["energy_j"]
         errors.append(np.abs(np.log(found / energy_j))[7:].mean())
     assert errors[0] < 0.8 * errors[1]
@@ -151,7 +152,7 @@ def test_an_interval_of_90_per_cent_is_as_wide_below_as_above_and_a_tighter_memo
     fits = []
     for room in (0.0, -0.2):
         one = replace(candidates, log_load=load, log_room=np.full(candidates.size, room))
-        outlook = Outlook(job, one, EarlierRuns(), Spread(), np.random.default_rng(0))
+        outlook = Outlook(job, one, EarlierRuns(), USUAL, np.random.default_rng(0))
         found = outlook.after(("iteration_time_s",), np.empty(0, np.int64), []).columns
         middle, low, high = (found[f"iteration_time_s{end}"] for end in ("", "_low", "_high"))
         np.testing.assert_allclose(low * high, middle**2)

@@ -11,7 +11,7 @@ from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.files import load_surrogate
-from jointopt.surrogate.tune_model import Spread
+from jointopt.surrogate.plan_process import USUAL
 from jointopt.workflows.campaign import expectation
 from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, GrowingModel, Outlook
@@ -71,10 +71,10 @@ def test_the_growing_model_predicts_where_it_is_likelier_on_runs_left_out_and_no
     off = np.linspace(-0.9, 0.9, candidates.size) ** 3
     time_s = candidates.predicted["iteration_time_s"] * np.exp(off)
     rows, index = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.arange(7)
-    for known, basis in ((off, "a model of the cluster's runs"), (-off, "the runs of this job")):
-        outlook = Outlook(job, candidates, EarlierRuns(), Spread(), np.random.default_rng(0), Knows(known))
+    for known in (off, -off):
+        outlook = Outlook(job, candidates, EarlierRuns(), USUAL, np.random.default_rng(0), Knows(known))
         found = outlook.after(("iteration_time_s",), index, rows)
-        assert found.basis.startswith(basis)
+        assert found.basis.startswith("a model of the cluster's runs") == (known is off)
         close = np.abs(np.log(found.columns["iteration_time_s"] / time_s)[7:]) < 0.05
         assert close.all() == (known is off)
 
@@ -92,11 +92,11 @@ def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood_and_
     candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
     time_s = candidates.predicted["iteration_time_s"]
     rows, known = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.full(candidates.size, 0.1)
-    # of the runs of this job, of earlier ones, of the growing model, and of the first as sure as those are
-    losses = iter([1.0, 0.5, 0.5 - more, narrow, 9.0])  # the last is of the physics alone
+    # of the runs of this job, earlier ones, the physics alone, the growing model, and of the first as sure as that is
+    losses = iter([1.0, 0.5, 9.0, 0.5 - more, narrow])
     monkeypatch.setattr(expectation, "mean_loss", lambda *_: next(losses))
     earlier = EarlierRuns(log_factors={"iteration_time_s": known})
-    outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), Knows(known))
+    outlook = Outlook(job, candidates, earlier, USUAL, np.random.default_rng(0), Knows(known))
     assert outlook.after(("iteration_time_s",), np.arange(7), rows).basis.startswith(basis)
 
 
