@@ -86,7 +86,10 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_all_questions_are_in_one_sentence_and_each_is_answered_by_an_option(files: dict[str, Path]) -> None:
-    with pytest.raises(JobError, match=r"^a\.sh does not state the GPU \(--gpu\), plan\.tp .*, which env.sh may set, a\.sh:2; --set TP="):
+    with pytest.raises(
+        JobError,
+        match=r"^a\.sh does not state the GPU \(--gpu\), plan\.tp .*, which env.sh may set, a\.sh:2; --set TP=",
+    ):
         import_(files["a.sh"])
     found = import_(files["a.sh"], gpu="h100-sxm5-80gb", set={"TP": "4", "plan.pp": "2"})
     assert (found.plan["tp"], found.plan["pp"]) == (4, 2)
