@@ -50,6 +50,7 @@ _VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "TORCH_NCCL_",
 )  # of the environment, which libraries read
+_ARGUMENTS = re.compile(r"^[^\n]*-{8,} arguments -{8,}", re.MULTILINE)
 _KINDS = (
     "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another program "
     "of docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
@@ -206,9 +207,7 @@ def _log(text: str) -> list[Taken]:
 def _log_alone(text: str) -> list[Taken]:
     dump = megatron.dump_taken(text)
     if dump or megatron_log.is_log(text):
-        taken = dump or Taken(*megatron_log.writer_of(text))
-        taken.log = text
-        return [taken]
+        return [_last_run(text) if dump else Taken(*megatron_log.writer_of(text), log=text)]
     form = next((form for form in FORMATS if form.is_log(text)), None)
     if form is TORCHTITAN or "Building device mesh with parallelism" in text:
         return [torchtitan.log_taken(text)]
@@ -221,6 +220,20 @@ def _log_alone(text: str) -> list[Taken]:
     if "Traceback (most recent call last)" in text and failure_of(text, 1, False, 0.0).status == "oom":
         return [Taken("log of a failed run", log=text)]
     return []
+
+
+def _last_run(text: str) -> Taken:
+    """A log with lists of Megatron's arguments, from the first one on that states what the last does."""
+    starts = [found.start() for found in _ARGUMENTS.finditer(text)][1:]
+    parts = [text[start:end] for start, end in zip([0, *starts], [*starts, len(text)], strict=True)]
+    dumps = [found for part in parts if (found := megatron.dump_taken(part))]
+    if len(dumps) < len(parts):
+        parts, dumps = [text], [megatron.dump_taken(text) or Taken("Megatron-LM log")]
+    at = max((at + 1 for at, one in enumerate(dumps) if fields_of(one) != fields_of(dumps[-1])), default=0)
+    taken = dumps[-1]
+    taken.log = "".join(parts[at:])
+    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (at > 0)
+    return taken
 
 
 def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
@@ -516,10 +529,11 @@ def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str])
             getattr(whole, section)[key] = words.get(text.lower(), text) if number is None else number
             whole.origins[field] = f"--set {field}"
             whole.asked.pop(field, None)
-    if {"nodes", "gpus_per_node"} & options.keys():
-        if whole.asked.pop("cluster.nodes", None) is None or "nodes" in options:
-            whole.cluster.pop("num_gpus", None)  # else the nodes follow from the GPUs that are started
+    if "nodes" in options or ("gpus_per_node" in options and whole.cluster.get("nodes")):
+        whole.cluster.pop("num_gpus", None)
         whole.plan.pop("dp", None)
+    elif "gpus_per_node" in options and (whole.cluster.get("num_gpus") or whole.plan.get("dp")):
+        whole.asked.pop("cluster.nodes", None)  # they follow from the GPUs of the run
     for field in [*whole.asked]:
         if field.split(".")[0] == "model" and (
             "model" in options or (field == "model.vocab_size" and "vocab_size" in options)

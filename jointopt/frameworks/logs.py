@@ -520,7 +520,8 @@ _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
 _FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:(?i:nan|inf)|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
 _MEMORY = re.compile(r"memory \(MB\).*\bmax reserved:\s*([\d.]+)|\bmax reserved:\s*([\d.]+)")
 _MEMORY_GB = re.compile(r"memory \(GB\).*\bmem-max-reserved-gigabytes:\s*([\d.]+)")  # 1e9 bytes
-_TIME = "elapsed time per iteration (ms)"
+# its time in Megatron's words, and in those of BigScience's Megatron-DeepSpeed: seconds of a unit
+_TIME, _UNITS = "elapsed time per iteration (", {"ms": 1e-3, "s": 1.0}
 _SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
 _BESIDE = {
     re.compile(r"saving checkpoint at iteration|successfully saved checkpoint|save-checkpoint"): CHECKPOINT,
@@ -586,10 +587,11 @@ def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration |
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     # its label in 2021, and GPT-NeoX's
     fields = {re.sub("^lm[-_]loss$", "lm loss", name): float(value) for name, value in pairs}
-    if not 0 < fields.get(_TIME, math.nan) < math.inf or twice:
+    seconds = next((fields[name] * of for unit, of in _UNITS.items() if (name := f"{_TIME}{unit})") in fields), math.nan)
+    if not 0 < seconds < math.inf or twice:
         return None
     return Iteration(
-        number, round(fields[_TIME] / 1e3, 9), rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
+        number, round(seconds, 9), rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
         fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault(fields), ended_s,
     )  # fmt: skip
 

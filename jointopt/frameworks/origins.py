@@ -50,8 +50,9 @@ def read_traced(
     fields = fields_of(taken)
     taken.asked |= questions_of(read, known, unknown)
     moves = [
-        (_moved(read, known, name, fields, _tries(value)), _place(value, places.get(name, place)))
+        (_moved(read, known, name, fields, (other,)), _place(value, places.get(name, place)))
         for name, value in known.items()
+        for other in _tries(value)  # each alone: a model without its layers is none, one with others is
     ]
     taken.origins |= _origins(taken, fields, moves)
     for one in fields:

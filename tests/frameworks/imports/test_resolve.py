@@ -30,7 +30,9 @@ def run(given: dict[str, Any] | None = None, *more: Taken, **parts: Any) -> Reso
 SIZED: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [  # parts, options; nodes x GPUs, dp
     ({}, {}, (2, 8, 8)),
     ({"cluster": {"num_gpus": 16}}, {}, (2, 8, 8)),
-    ({"cluster": {"num_gpus": 12}}, {"gpus_per_node": 4}, (1, 4, 2)),  # an option counts more than the file
+    ({"cluster": {"num_gpus": 16}}, {"gpus_per_node": 4}, (4, 4, 8)),
+    ({"cluster": {}, "plan": {"dp": 4, "tp": 2, "micro_batch_size": 1}}, {"gpus_per_node": 4}, (2, 4, 4)),
+    ({"cluster": {"num_gpus": 16, "nodes": 2}}, {"gpus_per_node": 4}, (2, 4, 4)),  # an option counts more than the file
     ({"cluster": {"num_gpus": 4}}, {}, (1, 4, 2)),
     ({"cluster": {"num_gpus": 16, "nodes": 4}}, {}, (4, 4, 8)),
     ({"cluster": {"gpus_per_node": 4}}, {}, (1, 4, 2)),
