@@ -73,9 +73,10 @@ def test_defaults_are_those_of_the_program_that_is_started(script: str, program:
     assert all(one.endswith(program) for one in taken.origins.values() if "a.sh" not in one)
 
 
-RECIPES = [  # a command, what it states, and whose recipe fills in the rest
+RECIPES: list[tuple[str, dict[str, Any], str]] = [  # a command, what it states, and whose recipe fills in the rest
     ("setup_experiment.py -m llama -mr llama3_70b -ng 64 -g h100 -c fp8_cs -tp 4 -vp 5 -mb 1 -t 00:15:00",
-     {"plan.tp": 4, "plan.sequence_parallel": True, "training.dtype": "fp8", "cluster.num_gpus": 64, "cluster.gpu": "h100-sxm5-80gb", "model.catalogue": "llama-3-70b"}, "model_recipe_name llama3_70b of Megatron-Br"),
+     {"plan.tp": 4, "plan.sequence_parallel": True, "training.dtype": "fp8", "cluster.num_gpus": 64,
+      "cluster.gpu": "h100-sxm5-80gb", "model.catalogue": "llama-3-70b"}, "model_recipe_name llama3_70b of Megatron-B"),
     ("run_recipe.py --recipe qwen3_30b_a3b_pretrain_config -gb 64 model.tensor_model_parallel_size=2",
      {"plan.tp": 2, "training.global_batch_size": 64, "model.catalogue": "qwen3-30b-a3b"}, "recipe qwen3_30b_a3b_pret"),
     ("nemo llm pretrain --factory llama3_8b trainer.num_nodes=2 trainer.strategy.tensor_model_parallel_size=2",
