@@ -326,7 +326,6 @@ def _read_swift_megatron(known: Known, words: list[Word], pairs: dict[str, Any])
             taken.remarks += ("adapters of ms-swift are priced as those of Megatron-Bridge",)
         if not dtype and not any(values.get(name) for name in ("bf16", "fp16")):
             taken.training.pop("dtype", None)
-        taken.unread = tuple(name for name in taken.unread if not deepspeed.is_harmless(name))
         return taken
 
     return pairs, read
