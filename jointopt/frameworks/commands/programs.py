@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,15 +217,15 @@ def _row_of(words: list[Word], named: str) -> tuple[Known | None, int]:
     names = frozenset(_names_of(words))
     at_script = False
     for at, word in enumerate(words):
-        before = words[at - 1] if at else ""
-        if word.unknown or word.startswith("-") or (at_script and before.startswith("-")):
+        before, end = words[at - 1] if at else "", _known_end(word)
+        if not end or word.startswith("-") or (at_script and before.startswith("-")):
             continue
-        if before != "-m" and not word.endswith((".py", ".sh")) and PurePosixPath(word).name not in _first_words():
+        if before != "-m" and not end.endswith((".py", ".sh")) and PurePosixPath(end).name not in _first_words():
             continue
         for row in rows:
-            if any(_fits(pattern, words, at) for pattern in row.by) and _beside(row, names):
+            if any(_fits(pattern, end, words[at + 1 :], names) for pattern in row.by) and _beside(row, names):
                 return row, at
-        at_script = at_script or word.endswith(".py")
+        at_script = at_script or end.endswith(".py")
     return next(((row, -1) for row in rows if not row.by and _beside(row, names)), (None, -1))
 
 
@@ -241,14 +242,21 @@ def _names_of(words: Sequence[str]) -> Iterator[str]:
             yield match[1].removeprefix("training.")
 
 
-def _fits(pattern: str, words: Sequence[str], at: int) -> bool:
+def _known_end(word: Word) -> str:
+    """The word, or behind a folder that only a shell knows what stands for certain: ``$HOME/pretrain_gpt.py``."""
+    known = [*itertools.takewhile(lambda piece: piece.unknown is None, reversed(word.pieces))]
+    end = "".join(piece.text for piece in reversed(known))
+    return end if len(known) == len(word.pieces) else "/".join(["", *end.split("/")[1:]]) if "/" in end else ""
+
+
+def _fits(pattern: str, word: str, following: Sequence[str], names: frozenset[str]) -> bool:
     first, *rest = pattern.split()
-    word = words[at] if "/" in first else PurePosixPath(words[at]).name
+    word = word if "/" in first else PurePosixPath(word).name
     if not (fnmatch.fnmatchcase(word, first) or fnmatch.fnmatchcase(word, f"*/{first}")):
         return False
     follow = [one for one in rest if not one.startswith("--")]
     options = {one[2:].replace("-", "_") for one in rest if one.startswith("--")}
-    return list(words[at + 1 : at + 1 + len(follow)]) == follow and options <= set(_names_of(words))
+    return list(following[: len(follow)]) == follow and options <= names
 
 
 def _beside(row: Known, names: frozenset[str]) -> bool:
@@ -297,6 +305,8 @@ def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
         taken.remarks += shards_for_bf16(taken)
         if taken.model.get("num_experts") and (every := options.whole("expert_interval") or 1) > 1:
             taken.remarks += (f"experts stand in every {every} layers there, and are taken to stand in all",)
+        if (options.whole("context_parallel_size") or 1) > 1:
+            taken.remarks += ("sequences cut over heads (Ulysses) are taken for context parallelism",)
         ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value", "expert_interval")
         taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
     return taken
