@@ -314,11 +314,6 @@ def _of_plugin(options: Options) -> Options:
     return Options({_OF_PLUGIN.get(inner, inner): options.take(name) for name, inner in named.items()})
 
 
-def is_harmless(name: str) -> bool:
-    """Whether an option of a Hugging Face trainer has no effect on time and energy."""
-    return bool(matching(tuple(program_named("words").without_effect)).match(name))
-
-
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
     taken = config_taken_by(program_named("words"), pairs, {})

@@ -88,8 +88,8 @@ def read_files(paths: Sequence[Path], given: Mapping[str, str] | None = None, ru
     for path in paths:
         if path in refused and path.name not in inside:
             nested = f"it is nested more deeply than any file of a known program; expected {_KINDS}."
-            error = refused[path]
-            raise JobError(f"{path}: {nested if isinstance(error, RecursionError) else error}") from error
+            why = refused[path]
+            raise JobError(f"{path}: {nested if isinstance(why, RecursionError) else why}") from why
         if not found[path] and path.name not in inside:
             raise JobError(f"jointopt cannot import {path}{_what_it_is(path, texts[path])}; expected {_KINDS}.")
     return [taken for path in paths for taken in found[path] if path.name not in inside]
@@ -263,7 +263,7 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
     return [read_config(found, config, {name: text})] if found else []
 
 
-_Ways = Sequence[tuple[dict[int, int], Sequence[Word], Program | None]]
+_Ways = list[tuple[dict[int, int], list[Word], Program | None]]
 
 
 def _script(
@@ -335,7 +335,7 @@ def _variants(run: Run, script: Script, named: str, refused: dict[str, str]) -> 
     else:
         ends = [run.branches | {fork: order[end] for fork, order in ways.items()} for end in (0, -1)]
         rows = ends + [one | {fork: at} for one in ends for fork, order in ways.items() for at in order]
-    found = []
+    found: _Ways = []
     for row in rows:
         words = [
             part

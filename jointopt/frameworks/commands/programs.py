@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,8 +79,10 @@ class Known:
 def known_programs() -> tuple[Known, ...]:
     """The rows of all programs: those that are refused last, but for which no options are needed."""
     table = package_yaml(Path(__file__).parents[1] / "programs.yaml")
-    rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-            for row in (*table["refused"], *table["programs"]))  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        for row in (*table["refused"], *table["programs"])
+    ]
     return tuple(Known(**row) for row in rows)
 
 
@@ -90,7 +93,7 @@ class Program:
     known: Known
     read: Reader
     values: dict[str, Any]
-    words: Sequence[Word]  # of the command, short options written out
+    words: list[Word]  # of the command, short options written out
     asked: Mapping[str, Question] = field(default_factory=dict)
 
     @functools.cached_property
@@ -146,7 +149,7 @@ def _ask(taken: Taken, name: str, why: str, accumulates: bool) -> None:
     taken.asked[name] = Question(why, "", True)
 
 
-def started_program(words: Sequence[Word], named: str = "") -> Program | Known | None:
+def started_program(words: list[Word], named: str = "") -> Program | Known | None:
     """The program that a command starts, a row that is refused by the command's words, or None for any other.
 
     ``named``: the name of a row, of a script that is known by none.
@@ -167,7 +170,7 @@ def started_program(words: Sequence[Word], named: str = "") -> Program | Known |
     return _program(Known("", read="trainer"), words, -1)
 
 
-def _program(known: Known, words: Sequence[Word], at: int) -> Program:
+def _program(known: Known, words: list[Word], at: int) -> Program:
     """The program of a row: its own options are those behind its name."""
     own = [word for word in words[at + 1 :] if known.read not in _OVERRIDDEN or not _OVERRIDE.fullmatch(word)]
     found = {name: value for name, value in pairs_of(own) if at >= 0 or name not in OPTIONS}
@@ -192,7 +195,7 @@ def _called(known: Known, read: Reader) -> Reader:
     return reading
 
 
-def _unknown(words: Sequence[Word], pairs: dict[str, Any]) -> Program:
+def _unknown(words: list[Word], pairs: dict[str, Any]) -> Program:
     """A script that has Megatron-LM's options, and may be anything: one is asked which program it is."""
     script = next((word for word in words if word.endswith(".py")), next((w for w in words if w.unknown), words[0]))
     unknown = unknown_of(script)
@@ -202,27 +205,27 @@ def _unknown(words: Sequence[Word], pairs: dict[str, Any]) -> Program:
     return Program(Known(""), read, pairs, words, {"program": Question(why, variable)})
 
 
-def _row_of(words: Sequence[Word], named: str) -> tuple[Known | None, int]:
+def _row_of(words: list[Word], named: str) -> tuple[Known | None, int]:
     """The row that the words name, and where; one without a name of its own goes by options alone."""
     rows = known_programs()
     if named:
         found = next((row for row in rows if row.name.lower() == named.lower() and not row.does), None)
         if found is None:
-            names = ", ".join(row.name for row in rows if row.by and not row.does)
-            raise JobError(f"--set program={named:.60} is no program that is known; expected one of {names}.")
+            listed = ", ".join(row.name for row in rows if row.by and not row.does)
+            raise JobError(f"--set program={named:.60} is no program that is known; expected one of {listed}.")
         return found, next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
     names = frozenset(_names_of(words))
     at_script = False
     for at, word in enumerate(words):
-        before = words[at - 1] if at else ""
-        if word.unknown or word.startswith("-") or (at_script and before.startswith("-")):
+        before, end = words[at - 1] if at else "", _known_end(word)
+        if not end or word.startswith("-") or (at_script and before.startswith("-")):
             continue
-        if before != "-m" and not word.endswith((".py", ".sh")) and PurePosixPath(word).name not in _first_words():
+        if before != "-m" and not end.endswith((".py", ".sh")) and PurePosixPath(end).name not in _first_words():
             continue
         for row in rows:
-            if any(_fits(pattern, words, at) for pattern in row.by) and _beside(row, names):
+            if any(_fits(pattern, end, words[at + 1 :], names) for pattern in row.by) and _beside(row, names):
                 return row, at
-        at_script = at_script or word.endswith(".py")
+        at_script = at_script or end.endswith(".py")
     return next(((row, -1) for row in rows if not row.by and _beside(row, names)), (None, -1))
 
 
@@ -239,14 +242,21 @@ def _names_of(words: Sequence[str]) -> Iterator[str]:
             yield match[1].removeprefix("training.")
 
 
-def _fits(pattern: str, words: Sequence[str], at: int) -> bool:
+def _known_end(word: Word) -> str:
+    """The word, or behind a folder that only a shell knows what stands for certain: ``$HOME/pretrain_gpt.py``."""
+    known = [*itertools.takewhile(lambda piece: piece.unknown is None, reversed(word.pieces))]
+    end = "".join(piece.text for piece in reversed(known))
+    return end if len(known) == len(word.pieces) else "/".join(["", *end.split("/")[1:]]) if "/" in end else ""
+
+
+def _fits(pattern: str, word: str, following: Sequence[str], names: frozenset[str]) -> bool:
     first, *rest = pattern.split()
-    word = words[at] if "/" in first else PurePosixPath(words[at]).name
+    word = word if "/" in first else PurePosixPath(word).name
     if not (fnmatch.fnmatchcase(word, first) or fnmatch.fnmatchcase(word, f"*/{first}")):
         return False
     follow = [one for one in rest if not one.startswith("--")]
     options = {one[2:].replace("-", "_") for one in rest if one.startswith("--")}
-    return list(words[at + 1 : at + 1 + len(follow)]) == follow and options <= set(_names_of(words))
+    return list(following[: len(follow)]) == follow and options <= names
 
 
 def _beside(row: Known, names: frozenset[str]) -> bool:
@@ -267,10 +277,10 @@ def _written_out(words: Sequence[Word], short: Mapping[str, str]) -> Iterator[Wo
 
 # Readers: of a row, the words of a command and the pairs of its options, the options that count and how they are read.
 
-_Reading = Callable[[Known, Sequence[Word], dict[str, Any]], tuple[dict[str, Any], Reader]]
+_Reading = Callable[[Known, list[Word], dict[str, Any]], tuple[dict[str, Any], Reader]]
 
 
-def _read_megatron(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_megatron(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     return pairs, lambda values: _megatron_taken(known, values)
 
 
@@ -280,8 +290,9 @@ def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
     pairs = known.under(values)
     if "num_key_value_heads" in pairs:  # of Megatron-DeepSpeed
         pairs = {"group_query_attention": True, "num_query_groups": pairs["num_key_value_heads"], **pairs}
-    if str(pairs.get("transformer_impl", "")).lower() == "local":
-        pairs = {"attention_backend": "local", **pairs}
+    layers = str(pairs.get("transformer_impl", "")).lower()  # its own, whose attention is unfused, or those of TE
+    if layers and "attention_backend" not in values:
+        pairs["attention_backend"] = "local" if layers == "local" else None
     # a command line that does not ask for overlap has none
     taken = megatron.options_taken(({} if by_deepspeed else megatron.OFF) | pairs, "Megatron-LM options")
     taken.flags = {name: value for name, value in taken.flags.items() if name in values or name not in pairs}
@@ -294,20 +305,22 @@ def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
         taken.remarks += shards_for_bf16(taken)
         if taken.model.get("num_experts") and (every := options.whole("expert_interval") or 1) > 1:
             taken.remarks += (f"experts stand in every {every} layers there, and are taken to stand in all",)
+        if (options.whole("context_parallel_size") or 1) > 1:
+            taken.remarks += ("sequences cut over heads (Ulysses) are taken for context parallelism",)
         ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value", "expert_interval")
         taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
     return taken
 
 
 def shards_for_bf16(taken: Taken) -> tuple[str, ...]:
-    """Megatron-DeepSpeed's optimizer for bf16 shards moments and main weights at stage 0 too: a remark where it does."""
+    """A remark where Megatron-DeepSpeed's optimizer for bf16 shards moments and main weights though at stage 0."""
     if taken.plan.get("zero_stage") != 0 or taken.training.get("dtype") != "bf16":
         return ()
     taken.plan["zero_stage"] = 1
     return ("bf16 under Megatron-DeepSpeed shards its optimizer, as zero_stage 1 does",)
 
 
-def _read_swift_megatron(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_swift_megatron(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     def read(values: Mapping[str, Any]) -> Taken:
         longest = values.get("packing_length", values.get("max_length"))
         named = {} if longest is None else {"seq_length": longest}
@@ -323,7 +336,6 @@ def _read_swift_megatron(known: Known, words: Sequence[Word], pairs: dict[str, A
             taken.remarks += ("adapters of ms-swift are priced as those of Megatron-Bridge",)
         if not dtype and not any(values.get(name) for name in ("bf16", "fp16")):
             taken.training.pop("dtype", None)
-        taken.unread = tuple(name for name in taken.unread if not deepspeed.is_harmless(name))
         return taken
 
     return pairs, read
@@ -335,11 +347,12 @@ def _lora(values: Mapping[str, Any]) -> dict[str, Any]:
             "target_modules": values.get("target_modules", "all")}  # fmt: skip
 
 
-def _read_swift(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_swift(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     def read(values: Mapping[str, Any]) -> Taken:
         taken = deepspeed.trainer_taken(known.under(values), "launch script")
         word = {"bfloat16": "bf16", "float16": "fp16"}.get(str(values.get("torch_dtype")))
         taken.training |= {"dtype": word} if word else {}
+        taken.training |= {"attention": "flash2"} if str(values.get("attn_impl")).startswith("flash_attn") else {}
         if "lora" in str(values.get("train_type", values.get("tuner_type", "lora"))):
             taken.training |= megatron_bridge.adapters_of(_lora(values), "dim")
         stage = re.fullmatch(r"zero([0-3])(_offload)?", str(values.get("deepspeed", "")))
@@ -351,7 +364,7 @@ def _read_swift(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> t
     return {name: _one_word(value) for name, value in pairs.items()}, read
 
 
-def _read_trainer(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_trainer(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     starter = "deepspeed" in {Path(word).name for word in words[:12]}
     uses = starter or {"deepspeed", "deepspeed_config"} & pairs.keys()
 
@@ -371,18 +384,18 @@ def _one_word(value: Any) -> Any:
     return Word(piece._replace(quoted=True) for piece in value.pieces)
 
 
-def _read_titan(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_titan(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     def read(values: Mapping[str, Any]) -> Taken:
         return torchtitan.options_taken({**known.configs.get(str(values.get("config")), {}), **values})
 
     return torchtitan.option_values(words), read
 
 
-def _read_config(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_config(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     return {}, lambda _: Taken("launch script")
 
 
-def _read_bridge(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_bridge(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     """Options of Megatron-Bridge's scripts, and overrides behind them, which count more."""
     model, overrides = _model_in(words), override_values(words)
 
@@ -402,7 +415,7 @@ def _read_bridge(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> 
     return pairs | overrides, read
 
 
-def _read_overrides(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_overrides(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     model = _model_in(words)
     named = {name: pairs[name] for name in (*(known.recipe or ()), *known.config) if name in pairs}
     usual = {} if named else known.usual
@@ -410,7 +423,7 @@ def _read_overrides(known: Known, words: Sequence[Word], pairs: dict[str, Any]) 
         {**usual, **{name: value for name, value in values.items() if name not in named}}, model)  # fmt: skip
 
 
-def _read_nemo_run(known: Known, words: Sequence[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_nemo_run(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     """Overrides of a recipe of NeMo 2.0: of the strategy, the data and the model's config."""
     model = _model_in([*words, *(str(value) for name, value in pairs.items() if name == "factory")])
     named = {name: pairs[name] for name in known.recipe or () if name in pairs}

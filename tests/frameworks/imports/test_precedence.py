@@ -6,6 +6,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jointopt.core.errors import JobError
 from jointopt.workflows.import_ import import_
 from tests.each import each
@@ -20,8 +22,8 @@ model: {tensor_model_parallel_size: 2, context_parallel_size: 2, sequence_parall
 TITAN = """[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192
 [parallelism]\ntensor_parallel_degree = 4\ncontext_parallel_degree = 2
 """
-DEEPSPEED = """{"zero_optimization": {"stage": STAGE}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto",
-"gradient_accumulation_steps": "auto", "train_batch_size": "auto"}"""
+DEEPSPEED = """{"zero_optimization": {"stage": STAGE}, "bf16": {"enabled": true}, "train_batch_size": "auto",
+"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}"""
 HF = '{"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, '
 HF += '"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false}'
 BRIDGE = """model: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2, num_layers: 32, hidden_size: 4096,
@@ -72,20 +74,17 @@ def test_what_counts_follows_from_the_program_and_not_from_the_order(
 ) -> None:
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    found = [
-        import_([tmp_path / name for name in names], gpu="h100-sxm5-80gb", name="x") for names in permutations(texts)
-    ]
-    first = found[0]
+    orders = [[tmp_path / name for name in names] for names in permutations(texts)]
+    first, *others = (import_(files, gpu="h100-sxm5-80gb", name="x") for files in orders)
     job = {"training": vars(first.job.training), "cluster": vars(first.job.cluster), "model": vars(first.job.model)}
     values = {name: (job | {"plan": first.plan})[name.split(".")[0]].get(name.split(".")[1]) for name in counts}
     assert {name: getattr(value, "name", value) for name, value in values.items()} == counts
-    assert len({(one.job_text(), one.plan_text, one.remarks, str(one.origins)) for one in found}) == 1
+    for one in others:
+        assert (one.job, one.plan_text, one.remarks) == (first.job, first.plan_text, first.remarks)
+        assert one.origins == first.origins
 
 
 def test_a_yaml_of_megatron_leaves_no_option_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py --yaml-cfg b.yaml {SHAPE} {BATCH}")
-    try:
+    with pytest.raises(JobError, match=r"\(--seq-length\).* model \(all is in b\.yaml, and no option counts; --model"):
         import_(tmp_path / "a.sh", gpu="h100-sxm5-80gb")
-    except JobError as error:
-        assert "the sequence length (--seq-length)" in str(error)
-        assert "model (all is in b.yaml, and no option counts; --model); give them, or b.yaml too" in str(error)

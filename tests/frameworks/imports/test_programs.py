@@ -46,6 +46,8 @@ def test_beside_a_training_what_else_a_script_starts_does_not_count() -> None:
 
 STARTED: list[tuple[str, str, dict[str, Any]]] = [  # a command, whose defaults it has, and some of its statements
     (f"python pretrain_gpt.py {SHAPE}", "Megatron-LM", {"plan.zero_stage": 0, "training.attention": None}),
+    (f"torchrun ${{MEGATRON_PATH}}/pretrain_gpt.py {SHAPE}", "Megatron-LM", {"plan.tp": 1}),
+    (f'A="`pwd`/pretrain_gpt.py {SHAPE}"\nsrun -N 2 bash -c "torchrun --nnodes 2 $A"', "Megatron-LM", {"plan.tp": 1}),
     (f"python pretrain_gpt2.py {SHAPE} --model-parallel-size 4 --batch-size 2", "Megatron-LM of 2019 and 2020",
      {"plan.tp": 4, "plan.micro_batch_size": 2, "training.attention": "unfused"}),
     (f"python pretrain_gpt.py {SHAPE} --checkpoint-activations --DDP-impl local", "Megatron-LM of 2021 to 2023",
@@ -54,6 +56,8 @@ STARTED: list[tuple[str, str, dict[str, Any]]] = [  # a command, whose defaults 
      "Megatron-LM of 2021 to 2023", {"training.attention": "flash2", "model.moe_router_topk": 1}),
     (f"deepspeed pretrain_gpt.py {SHAPE} --deepspeed --zero-stage 2 --num-experts 8 --moe-expert-parallel-size 4",
      "Megatron-DeepSpeed", {"plan.zero_stage": 2, "plan.ep": 4, "model.moe_router_topk": 1}),
+    ("deepspeed pretrain_gpt.py --num-layers 2 --hidden-size 64 --pad-vocab-size-to 250880 --deepspeed "
+     "--ds-sequence-parallel-size 4", "Megatron-DeepSpeed", {"plan.cp": 4, "model.vocab_size": 250880}),
     (f"torchrun pretrain_qwen.py {SHAPE} --patch-tokenizer-type Qwen2Tokenizer", "Megatron-LM", {"plan.tp": 1}),
     ("megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --max_length 4096 --torch_dtype bfloat16",
      "ms-swift", {"plan.tp": 2, "plan.zero_stage": 1, "plan.micro_batch_size": 1, "training.global_batch_size": 16,
@@ -73,9 +77,10 @@ def test_defaults_are_those_of_the_program_that_is_started(script: str, program:
     assert all(one.endswith(program) for one in taken.origins.values() if "a.sh" not in one)
 
 
-RECIPES = [  # a command, what it states, and whose recipe fills in the rest
+RECIPES: list[tuple[str, dict[str, Any], str]] = [  # a command, what it states, and whose recipe fills in the rest
     ("setup_experiment.py -m llama -mr llama3_70b -ng 64 -g h100 -c fp8_cs -tp 4 -vp 5 -mb 1 -t 00:15:00",
-     {"plan.tp": 4, "plan.sequence_parallel": True, "training.dtype": "fp8", "cluster.num_gpus": 64, "cluster.gpu": "h100-sxm5-80gb", "model.catalogue": "llama-3-70b"}, "model_recipe_name llama3_70b of Megatron-Br"),
+     {"plan.tp": 4, "plan.sequence_parallel": True, "training.dtype": "fp8", "cluster.num_gpus": 64,
+      "cluster.gpu": "h100-sxm5-80gb", "model.catalogue": "llama-3-70b"}, "model_recipe_name llama3_70b of Megatron-B"),
     ("run_recipe.py --recipe qwen3_30b_a3b_pretrain_config -gb 64 model.tensor_model_parallel_size=2",
      {"plan.tp": 2, "training.global_batch_size": 64, "model.catalogue": "qwen3-30b-a3b"}, "recipe qwen3_30b_a3b_pret"),
     ("nemo llm pretrain --factory llama3_8b trainer.num_nodes=2 trainer.strategy.tensor_model_parallel_size=2",
