@@ -62,8 +62,8 @@ _VARIABLES = (
     "TORCH_NCCL_",
 )  # of the environment, which libraries read
 _KINDS = (
-    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another program "
-    "of docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
+    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another one "
+    "in docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
 )
 
 
@@ -136,8 +136,6 @@ def _of_json(text: str, name: str) -> Taken | None:
         return found
     if deepspeed.is_deepspeed(config):
         return read_config(deepspeed.config_taken, config, {name: text})
-    if deepspeed.is_accelerate(config):
-        return read_config(deepspeed.accelerate_taken, config, {name: text})
     if {"tp", "pp"} <= config.keys():
         return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
@@ -149,7 +147,7 @@ def _of_json(text: str, name: str) -> Taken | None:
 # of formats that the configs of other programs contain
 _READERS: Mapping[str, Reader] = {
     "deepspeed": deepspeed.config_taken, "torchtitan": torchtitan.config_taken,
-    "megatron": lambda options: megatron.options_taken(options, ""),
+    "megatron": lambda options: megatron.options_taken(options, ""), "megatron_plugin": deepspeed.plugin_taken,
 }  # fmt: skip
 
 
@@ -227,7 +225,6 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
     config = inner if isinstance(inner, Mapping) and megatron_bridge.is_nemo(inner) else config
     readers = (
         (megatron_bridge.is_nemo, megatron_bridge.nemo_taken), (nanotron.is_nanotron, nanotron.config_taken),
-        (deepspeed.is_accelerate, deepspeed.accelerate_taken),
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)

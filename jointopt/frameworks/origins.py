@@ -17,7 +17,9 @@ SECTIONS = ("model", "training", "plan", "cluster")
 Reader = Callable[[Mapping[str, Any]], Taken]
 _NUMBERS = ("3", "7")
 _MOST_KEYS = 300  # of a config whose lines are looked for
-_MOST_MOVED = 8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
+_MOST_MOVED = (
+    8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
+)
 # words that some option of a framework knows
 _WORDS = (
     "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
@@ -62,8 +64,8 @@ def read_traced(
 def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str]) -> Taken:
     """The statements of a config, each field with the line that states it, or as a default of its program.
 
-    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted names
-    has no lines.
+    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted
+    names has no lines.
     """
     taken = read(config)
     fields, flat = fields_of(taken), flattened(config)

@@ -40,6 +40,7 @@ class Program:
     rest: Mapping[str, str] = field(default_factory=dict)  # columns that hang on the plan and the nodes of all files
     without_effect: tuple[str, ...] = ()
     matters: tuple[str, ...] = ()  # keys that change an iteration's time, and no column says it
+    unsaid: str = ""  # a value that counts as none given
     dashes: bool = False  # keys are written with dashes too
     merges: bool = False  # several files make one config
     defaults: bool = True  # what `usual` gives is what the program does without the key
@@ -78,7 +79,9 @@ def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
 def refusal(program: Program, config: Mapping[str, Any]) -> str:
     """Which run it is, in words, where it is none that jointopt plans; else blank."""
     keys = _Keys(config, program)
-    return next((what.format(_short(by)) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), "")
+    return next(
+        (what.format(_short(by)) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), ""
+    )
 
 
 def config_taken(
@@ -110,16 +113,17 @@ def config_taken(
     elsewhere = taken.rest
     taken.rest = lambda plan, layers: (elsewhere(plan, layers) if elsewhere else {}) | {
         column: value for column, where in program.rest.items()
-        if (value := keys.holds(where, fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}))
+        if (value := keys.stated(where, fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")})) is not None
     }  # fmt: skip
-    taken.remarks += tuple(
-        text.format(_short(by)) for text, where in program.says.items() if (by := keys.holds(where, fields))
-    )
+    taken.remarks += tuple(keys.sentences(program.says, fields))
     taken.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
     harmless = matching(tuple(program.without_effect))
     unread, count = keys.options.left(harmless)
     within = [name for name in keys.unread if not harmless.match(name)]
-    taken.unread, taken.without_effect = (*within, *unread), taken.without_effect + count + len(keys.unread) - len(within)
+    taken.unread, taken.without_effect = (
+        (*within, *unread),
+        taken.without_effect + count + len(keys.unread) - len(within),
+    )
     return taken
 
 
@@ -127,7 +131,7 @@ class _Keys:
     """The keys of one config, which expressions ask for."""
 
     def __init__(self, config: Mapping[str, Any], program: Program) -> None:
-        flat = flattened(config)
+        flat = {key: value for key, value in flattened(config).items() if not program.unsaid or value != program.unsaid}
         if program.dashes:
             flat = {key.replace("-", "_"): value for key, value in flat.items()}
         self._flat = {key: _resolved(value, flat, key) for key, value in flat.items()}
@@ -168,6 +172,10 @@ class _Keys:
         """The value of an expression; False where it rests on what is not known."""
         found = self.stated(expression, fields)
         return False if isinstance(found, Question) else found
+
+    def sentences(self, due: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
+        """The sentences whose expressions hold, with what these found for ``{}``."""
+        return [text.format(_short(found)) for text, where in due.items() if (found := self.holds(where, fields))]
 
     def _named(self, name: str) -> str:
         return next((key for key in self._flat if fnmatchcase(key, name)), name) if "*" in name else name
@@ -303,7 +311,7 @@ def _straight(node: ast.AST) -> list[ast.AST]:
 
 
 def _literal(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """A literal, the last name of a dotted one, or sums and products of such; of ``a or 8`` 8, which a option may set."""
+    """A literal, the last name of a dotted one, or sums and products of such; of ``a or 8`` 8, as without an option."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name) and node.id in known:

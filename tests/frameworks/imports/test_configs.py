@@ -17,7 +17,7 @@ from jointopt.frameworks.origins import fields_of, nested
 from jointopt.workflows.import_ import import_
 from tests.each import each
 
-# a section for each program: the keys `of` a config, all that it `states` and `asks`, what other keys move, and refusals
+# a section for each program: the keys `of` a config, all that it `states` and `asks`, what others move, and refusals
 SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("configs.yaml").read_text(encoding="utf-8"))
 MOVED = [(name, row["by"], row) for name, section in SECTIONS.items() for row in section.get("moved", [])]
 REFUSED = [(name, row[0], row[1]) for name, section in SECTIONS.items() for row in section.get("refused", [])]
@@ -116,6 +116,12 @@ def test_a_reference_is_followed_and_asked_where_the_file_does_not_say_what_it_m
     config = {"base_model": "x", "size": 4, "link": "${size}", "nested": {"size": 8}, "micro_batch_size": value}
     taken = config_taken(program_named("axolotl"), config, {})
     assert (taken.plan.get("micro_batch_size"), "plan.micro_batch_size" in taken.asked) == (found, found is None)
+
+
+def test_a_word_that_means_no_precision_is_asked() -> None:
+    config = {"distributed_type": "FSDP", "mixed_precision": "banana"}
+    why = "mixed_precision is banana, which is no precision that is known"
+    assert config_taken(program_named("accelerate"), config, {}).asked["training.dtype"].why == why
 
 
 OLMO_CORE = """from olmo_core.train import TransformerTrainModuleConfig
