@@ -78,10 +78,7 @@ def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
 
 def refusal(program: Program, config: Mapping[str, Any]) -> str:
     """Which run it is, in words, where it is none that jointopt plans; else blank."""
-    keys = _Keys(config, program)
-    return next(
-        (what.format(_short(by)) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), ""
-    )
+    return next(iter(_Keys(config, program).sentences(program.refuses, {})), "")
 
 
 def config_taken(
@@ -89,7 +86,8 @@ def config_taken(
 ) -> Taken:  # fmt: skip
     """The statements of a config; ``readers``: by name, of formats that it contains."""
     keys, name = _Keys(config, program), f"{program.name} config"
-    taken, fields = Taken(name, program=program.name), {}
+    taken = Taken(name, program=program.name)
+    fields: dict[str, Any] = {}
     for reader, how in program.reads.items():
         inner, at = keys.inner(how.get("at", ""))
         if inner and keys.holds(how.get("where", "True"), {}):
@@ -111,19 +109,21 @@ def config_taken(
     if taken.model.get("catalogue"):
         taken.model = {"catalogue": taken.model["catalogue"]}
     elsewhere = taken.rest
-    taken.rest = lambda plan, layers: (elsewhere(plan, layers) if elsewhere else {}) | {
-        column: value for column, where in program.rest.items()
-        if (value := keys.stated(where, fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")})) is not None
-    }  # fmt: skip
+
+    def rest(plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
+        known = fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}
+        found = {column: keys.stated(where, known) for column, where in program.rest.items()}
+        others = elsewhere(plan, layers) if elsewhere else {}
+        return others | {key: value for key, value in found.items() if not isinstance(value, Question | None)}
+
+    taken.rest = rest
     taken.remarks += tuple(keys.sentences(program.says, fields))
     taken.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
     harmless = matching(tuple(program.without_effect))
     unread, count = keys.options.left(harmless)
-    within = [name for name in keys.unread if not harmless.match(name)]
-    taken.unread, taken.without_effect = (
-        (*within, *unread),
-        taken.without_effect + count + len(keys.unread) - len(within),
-    )
+    within = [key for key in keys.unread if not harmless.match(key)]
+    taken.unread = (*within, *unread)
+    taken.without_effect += count + len(keys.unread) - len(within)
     return taken
 
 
@@ -136,7 +136,8 @@ class _Keys:
             flat = {key.replace("-", "_"): value for key, value in flat.items()}
         self._flat = {key: _resolved(value, flat, key) for key, value in flat.items()}
         self._program = program
-        self.options, self.unread = Options(self._flat), ()
+        self.options = Options(self._flat)
+        self.unread: tuple[str, ...] = ()  # by the readers of parts of it
 
     def inner(self, at: str) -> tuple[dict[str, Any], str]:
         """The keys below a place, without it, and the place; all keys where it is blank."""
