@@ -505,7 +505,7 @@ _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 _ANSWERS = {
     "training.seq_length": "seq_length", "training.global_batch_size": "global_batch_size", "training.dtype": "dtype",
     "cluster.nodes": "nodes", "cluster.gpus_per_node": "gpus_per_node", "cluster.gpu": "gpu",
-    "model.vocab_size": "vocab_size",
+    "model.vocab_size": "vocab_size", "model.catalogue": "model",
 }  # fmt: skip
 
 
@@ -594,7 +594,8 @@ def _missing(
         ways = [f"--set {question.variable}=..."] if question.variable else []
         ways += [f"--{_ANSWERS[field].replace('_', '-')}" for field in fields if field in _ANSWERS]
         ways = ways or [f"--set {field}=..." for field in fields[:3]]
-        wanted.append(f"{_and(fields[:6])} ({question.why}; {' or '.join(ways)})")
+        named = ["the model" if field == "model.catalogue" else field for field in fields[:6]]
+        wanted.append(f"{_and(named)} ({question.why}; {' or '.join(ways)})")
     sources = [*dict.fromkeys(one.source for one in files)]
     return f"{_and(sources)} {'do' if len(sources) > 1 else 'does'} not state {_and(wanted)}; give them."
 
@@ -630,6 +631,7 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         unseen = [name for name in one.names if name not in {other.source for other in files}]
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
     stated = {f"{kind}.{key}" for kind in SECTIONS for key in getattr(whole, kind)}
+    stated |= {"model.catalogue"} if "model.num_layers" in stated else set()
     whole.asked = {field: why for field, why in whole.asked.items() if field not in stated}
     return whole
 

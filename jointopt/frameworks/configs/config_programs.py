@@ -219,6 +219,13 @@ class _Keys:
         found = {target for word in words for target in layers[word].split()}
         return [target for target in LORA_TARGETS if target in found] if 0 < len(found) < len(LORA_TARGETS) else None
 
+    def _catalogue(self, text: Any) -> str | None:
+        """The catalogue's name of a model; a question for another one of a program."""
+        name = catalogue_name(str(text or ""))
+        if text and not name and self._program.defaults:
+            raise _UnsaidError(f"{_short(text)} is no model of the catalogue; its config.json may be given too")
+        return name or None
+
     @functools.cached_property
     def functions(self) -> dict[str, Any]:
         """The functions that expressions may call (the head of ``words.yaml`` lists them), and tables of words."""
@@ -232,7 +239,7 @@ class _Keys:
 
         return {
             **_tables()[1], "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
-            "choice": self._choice, "catalogue": lambda text: catalogue_name(str(text or "")) or None,
+            "choice": self._choice, "catalogue": self._catalogue,
             "has": lambda names: any(self._flat.get(self._named(name)) is not None for name in names.split()),
             "value": lambda names, usual=None: found if (found := self._take(names)[1]) is not None else usual,
             "word": lambda names, usual="": str(self._of_kind(names, usual, "", str)).strip().lower(),
