@@ -49,8 +49,9 @@ def import_(
     """Read what runs today into a job, the plan that it runs, and measured rows.
 
     FILEs of one run, recognised by their content: a shell or sbatch script (or the arguments of a process) that starts
-    Megatron-LM, torchtitan, DeepSpeed or Accelerate; a config of NeMo, Megatron-Bridge, torchtitan, DeepSpeed, nanotron
-    or Accelerate; a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote meanwhile, for the energy.
+    Megatron-LM, torchtitan, DeepSpeed or Accelerate; a config of NeMo, Megatron-Bridge, torchtitan, DeepSpeed,
+    nanotron, Accelerate, GPT-NeoX, LLM-Foundry, TRL, LLaMA-Factory, axolotl and others (docs/imports.md); a log of the
+    first; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote meanwhile, for the energy.
     Options that are not known are counted and named. Iterations that were skipped, had NaN gradients, or lie beside a
     checkpoint or an evaluation do not count.
 
