@@ -13,7 +13,7 @@ from typing import Any
 
 from jointopt.frameworks import megatron
 from jointopt.frameworks.configs.config_programs import config_taken as config_taken_by
-from jointopt.frameworks.configs.config_programs import program_named
+from jointopt.frameworks.configs.config_programs import programs
 from jointopt.frameworks.intent import PROGRAM, Export, Gaps, Intent, model_files, script_words
 from jointopt.frameworks.logs import lines_of
 from jointopt.frameworks.options import Options, Taken, stated, version_key, whole_of
@@ -140,7 +140,7 @@ def is_deepspeed(config: Mapping[str, Any]) -> bool:
 
 def config_taken(config: Mapping[str, Any]) -> Taken:
     """The statements of a DeepSpeed JSON; values of "auto" are not stated."""
-    return config_taken_by(program_named("deepspeed"), config, {})
+    return config_taken_by(programs()["deepspeed"], config, {})
 
 
 def log_taken(text: str) -> Taken:
@@ -168,6 +168,6 @@ def plugin_taken(values: Mapping[str, Any]) -> Taken:
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
-    taken = config_taken_by(program_named("words"), pairs, {})
+    taken = config_taken_by(programs()["words"], pairs, {})
     taken.format, taken.program = form, ""
     return taken

@@ -51,25 +51,22 @@ class _UnsaidError(Exception):
 
 
 @functools.cache
-def _tables() -> tuple[Mapping[str, Program], Mapping[str, Mapping[str, Any]]]:
-    """The programs in the order in which they are tried, and the words that values mean."""
-    words = package_yaml(Path(__file__).with_name("words.yaml"))
-    found = {}
-    for file in words.pop("files"):
-        for key, entry in package_yaml(Path(__file__).with_name(file)).items():
-            if not key.startswith("_"):
-                found[key] = Program(**entry)
-    return found, words
+def _words() -> Mapping[str, Mapping[str, Any]]:
+    """What words mean, by tables, and under ``files`` the names of those of programs."""
+    found: dict[str, Any] = package_yaml(Path(__file__).with_name("words.yaml"))
+    return found
 
 
-def program_named(key: str) -> Program:
-    """The program of a table by its key, such as ``trl``."""
-    return _tables()[0][key]
+@functools.cache
+def programs() -> Mapping[str, Program]:
+    """The programs of the tables by their keys, such as ``trl``, in the order in which they are tried."""
+    files = [package_yaml(Path(__file__).with_name(file)) for file in _words()["files"]]
+    return {key: Program(**entry) for file in files for key, entry in file.items() if not key.startswith("_")}
 
 
 def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
     """The program whose config a mapping is; of Python by the ``module`` that it imports."""
-    for one in _tables()[0].values():
+    for one in programs().values():
         keys = _Keys(config, one)
         if one.imports == module and keys.stated(one.known_by, {}) is True:
             return one
@@ -201,8 +198,8 @@ class _Keys:
 
     def _choice(self, words: str, names: str, usual: Any = None) -> Any:
         """What a word means by a table of ``words.yaml``."""
-        table = _tables()[1][words]
-        return self._of_kind(names, table.get(usual, usual), f"{words} that is known",
+        table = _words()[words]
+        return self._of_kind(names, table.get(usual, usual), f"known word for {words}",
                              lambda value: table.get(str(value).lower()))  # fmt: skip
 
     def _words(self, names: str) -> list[str]:
@@ -213,7 +210,7 @@ class _Keys:
 
     def _adapted(self, names: str) -> list[str] | None:
         """The linear layers with adapters beside them; None for all."""
-        words, layers = self._words(names), _tables()[1]["layers"]
+        words, layers = self._words(names), _words()["layers"]
         if unknown := [word for word in words if word not in layers]:
             raise _UnsaidError(f"{names.split()[0]} names {_short(unknown[0])}, which is no linear layer that is known")
         found = {target for word in words for target in layers[word].split()}
@@ -238,7 +235,7 @@ class _Keys:
             return Path(value).name if isinstance(value, str) and re.search(r"\.(?:json|ya?ml)$", value) else None
 
         return {
-            **_tables()[1], "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
+            **_words(), "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
             "choice": self._choice, "catalogue": self._catalogue,
             "has": lambda names: any(self._flat.get(self._named(name)) is not None for name in names.split()),
             "value": lambda names, usual=None: found if (found := self._take(names)[1]) is not None else usual,
@@ -288,7 +285,7 @@ def python_config(text: str) -> tuple[str, dict[str, Any]]:
     ``Config.degree: 8`` of ``Config(degree=8)``. It is read, never run: what is no literal, and no name or product of
     such, stays as text in ``${}``; calls below a condition are left out.
     """
-    wanted = {one.imports for one in _tables()[0].values() if one.imports}
+    wanted = {one.imports for one in programs().values() if one.imports}
     module = next((name for name in wanted if re.search(rf"^(?:from|import) {name}\b", text, re.MULTILINE)), "")
     try:
         tree = ast.parse(text) if module else ast.Module([], [])
