@@ -53,8 +53,9 @@ def import_(
 
     FILEs of one run, recognised by their content: a shell or sbatch script (or the arguments of a process) that starts
     Megatron-LM, torchtitan, DeepSpeed or Accelerate, or a manifest of Kubernetes; a config of NeMo, Megatron-Bridge,
-    torchtitan, DeepSpeed, nanotron or Accelerate; a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi
-    wrote meanwhile, for the energy. With --pid a rank that runs, or what launched it, counts more than files.
+    torchtitan, DeepSpeed, nanotron, Accelerate, GPT-NeoX, LLM-Foundry, TRL, LLaMA-Factory, axolotl and others
+    (docs/imports.md); a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote meanwhile, for the energy.
+    With --pid a rank that runs, or what launched it, counts more than files.
     Options that are not known are counted and named. Iterations that were skipped, had NaN gradients, or lie beside a
     checkpoint or an evaluation do not count.
 

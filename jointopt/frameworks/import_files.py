@@ -52,8 +52,8 @@ _VARIABLES = (
 )  # of the environment, which libraries read
 _ARGUMENTS = re.compile(r"^[^\n]*-{8,} arguments -{8,}", re.MULTILINE)
 _KINDS = (
-    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another program "
-    "of docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
+    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another one "
+    "in docs/imports.md, a log of one, or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
 )
 
 
@@ -153,8 +153,6 @@ def _of_json(text: str, name: str) -> Taken | None:
         return found
     if deepspeed.is_deepspeed(config):
         return read_config(deepspeed.config_taken, config, {name: text})
-    if deepspeed.is_accelerate(config):
-        return read_config(deepspeed.accelerate_taken, config, {name: text})
     if {"tp", "pp"} <= config.keys():
         return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
@@ -166,7 +164,7 @@ def _of_json(text: str, name: str) -> Taken | None:
 # of formats that the configs of other programs contain
 _READERS: Mapping[str, Reader] = {
     "deepspeed": deepspeed.config_taken, "torchtitan": torchtitan.config_taken,
-    "megatron": lambda options: megatron.options_taken(options, ""),
+    "megatron": lambda options: megatron.options_taken(options, ""), "megatron_plugin": deepspeed.plugin_taken,
 }  # fmt: skip
 
 
@@ -256,7 +254,6 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
     config = inner if isinstance(inner, Mapping) and megatron_bridge.is_nemo(inner) else config
     readers = (
         (megatron_bridge.is_nemo, megatron_bridge.nemo_taken), (nanotron.is_nanotron, nanotron.config_taken),
-        (deepspeed.is_accelerate, deepspeed.accelerate_taken),
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
@@ -464,7 +461,7 @@ _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 _ANSWERS = {
     "training.seq_length": "seq_length", "training.global_batch_size": "global_batch_size", "training.dtype": "dtype",
     "cluster.nodes": "nodes", "cluster.gpus_per_node": "gpus_per_node", "cluster.gpu": "gpu",
-    "model.vocab_size": "vocab_size", "model": "model",
+    "model.vocab_size": "vocab_size", "model": "model", "model.catalogue": "model",
 }  # fmt: skip
 
 
@@ -557,7 +554,8 @@ def _missing(
         ways += [f"--{_ANSWERS[field].replace('_', '-')}" for field in fields if field in _ANSWERS]
         others = [field for field in fields if field not in _ANSWERS and not question.variable]
         ways += [f"--set {field}=..." for field in others[: 1 if ways else 3]]
-        wanted.append(f"{_and(fields)} ({question.why}; {' or '.join(ways)})")
+        named = ["the model" if field == "model.catalogue" else field for field in fields]
+        wanted.append(f"{_and(named)} ({question.why}; {' or '.join(dict.fromkeys(ways))})")
     sources = [*dict.fromkeys(one.source for one in files)]
     unseen = [*dict.fromkeys(name for one in files for name in _unseen(one, files))]
     more = f", or {_and(unseen)} too, which may state more" if unseen else ""
@@ -641,7 +639,8 @@ def _answered(name: str, question: Question, asking: Taken, files: Sequence[Take
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
             fields = fields_of(one)
-            if (name in fields and (question.loose or not is_default(one, name))) or (name == "model" and one.model):
+            named = name in ("model", "model.catalogue") and one.model
+            if named or (name in fields and (question.loose or not is_default(one, name))):
                 return True
     return False
 

@@ -587,7 +587,7 @@ def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration |
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     # its label in 2021, and GPT-NeoX's
     fields = {re.sub("^lm[-_]loss$", "lm loss", name): float(value) for name, value in pairs}
-    seconds = next((fields[name] * of for unit, of in _UNITS.items() if (name := f"{_TIME}{unit})") in fields), math.nan)
+    seconds = sum(fields.get(f"{_TIME}{unit})", 0.0) * each for unit, each in _UNITS.items())
     if not 0 < seconds < math.inf or twice:
         return None
     return Iteration(

@@ -65,8 +65,8 @@ def read_traced(
 def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str]) -> Taken:
     """The statements of a config, each field with the line that states it, or as a default of its program.
 
-    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted names
-    has no lines.
+    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted
+    names has no lines.
     """
     taken = read(config)
     fields, flat = fields_of(taken), flattened(config)

@@ -40,6 +40,7 @@ class Program:
     rest: Mapping[str, str] = field(default_factory=dict)  # columns that hang on the plan and the nodes of all files
     without_effect: tuple[str, ...] = ()
     matters: tuple[str, ...] = ()  # keys that change an iteration's time, and no column says it
+    unsaid: str = ""  # a value that counts as none given
     dashes: bool = False  # keys are written with dashes too
     merges: bool = False  # several files make one config
     defaults: bool = True  # what `usual` gives is what the program does without the key
@@ -50,25 +51,22 @@ class _UnsaidError(Exception):
 
 
 @functools.cache
-def _tables() -> tuple[Mapping[str, Program], Mapping[str, Mapping[str, Any]]]:
-    """The programs in the order in which they are tried, and the words that values mean."""
-    words = package_yaml(Path(__file__).with_name("words.yaml"))
-    found = {}
-    for file in words.pop("files"):
-        for key, entry in package_yaml(Path(__file__).with_name(file)).items():
-            if not key.startswith("_"):
-                found[key] = Program(**entry)
-    return found, words
+def _words() -> Mapping[str, Mapping[str, Any]]:
+    """What words mean, by tables, and under ``files`` the names of those of programs."""
+    found: dict[str, Any] = package_yaml(Path(__file__).with_name("words.yaml"))
+    return found
 
 
-def program_named(key: str) -> Program:
-    """The program of a table by its key, such as ``trl``."""
-    return _tables()[0][key]
+@functools.cache
+def programs() -> Mapping[str, Program]:
+    """The programs of the tables by their keys, such as ``trl``, in the order in which they are tried."""
+    files = [package_yaml(Path(__file__).with_name(file)) for file in _words()["files"]]
+    return {key: Program(**entry) for file in files for key, entry in file.items() if not key.startswith("_")}
 
 
 def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
     """The program whose config a mapping is; of Python by the ``module`` that it imports."""
-    for one in _tables()[0].values():
+    for one in programs().values():
         keys = _Keys(config, one)
         if one.imports == module and keys.stated(one.known_by, {}) is True:
             return one
@@ -77,10 +75,7 @@ def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
 
 def refusal(program: Program, config: Mapping[str, Any]) -> str:
     """Which run it is, in words, where it is none that jointopt plans; else blank."""
-    keys = _Keys(config, program)
-    return next(
-        (what.format(_short(by)) for what, where in program.refuses.items() if (by := keys.holds(where, {}))), ""
-    )
+    return next(iter(_Keys(config, program).sentences(program.refuses, {})), "")
 
 
 def config_taken(
@@ -88,7 +83,8 @@ def config_taken(
 ) -> Taken:  # fmt: skip
     """The statements of a config; ``readers``: by name, of formats that it contains."""
     keys, name = _Keys(config, program), f"{program.name} config"
-    taken, fields = Taken(name, program=program.name), {}
+    taken = Taken(name, program=program.name)
+    fields: dict[str, Any] = {}
     for reader, how in program.reads.items():
         inner, at = keys.inner(how.get("at", ""))
         if inner and keys.holds(how.get("where", "True"), {}):
@@ -110,21 +106,21 @@ def config_taken(
     if taken.model.get("catalogue"):
         taken.model = {"catalogue": taken.model["catalogue"]}
     elsewhere = taken.rest
-    taken.rest = lambda plan, layers: (elsewhere(plan, layers) if elsewhere else {}) | {
-        column: value for column, where in program.rest.items()
-        if (value := keys.holds(where, fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}))
-    }  # fmt: skip
-    taken.remarks += tuple(
-        text.format(_short(by)) for text, where in program.says.items() if (by := keys.holds(where, fields))
-    )
+
+    def rest(plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
+        known = fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}
+        found = {column: keys.stated(where, known) for column, where in program.rest.items()}
+        others = elsewhere(plan, layers) if elsewhere else {}
+        return others | {key: value for key, value in found.items() if not isinstance(value, Question | None)}
+
+    taken.rest = rest
+    taken.remarks += tuple(keys.sentences(program.says, fields))
     taken.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
     harmless = matching(tuple(program.without_effect))
     unread, count = keys.options.left(harmless)
-    within = [name for name in keys.unread if not harmless.match(name)]
-    taken.unread, taken.without_effect = (
-        (*within, *unread),
-        taken.without_effect + count + len(keys.unread) - len(within),
-    )
+    within = [key for key in keys.unread if not harmless.match(key)]
+    taken.unread = (*within, *unread)
+    taken.without_effect += count + len(keys.unread) - len(within)
     return taken
 
 
@@ -132,12 +128,13 @@ class _Keys:
     """The keys of one config, which expressions ask for."""
 
     def __init__(self, config: Mapping[str, Any], program: Program) -> None:
-        flat = flattened(config)
+        flat = {key: value for key, value in flattened(config).items() if not program.unsaid or value != program.unsaid}
         if program.dashes:
             flat = {key.replace("-", "_"): value for key, value in flat.items()}
         self._flat = {key: _resolved(value, flat, key) for key, value in flat.items()}
         self._program = program
-        self.options, self.unread = Options(self._flat), ()
+        self.options = Options(self._flat)
+        self.unread: tuple[str, ...] = ()  # by the readers of parts of it
 
     def inner(self, at: str) -> tuple[dict[str, Any], str]:
         """The keys below a place, without it, and the place; all keys where it is blank."""
@@ -174,6 +171,10 @@ class _Keys:
         found = self.stated(expression, fields)
         return False if isinstance(found, Question) else found
 
+    def sentences(self, due: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
+        """The sentences whose expressions hold, with what these found for ``{}``."""
+        return [text.format(_short(found)) for text, where in due.items() if (found := self.holds(where, fields))]
+
     def _named(self, name: str) -> str:
         return next((key for key in self._flat if fnmatchcase(key, name)), name) if "*" in name else name
 
@@ -197,8 +198,8 @@ class _Keys:
 
     def _choice(self, words: str, names: str, usual: Any = None) -> Any:
         """What a word means by a table of ``words.yaml``."""
-        table = _tables()[1][words]
-        return self._of_kind(names, table.get(usual, usual), f"{words} that is known",
+        table = _words()[words]
+        return self._of_kind(names, table.get(usual, usual), f"known word for {words}",
                              lambda value: table.get(str(value).lower()))  # fmt: skip
 
     def _words(self, names: str) -> list[str]:
@@ -209,11 +210,18 @@ class _Keys:
 
     def _adapted(self, names: str) -> list[str] | None:
         """The linear layers with adapters beside them; None for all."""
-        words, layers = self._words(names), _tables()[1]["layers"]
+        words, layers = self._words(names), _words()["layers"]
         if unknown := [word for word in words if word not in layers]:
             raise _UnsaidError(f"{names.split()[0]} names {_short(unknown[0])}, which is no linear layer that is known")
         found = {target for word in words for target in layers[word].split()}
         return [target for target in LORA_TARGETS if target in found] if 0 < len(found) < len(LORA_TARGETS) else None
+
+    def _catalogue(self, text: Any) -> str | None:
+        """The catalogue's name of a model; a question for another one of a program."""
+        name = catalogue_name(str(text or ""))
+        if text and not name and self._program.defaults:
+            raise _UnsaidError(f"{_short(text)} is no model of the catalogue; its config.json may be given too")
+        return name or None
 
     @functools.cached_property
     def functions(self) -> dict[str, Any]:
@@ -227,8 +235,8 @@ class _Keys:
             return Path(value).name if isinstance(value, str) and re.search(r"\.(?:json|ya?ml)$", value) else None
 
         return {
-            **_tables()[1], "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
-            "choice": self._choice, "catalogue": lambda text: catalogue_name(str(text or "")) or None,
+            **_words(), "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
+            "choice": self._choice, "catalogue": self._catalogue,
             "has": lambda names: any(self._flat.get(self._named(name)) is not None for name in names.split()),
             "value": lambda names, usual=None: found if (found := self._take(names)[1]) is not None else usual,
             "word": lambda names, usual="": str(self._of_kind(names, usual, "", str)).strip().lower(),
@@ -277,7 +285,7 @@ def python_config(text: str) -> tuple[str, dict[str, Any]]:
     ``Config.degree: 8`` of ``Config(degree=8)``. It is read, never run: what is no literal, and no name or product of
     such, stays as text in ``${}``; calls below a condition are left out.
     """
-    wanted = {one.imports for one in _tables()[0].values() if one.imports}
+    wanted = {one.imports for one in programs().values() if one.imports}
     module = next((name for name in wanted if re.search(rf"^(?:from|import) {name}\b", text, re.MULTILINE)), "")
     try:
         tree = ast.parse(text) if module else ast.Module([], [])
@@ -308,7 +316,7 @@ def _straight(node: ast.AST) -> list[ast.AST]:
 
 
 def _literal(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """A literal, the last name of a dotted one, or sums and products of such; of ``a or 8`` 8, which a option may set."""
+    """A literal, the last name of a dotted one, or sums and products of such; of ``a or 8`` 8, as without an option."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name) and node.id in known:

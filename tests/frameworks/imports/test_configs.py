@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,22 @@ import pytest
 import yaml
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.configs.config_programs import config_taken, program_named, program_of, refusal
+from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.frameworks.configs.config_programs import Program, config_taken, program_of, programs, refusal
 from jointopt.frameworks.import_files import _READERS, read_files, read_text
 from jointopt.frameworks.options import Taken
 from jointopt.frameworks.origins import fields_of, nested
+from jointopt.jobs.job import Training
+from jointopt.jobs.model import Model
 from jointopt.workflows.import_ import import_
 from tests.each import each
 
-# a section for each program: the keys `of` a config, all that it `states` and `asks`, what other keys move, and refusals
+# a section for each program: the keys `of` a config, all that it `states` and `asks`, what others move, and refusals
 SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("configs.yaml").read_text(encoding="utf-8"))
 MOVED = [(name, row["by"], row) for name, section in SECTIONS.items() for row in section.get("moved", [])]
 REFUSED = [(name, row[0], row[1]) for name, section in SECTIONS.items() for row in section.get("refused", [])]
 PLAN = {"dp": 16, "nodes": 2}  # of all files
+ELSEWHERE = ("words", "deepspeed", "accelerate", "olmo_core")  # tested by statements.yaml, and below
 
 
 def config(section: str, by: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +35,7 @@ def config(section: str, by: dict[str, Any]) -> dict[str, Any]:
 
 
 def taken_of(section: str, by: dict[str, Any]) -> Taken:
-    return config_taken(program_named(section), config(section, by), _READERS)
+    return config_taken(programs()[section], config(section, by), _READERS)
 
 
 @functools.cache
@@ -44,10 +49,24 @@ def statements(taken: Taken) -> dict[str, Any]:
     return fields_of(taken) | rest | ({"framework": taken.framework} if taken.framework else {})
 
 
+FIELDS = {
+    "model": {*(one.name for one in fields(Model)), "catalogue"}, "training": {one.name for one in fields(Training)},
+    "plan": set(LAYOUT_COLUMNS), "cluster": {"nodes", "gpus_per_node", "num_gpus"},
+    "framework": {""}, "accumulation": {""}, "names": {""},
+}  # fmt: skip
+
+
+@each(("key", "program"), programs().items())
+def test_a_table_states_fields_of_jobs_and_plans_and_names_its_source(key: str, program: Program) -> None:
+    stated = [target.partition(".") for target in (*program.states, *(f"plan.{one}" for one in program.rest))]
+    unknown = [section for section, _, name in stated if section[:1] != "_" and name not in FIELDS.get(section, ())]
+    assert (unknown, bool(program.source), key in {*SECTIONS, *ELSEWHERE}) == ([], True, True)
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_config_is_known_by_its_keys_and_states_these_fields_and_no_others(section: str) -> None:
-    found = program_of(config(section, {}), program_named(section).imports)
-    assert found is program_named(section)
+    found = program_of(config(section, {}), programs()[section].imports)
+    assert found is programs()[section]
     assert before(section) == SECTIONS[section]["states"]
     assert sorted(taken_of(section, {}).asked) == SECTIONS[section].get("asks", [])
     assert taken_of(section, {}).unread == ()
@@ -65,8 +84,8 @@ def test_a_key_moves_its_fields_and_asks_or_says(section: str, by: dict[str, Any
 
 @each(("section", "by", "what"), REFUSED)
 def test_a_run_that_is_no_training_of_a_decoder_is_refused_by_name(section: str, by: dict[str, Any], what: str) -> None:
-    assert refusal(program_named(section), config(section, {})) == ""
-    assert what in refusal(program_named(section), config(section, by))
+    assert refusal(programs()[section], config(section, {})) == ""
+    assert what in refusal(programs()[section], config(section, by))
 
 
 def test_a_refusal_names_the_file_the_program_and_the_run(tmp_path: Path) -> None:
@@ -99,6 +118,18 @@ def test_what_another_file_states_counts_more_than_the_default_of_a_program(tmp_
     assert found.origins["training.seq_length"] == "default of TRL"
 
 
+def test_a_model_that_the_catalogue_does_not_know_is_asked_for_by_name_unless_its_config_json_is_given(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sft.yaml").write_text(TRL.replace("Qwen/Qwen3-8B", "own/tiny"))
+    with pytest.raises(JobError, match=r"the model \(own/tiny is no model of the catalogue.*--model\)"):
+        import_([tmp_path / "sft.yaml"], gpu="h100-sxm5-80gb", nodes=1)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, '
+        '"intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 999}')  # fmt: skip
+    found = import_([tmp_path / "sft.yaml", tmp_path / "config.json"], gpu="h100-sxm5-80gb", nodes=1)
+    assert found.job.model.num_layers == 2
+
+
 def test_a_config_of_deepspeed_that_is_not_given_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(TRL + "deepspeed: conf/ds_z3.json\n")
     with pytest.raises(JobError, match=r"plan\.zero_stage \(ds_z3\.json is not given; --set plan\.zero_stage"):
@@ -114,8 +145,14 @@ def test_a_config_of_deepspeed_that_is_not_given_is_asked_for(tmp_path: Path) ->
 ])  # fmt: skip
 def test_a_reference_is_followed_and_asked_where_the_file_does_not_say_what_it_means(value: str, found: int) -> None:
     config = {"base_model": "x", "size": 4, "link": "${size}", "nested": {"size": 8}, "micro_batch_size": value}
-    taken = config_taken(program_named("axolotl"), config, {})
+    taken = config_taken(programs()["axolotl"], config, {})
     assert (taken.plan.get("micro_batch_size"), "plan.micro_batch_size" in taken.asked) == (found, found is None)
+
+
+def test_a_word_that_means_no_precision_is_asked() -> None:
+    config = {"distributed_type": "FSDP", "mixed_precision": "banana"}
+    why = "mixed_precision is banana, which is no known word for precision"
+    assert config_taken(programs()["accelerate"], config, {}).asked["training.dtype"].why == why
 
 
 OLMO_CORE = """from olmo_core.train import TransformerTrainModuleConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.frameworks import deepspeed, megatron_bridge, nanotron, torchtitan
+from jointopt.frameworks import megatron_bridge, nanotron, torchtitan
 from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.megatron import dump_taken, options_taken
 from jointopt.frameworks.options import Options, flags_of, pairs_of, whole_of
@@ -127,7 +127,6 @@ def test_options_that_are_off_are_no_flags() -> None:
     [
         (megatron_bridge.nemo_taken, "trainer.precision"), (megatron_bridge.bridge_taken, "mixed_precision"),
         (torchtitan.config_taken, "training.mixed_precision_param"), (nanotron.config_taken, "model.dtype"),
-        (deepspeed.accelerate_taken, "mixed_precision"),
     ],
 )  # fmt: skip
 def test_an_unknown_precision_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:

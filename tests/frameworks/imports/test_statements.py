@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, nanotron, torchtitan
+from jointopt.frameworks.configs.config_programs import config_taken, programs
+from jointopt.frameworks.import_files import _READERS
 from jointopt.frameworks.options import Taken, flattened
 from tests.each import each
 
@@ -19,8 +21,8 @@ SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("statements.y
 READERS = {
     "megatron": lambda options: megatron.options_taken(options, "words"), "nemo": megatron_bridge.nemo_taken,
     "bridge": megatron_bridge.bridge_taken, "torchtitan": torchtitan.config_taken, "deepspeed": deepspeed.config_taken,
-    "accelerate": deepspeed.accelerate_taken, "trainer": lambda options: deepspeed.trainer_taken(options, "words"),
-    "nanotron": nanotron.config_taken,
+    "accelerate": lambda config: config_taken(programs()["accelerate"], config, _READERS),
+    "trainer": lambda options: deepspeed.trainer_taken(options, "words"), "nanotron": nanotron.config_taken,
 }  # fmt: skip
 PLAN = {"dp": 8, "pp": 1}  # of another file, for columns that hang on it
 
