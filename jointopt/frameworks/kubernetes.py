@@ -229,7 +229,7 @@ def _script(groups: Sequence[Any], given: Mapping[str, str], maps: Mapping[str, 
     pieces: list[tuple[int, str]] = []
     seen: set[str] = set()
     for _, _, containers, _ in groups:
-        usable = [one for one in containers if _at(one, "command") or _at(one, "args")]
+        usable = [one for one in containers if _items(_at(one, "command")) or _items(_at(one, "args"))]
         for one in sorted(usable, key=lambda one: not _gpus_of(one))[:1]:
             words = [*_items(_at(one, "command")), *_items(_at(one, "args"))]
             variables = list(_variables(one, maps))
