@@ -142,7 +142,8 @@ class Pods:
         pods, each = cluster.get("nodes"), cluster.get("gpus_per_node")
         if ranks and pods and each and ranks != pods * each and place != "WORLD_SIZE":
             asked["nodes"] = f"{pods} pods of {each} GPUs by {name}, {ranks} ranks by {place}"
-        taken.asked = {key: why for key, why in taken.asked.items() if key.removeprefix("cluster.") not in cluster}
+        known = {*cluster, "num_gpus"}
+        taken.asked = {key: why for key, why in taken.asked.items() if key.removeprefix("cluster.") not in known}
         for key, why in asked.items():
             if key not in cluster or key in self.cluster:
                 cluster.pop(key, None)
@@ -166,7 +167,7 @@ def pods_of(text: str) -> Pods | None:
         raise JobError(f"line {mark.line + 1 if mark else 1} of the manifest is no valid YAML{hint}.") from error
     documents = [item for one in documents for item in (_items(_at(one, "items")) or [one])]  # of a List
     jobs = [(kind, one) for one in documents if (kind := _kind_of(one)) in _KINDS]
-    jobs = [(kind, one) for kind, one in jobs if any(gpu in _keys(one) for gpu in _GPUS)] or jobs
+    jobs = [job for job in jobs if any(key in _GPUS for node in _inside(job[1:]) for key, _ in _pairs(node))] or jobs
     if len(jobs) > 1:
         names = ", ".join(f"{kind} {_text(_at(one, 'metadata/name'))}" for kind, one in jobs)
         raise JobError(f"it holds {len(jobs)} jobs ({names}); give the manifest of one.")
@@ -228,7 +229,7 @@ def _script(groups: Sequence[Any], given: Mapping[str, str], maps: Mapping[str, 
     pieces: list[tuple[int, str]] = []
     seen: set[str] = set()
     for _, _, containers, _ in groups:
-        usable = [one for one in containers if _at(one, "command") or _at(one, "args")]
+        usable = [one for one in containers if _items(_at(one, "command")) or _items(_at(one, "args"))]
         for one in sorted(usable, key=lambda one: not _gpus_of(one))[:1]:
             words = [*_items(_at(one, "command")), *_items(_at(one, "args"))]
             variables = list(_variables(one, maps))
@@ -343,10 +344,6 @@ def _at(node: Any, path: str, whole: bool = False) -> Any:
 def _pairs(node: Any) -> list[tuple[str, Any]]:
     pairs = node.value[:_MOST] if isinstance(node, yaml.MappingNode) else []
     return [(_text(key), value) for key, value in pairs]
-
-
-def _keys(job: Any) -> set[str]:
-    return {key for node in _inside([job]) for key, _ in _pairs(node)}
 
 
 def _items(node: Any) -> list[Any]:

@@ -233,6 +233,8 @@ class Format:
         return self.mark in text and any(self.iteration.search(entry.text) for entry in self._entries(text))
 
     def _entries(self, text: str) -> Iterator[Line]:
+        if self.ends is not None and text[-1:] not in "\r\n":  # a last line without an end is cut off
+            text = text.rpartition("\n")[0]
         lines = (line for line in lines_of(text) if not _is_comment(line))
         if self.ends is None:
             return lines
@@ -414,7 +416,7 @@ NEMO_BAR = Format(
     "train_step_timing in s=",
     _pattern(
         r"\d+/\d+ \[ANYreduced_train_loss=(?P<loss>NUM),ANYglobal_step=(?P<number>NUM),ANY"
-        r"train_step_timing in s=(?P<s>NUM)",
+        r"train_step_timing in s=(?P<s>NUM)(?=[],])",
         r"\d+/\d+ \[",
     ),
     _stated_seconds,
@@ -440,7 +442,7 @@ TRAINER_SUMMARY = Format(
     "'train_runtime':",
     _pattern(
         r"(?P<number>)\{'train_runtime': '?NUM'?, 'train_samples_per_second': '?NUM'?, "
-        r"'train_steps_per_second': '?(?P<rate>NUM)'?(?:,ANY 'train_loss': '?(?P<loss>NUM))?",
+        r"'train_steps_per_second': '?(?P<rate>NUM)'?(?=[,}])(?:,ANY 'train_loss': '?(?P<loss>NUM))?",
         r"\{'train",
     ),
     _by_rate,

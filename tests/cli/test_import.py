@@ -52,6 +52,11 @@ def test_a_missing_gpu_is_bad_usage(config: Path) -> None:
     assert "--gpu" in answer.stderr
 
 
+def test_nothing_to_read_is_bad_usage() -> None:
+    answer = CliRunner().invoke(jointopt, ["import"])
+    assert (answer.exit_code, "import needs files of a run, or the --pid of one" in answer.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("words", [("--network", "400G"), ("--inter-node-gbytes-per-s", "3.2Tb/s per node")])
 def test_the_network_of_a_run_is_given_in_the_words_that_people_use(config: Path, words: tuple[str, str]) -> None:
     answer = CliRunner().invoke(jointopt, ["import", str(config), "--gpu", "a100-sxm4-80gb", *words, "--json"])

@@ -19,7 +19,6 @@ from jointopt.cli.main import jointopt
 
 SHAPE = "--num-layers 32 --hidden-size 4096 --seq-length 4096 --num-attention-heads 32 --vocab-size 32000"
 WORDS = [*SHAPE.split(), "--micro-batch-size", "4", "--global-batch-size", "64", "--tensor-model-parallel-size", "2"]
-PLACE = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 PROGRAMS = {
     "pretrain_gpt.py": "import time; print('on', flush=True); time.sleep(60)",
     # two ranks of its own, each with its number
@@ -61,13 +60,23 @@ def document(pid: int, *words: object) -> dict[str, Any]:
     return found
 
 
-def test_a_rank_that_runs_states_its_plan_by_its_words_and_its_cluster_by_its_environment(start: Start) -> None:
-    pid = start("pretrain_gpt.py", *WORDS, **PLACE)
+LAUNCHED = {  # by what, and the variables that it gives a rank, that of all ranks first
+    "torchrun": {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3"},
+    "srun": {"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3"},
+    "mpirun": {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_RANK": "3"},
+}
+
+
+@pytest.mark.parametrize("variables", LAUNCHED.values(), ids=LAUNCHED)
+def test_a_rank_that_runs_states_its_plan_by_its_words_and_its_cluster_by_its_environment(
+    start: Start, variables: dict[str, str]
+) -> None:
+    pid = start("pretrain_gpt.py", *WORDS, **variables)
     found = document(pid)
     assert (found["plan"]["micro_batch_size"], found["plan"]["tp"]) == (4, 2)
     assert (found["job_file"]["cluster"]["nodes"], found["job_file"]["cluster"]["gpus_per_node"]) == (2, 8)
     assert found["origins"]["plan.tp"] == f"process {pid}"
-    assert found["origins"]["cluster.nodes"] == f"WORLD_SIZE of process {pid}"
+    assert found["origins"]["cluster.nodes"] == f"{next(iter(variables))} of process {pid}"
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -77,7 +86,7 @@ def test_what_runs_counts_and_a_script_that_says_otherwise_is_named_by_its_line(
     script = tmp_path / "train.sh"
     words = " ".join(WORDS).replace("--micro-batch-size 4", "--micro-batch-size 2")
     script.write_text(f"cd /job\ntorchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {words} --sequence-parallel\n")
-    pid = start("pretrain_gpt.py", *WORDS, **PLACE)
+    pid = start("pretrain_gpt.py", *WORDS, **LAUNCHED["torchrun"])
     found = document(pid, script) if before else json.loads(CliRunner().invoke(
         jointopt, ["import", str(script), "--pid", str(pid), "--gpu", "h100-sxm5-80gb", "--json"]).stdout)  # fmt: skip
     assert found["plan"]["micro_batch_size"] == 4
@@ -95,7 +104,9 @@ def test_the_launcher_of_ranks_is_as_good_as_a_rank(start: Start) -> None:
 def test_a_config_that_a_rank_names_is_read_where_it_runs(start: Start, tmp_path: Path) -> None:
     config = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n"
     (tmp_path / "job.toml").write_text(config)
-    pid = start("pretrain_gpt.py", "--job.config_file", "./job.toml", "--training.local_batch_size", "2", **PLACE)
+    pid = start(
+        "pretrain_gpt.py", "--job.config_file", "./job.toml", "--training.local_batch_size", "2", **LAUNCHED["torchrun"]
+    )
     found = document(pid)
     assert (found["job_file"]["model"], found["plan"]["micro_batch_size"]) == ("llama-3-8b", 2)
     assert f"process {pid}: job.toml is read in {tmp_path.resolve()}, where it runs" in found["remarks"]

@@ -53,6 +53,8 @@ MANIFESTS = {
 """),
     "MPIJob": manifest("kubeflow.org/v2beta1", "MPIJob", "slotsPerWorker: 8\nmpiReplicaSpecs:\n" + replicas(
         Launcher=(1, pod(f"mpirun -np 32 python {WORDS} 2", "image: x")), Worker=(4, pod("/usr/sbin/sshd -De")))),
+    "MPIJob of $N": manifest("kubeflow.org/v2beta1", "MPIJob", "slotsPerWorker: 8\nmpiReplicaSpecs:\n" + replicas(
+        Launcher=(1, pod(f"mpirun -np $N python {WORDS} 2", "image: x")), Worker=(4, pod("sleep infinity")))),
     "Job": manifest("batch/v1", "Job", f"parallelism: 4\ncompletions: 4\ncompletionMode: Indexed\n{TEMPLATE}"),
     "LeaderWorkerSet": manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderWorkerTemplate:\n  size: 4\n"
                                 "  workerTemplate:\n    spec:\n"

@@ -166,3 +166,20 @@ def test_positions_that_are_learned_may_be_left_out_of_a_shape() -> None:
     shape = shape_of("gpt2", head_dim=None)
     del shape["max_position_embeddings"], shape["head_dim"]
     assert [model.name for model in models_of_shape(shape)] == ["gpt2"]
+
+
+@pytest.mark.parametrize("of", [{"log": "x"}, {"process": 7}], ids=["log", "process"])
+def test_what_runs_counts_and_what_a_script_says_otherwise_is_named_by_its_line(of: dict[str, Any]) -> None:
+    runs = Taken("words", source="the run", cluster={"num_gpus": 32}, plan={"tp": 4, "pp": 1}, **of)
+    found = run({}, runs, origins={"plan.tp": "a.sh:3", "cluster.nodes": "a.sh:2"})
+    assert (found.plan["tp"], found.job.cluster.nodes, found.origins["plan.tp"]) == (4, 4, "the run")
+    assert found.remarks == (
+        "a.sh:3 states tp 2, the run has 4 (the run)", "a.sh:2 states 2 nodes of 8 GPUs, the run has 32 GPUs",
+    )  # fmt: skip
+
+
+def test_a_vocabulary_that_the_run_has_padded_is_no_other_one() -> None:
+    padded = Taken("words", source="run.log", log="x", model={"vocab_size": 50304})
+    assert run({"model": "gpt2"}, padded, model={"vocab_size": 50257}).remarks == ()
+    other = run({"model": "gpt2"}, padded, model={"vocab_size": 32000})
+    assert other.remarks == ("a.sh states vocab_size 32000, the run has 50304 (run.log)",)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jointopt.frameworks.logs import NAN, WARM_UP, Iteration, measured, run_log
+from jointopt.frameworks.logs import NAN, SPIKE, WARM_UP, Iteration, measured, run_log
 
 
 def lines(*numbers: int, seconds: float = 1.0, **more: object) -> list[Iteration]:
@@ -40,6 +40,13 @@ def test_iterations_of_warm_up_do_not_count(numbers: list[int], warmup: int, kep
 def test_a_line_that_stands_twice_counts_once_and_one_of_another_time_is_a_new_start() -> None:
     assert len(run_log([*lines(1, 2), *lines(2), *lines(3)], 0).kept) == 3
     assert len(run_log([*lines(1, 2), *lines(2, seconds=3.0)], 0).kept) == 3
+
+
+def test_a_loss_above_those_on_both_sides_is_a_spike_and_one_that_falls_is_none() -> None:
+    losses = [9.0, 7.0, 5.0, 9.5, 5.0, 3.0, 9.0]
+    found = run_log([Iteration(n, 1.0, loss=loss) for n, loss in enumerate(losses)], 0)
+    assert [one.number for one in found.kept] == [0, 1, 2, 4, 5, 6]
+    assert found.dropped == {SPIKE: 1}
 
 
 def test_of_several_ranks_the_one_with_most_losses_counts_and_else_the_one_with_most_lines() -> None:

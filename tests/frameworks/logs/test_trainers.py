@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.logs import (
@@ -72,6 +74,17 @@ CASES = {
 def test_times_are_those_of_the_log(form: Format, text: str, seconds: tuple[float, ...]) -> None:
     assert next(known for known in FORMATS if known.is_log(text)) is form
     assert form.read(text, 1, BATCH).iteration_s == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(("form", "text"), [(form, text) for form, text, _ in CASES.values()], ids=CASES)
+@settings(max_examples=60)
+@given(share=st.floats(0.0, 1.0))
+def test_a_log_that_is_cut_off_gives_no_false_time(form: Format, text: str, share: float) -> None:
+    try:
+        cut = form.read(text[: round(share * len(text))], 0, BATCH).iteration_s
+    except ValueError:  # no iteration is whole
+        return
+    assert set(cut) <= set(form.read(text, 0, BATCH).iteration_s)
 
 
 def test_how_precisely_a_rate_is_written_is_remarked_on() -> None:
