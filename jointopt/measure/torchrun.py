@@ -18,6 +18,7 @@ from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
+from jointopt.jobs.model_facts import facts
 from jointopt.measure.local import LocalLauncher, row_ended_early
 from jointopt.measure.process import Program, exclude_columns, local_torchrun, node_torchrun, refuse_columns
 from jointopt.measure.trainer.spec import TrainSpec
@@ -101,6 +102,7 @@ class TorchrunProgram(Program):
                 "dropout": model.dropout,
                 "windows of attention": bool(model.window_cells),
             }
+            parts |= {facts()[name].words: True for name in model.other}
             missing = ", ".join(part for part, wanted in parts.items() if wanted)
             notes = joined_notes(
                 f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
