@@ -324,7 +324,7 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     recomputes, granularity = options.take("gradient_checkpointing"), options.word("recompute_granularity") or None
     recompute = "full" if options.flag("gradient_checkpointing") else "none"
     taken = Taken(
-        form, model=with_facts({"catalogue": name} if name else {}, facts_in(pairs, "words")),
+        form, model={"catalogue": name} if name else {},
         accumulation=options.whole("gradient_accumulation_steps"),
         training=stated(
             seq_length=options.whole("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len",
@@ -338,6 +338,7 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
             sequence_parallel=options.flag("sequence_parallel"),
         ),
     )  # fmt: skip
+    taken.model = with_facts(taken.model, facts_in(pairs, "words"))
     options.flag("flash_attn", "use_flash_attention")
     taken.unread, taken.without_effect = options.left(_WORDS_HARMLESS)
     return taken

@@ -512,7 +512,7 @@ _ACTIVATIONS = {"squared|relu2": "relu2", "quick": "quick_gelu", "relu|reglu": "
 def _activation(options: Options, swiglu: bool) -> tuple[str, bool]:
     """The activation as config.json names it, and whether the MLP is gated: by flags, or a word such as fast-geglu."""
     flags = {"squared_relu": "squared", "quick_geglu": "quick-geglu", "swiglu": "swiglu"}
-    words = [options.word("activation", "glu_activation", "activation_func", "activation_func._target_")]
+    words = [options.word("activation", "glu_activation", "hidden_act", "activation_func", "activation_func._target_")]
     words += [word for name, word in flags.items() if options.flag(name)]
     gated = swiglu or any("glu" in word for word in words)
     named = [kind for word in words for pattern, kind in _ACTIVATIONS.items() if re.search(pattern, word)]

@@ -59,7 +59,7 @@ def written(kind: str, more: dict[str, Any]) -> tuple[str, str]:
         }  # fmt: skip
         return "nanotron.yaml", yaml.safe_dump(sections)
     for name, values in nested(more).items():
-        sections[name] = sections[name] | values
+        sections[name] = sections.get(name, {}) | values
     return "config.yaml", yaml.safe_dump(sections)
 
 
@@ -75,6 +75,15 @@ def imported(of: dict[str, Any], folder: Path) -> Imported:
 def test_a_fact_without_a_formula_that_takes_time_is_refused(of: dict[str, Any], row: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=row["refuses"]):
         imported(of, tmp_path)
+
+
+def test_a_refused_fact_may_be_left_out_by_the_user(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run\.sh:1 states Mamba .* or price it without \(--set model\.other=none\)"):
+        imported({"megatron": {"is-hybrid-model": True}}, tmp_path)
+    given = GIVEN | {"set": {"model.other": "none"}}
+    assert import_(tmp_path / "run.sh", **given).job.model.other == ()
+    found = import_(tmp_path / "run.sh", **GIVEN, model="llama-3-8b")
+    assert any("--model counts, and not that the run has Mamba" in one for one in found.remarks)
 
 
 KEPT = [(row["of"], row) for row in ROWS if "refuses" not in row]
