@@ -561,7 +561,8 @@ def _scaling(options: Options) -> dict[str, Any]:
     """The scaling of rotary positions: Llama 3's, which Megatron knows with its constants, linear, or YaRN."""
     linear = options.number("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor")
     factor, longer = options.number("rope_scaling_factor"), options.number("rotary_scaling_factor")
-    yarn = "yarn" in (options.word("rope_type"), options.word("position_embedding_type"))
+    kind = options.word("rope_type") or ("yarn" if options.flag("multi_latent_attention") else "")  # MLA's own
+    yarn = "yarn" in (kind, options.word("position_embedding_type"))
     mscale = stated(mscale=options.number("mscale"), mscale_all_dim=options.number("mscale_all_dim"))
     length = options.whole("yarn_original_max_position_embeddings", "original_max_position_embeddings") or 4096
     found: dict[str, Any] = {}
