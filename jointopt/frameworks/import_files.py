@@ -495,6 +495,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     _answer(whole, options, given.get("set") or {})
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
+    if question := whole.asked.pop("model.config", None):  # which takes no time
+        remarks.append(f"details of the model are not known ({question.why}): exports write the usual ones")
     open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation")]
     sized = not any(field.startswith(("plan.", "cluster.", "accumulation", "training.global")) for field in open_)
     if sized:

@@ -38,11 +38,15 @@ START = "torchrun --nproc-per-node 8"
 GIVEN = {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8}
 
 
+def quoted(word: str) -> str:
+    return word if word.startswith("$") else shlex.quote(word)
+
+
 def written(kind: str, more: dict[str, Any]) -> tuple[str, str]:
     """The name and text of a file of that kind, with more options or keys than a plain one."""
     options = SIZES | BATCH | more if kind == "megatron" else more
     words = " ".join(f"--{name.replace('_', '-') if kind == 'megatron' else name} "
-                     + " ".join(map(shlex.quote, str(value).split())) * (value is not True)
+                     + " ".join(map(quoted, str(value).split())) * (value is not True)
                      for name, value in options.items())  # fmt: skip
     if kind in ("megatron", "trainer"):
         program = "train.py --per_device_train_batch_size 1 --model_name_or_path meta-llama/Meta-Llama-3-8B"
@@ -84,6 +88,11 @@ def test_a_refused_fact_may_be_left_out_by_the_user(tmp_path: Path) -> None:
     assert import_(tmp_path / "run.sh", **given).job.model.other == ()
     found = import_(tmp_path / "run.sh", **GIVEN, model="llama-3-8b")
     assert any("--model counts, and not that the run has Mamba" in one for one in found.remarks)
+
+
+def test_a_detail_that_only_a_shell_knows_is_remarked_on_and_not_asked(tmp_path: Path) -> None:
+    found = imported({"megatron": {"init-method-std": "$STD"}}, tmp_path)
+    assert any("(--init-method-std is given $STD" in remark for remark in found.remarks)
 
 
 KEPT = [(row["of"], row) for row in ROWS if "refuses" not in row]
