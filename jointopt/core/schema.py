@@ -188,7 +188,7 @@ COLUMNS = {
         Column("qk_nope_head_dim", "int", "", "workload", "width of a head's keys without rope there", low=0),
         Column("qk_rope_head_dim", "int", "", "workload", "width of a head's keys with rope there", low=0),
         Column("v_head_dim", "int", "", "workload", "width of a head's values there", low=0),
-        Column("position_embedding", "str", "", "workload", "rope, learned, alibi or none; blank: that of the model's name"),
+        Column("position_embedding", "str", "", "workload", "rope, learned, alibi, none; blank: that of its name"),
         Column("mtp_num_layers", "int", "", "workload", "multi-token-prediction layers", low=0),
         Column("window_size", "int", "tokens", "workload", "tokens that layers with a window look back; "
                "blank: all", low=0),

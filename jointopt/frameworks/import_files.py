@@ -487,6 +487,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     _answer(whole, options, given.get("set") or {})
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
+    if question := whole.asked.pop("model.config", None):  # which takes no time
+        remarks.append(f"details of the model are not known ({question.why}): exports write the usual ones")
     open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation", "program")]
     sized = not any(field.startswith(("plan.", "cluster.", "accumulation", "training.global")) for field in open_)
     if sized:
@@ -733,13 +735,19 @@ def _model(
     whole: Taken, options: Mapping[str, Any], remarks: list[str], missing: list[str]
 ) -> str | dict[str, Any] | None:
     """A catalogue name where the shape is one, else the shape written out."""
-    other = tuple(whole.model.get("other") or ())
+    other = whole.model.get("other") or ()
+    if isinstance(other, str):  # by --set
+        other = whole.model["other"] = tuple(one for one in re.split(r"[,; ]+", other) if one != "none")
     if "model" in options and other:
         remarks.append(f"--model counts, and not that the run has {', '.join(facts()[name].words for name in other)}")
     if named := options.get("model") or (whole.model.get("catalogue") if not other else None):
         return str(named)
-    checked_facts(other, whole.origins.get("model.other", "the run"))
-    catalogue = vars(load_model(whole.model["catalogue"])) if "catalogue" in whole.model else {}
+    try:
+        checked_facts(other, whole.origins.get("model.other", "the run"))
+    except JobError as error:
+        raise JobError(f"{str(error)[:-1]}, or price it without (--set model.other=none).") from error
+    base = whole.model.get("catalogue")
+    catalogue = vars(load_model(base)) | {"name": f"{base}-variant"} if base else {}
     shape = catalogue | {key: value for key, value in whole.model.items() if value is not None and key != "catalogue"}
     if "vocab_size" in options:
         shape["vocab_size"] = options["vocab_size"]

@@ -69,7 +69,7 @@ class Intent:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts of the model that a target may have no words for, by name (``model_facts.yaml``, and its activation)."""
+        """Facts of the model that a target may have no words for, by name: the table's, and an odd activation."""
         usual, kind = ("silu",) if self.model.gated_mlp else ("gelu", "gelu_tanh", "relu2"), self.details.activation
         return facts_of(self.model, self.details) | ({} if kind in usual else {"activation": f"activation {kind}"})
 

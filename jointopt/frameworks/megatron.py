@@ -483,8 +483,8 @@ def model_of(options: Options) -> dict[str, Any]:
     shape["num_query_groups"] = _groups(options, shape.get("num_query_groups")) or heads
     biased = options.flag("add_bias_linear")
     unbiased = bool(options.flag("disable_bias_linear")) if biased is None else not biased
-    dropouts = {f"{kind}_dropout": options.number(f"{kind}_dropout") for kind in ("attention", "hidden")}
-    dropouts = {name: 0.1 if value is None else value for name, value in dropouts.items()}  # Megatron's own
+    dropouts = {name: 0.1 if (stated_one := options.number(name)) is None else stated_one
+                for name in ("attention_dropout", "hidden_dropout")}  # fmt: skip
     positions = _read_positions(options)
     width = shape.get("ffn_hidden_size") or _usual_width(hidden, gated and activation != "quick_gelu")
     shape |= stated(
@@ -498,7 +498,7 @@ def model_of(options: Options) -> dict[str, Any]:
         "dropout": dropouts["hidden_dropout"] > 0, "position_embedding": positions,
     }  # fmt: skip
     shape = _read_latent(_read_experts(with_facts(shape | _windows(options), _facts(options)), options), options)
-    if len(set(dropouts.values()) - {0.1 * shape["dropout"]}) == 0:
+    if set(dropouts.values()) == {0.1 * shape["dropout"]}:  # the usual ones of such a shape
         dropouts = {}
     config = _config(options, shape) | dropouts
     config |= {} if activation == _ACTIVATION[gated] else {"hidden_act": activation}
@@ -512,8 +512,8 @@ _ACTIVATIONS = {"squared|relu2": "relu2", "quick": "quick_gelu", "relu|reglu": "
 def _activation(options: Options, swiglu: bool) -> tuple[str, bool]:
     """The activation as config.json names it, and whether the MLP is gated: by flags, or a word such as fast-geglu."""
     flags = {"squared_relu": "squared", "quick_geglu": "quick-geglu", "swiglu": "swiglu"}
-    words = [word for name, word in flags.items() if options.flag(name)]
-    words += [options.word("activation", "glu_activation", "activation_func", "activation_func._target_")]
+    words = [options.word("activation", "glu_activation", "hidden_act", "activation_func", "activation_func._target_")]
+    words += [word for name, word in flags.items() if options.flag(name)]
     gated = swiglu or any("glu" in word for word in words)
     named = [kind for word in words for pattern, kind in _ACTIVATIONS.items() if re.search(pattern, word)]
     return (named or [_ACTIVATION[gated]])[0], gated
@@ -561,7 +561,8 @@ def _scaling(options: Options) -> dict[str, Any]:
     """The scaling of rotary positions: Llama 3's, which Megatron knows with its constants, linear, or YaRN."""
     linear = options.number("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor")
     factor, longer = options.number("rope_scaling_factor"), options.number("rotary_scaling_factor")
-    yarn = "yarn" in (options.word("rope_type"), options.word("position_embedding_type"))
+    kind = options.word("rope_type") or ("yarn" if options.flag("multi_latent_attention") else "")  # MLA's own
+    yarn = "yarn" in (kind, options.word("position_embedding_type"))
     mscale = stated(mscale=options.number("mscale"), mscale_all_dim=options.number("mscale_all_dim"))
     length = options.whole("yarn_original_max_position_embeddings", "original_max_position_embeddings") or 4096
     found: dict[str, Any] = {}

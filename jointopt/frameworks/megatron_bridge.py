@@ -28,6 +28,7 @@ from jointopt.frameworks.megatron import (
     shared_gate,
 )
 from jointopt.frameworks.options import Taken, Words, flattened, precision_remarks, stated, whole_of
+from jointopt.jobs.model_facts import facts_in, with_facts
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
@@ -294,6 +295,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     values |= _read_precision(str(flat.get("trainer.precision", "")))
     values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
     taken = _of_a_recipe(options_taken(values, "NeMo config"))
+    taken.model = with_facts(taken.model, facts_in({"scheme": peft.get("peft_scheme")}, "adapters"))
     if str(peft.get("peft_scheme")).lower() == "lora":
         tuning = {name[12:]: value for name, value in peft.items() if name.startswith("lora_tuning.")}
         usual = {"target_modules": ["attention_qkv"]}
@@ -315,6 +317,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     values = _megatron_names(inner) | _read_precision(str(flat.get("mixed_precision", "")))
     taken = _of_a_recipe(options_taken(values, "Megatron-Bridge config"))
     peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
+    taken.model = with_facts(taken.model, facts_in({"class": peft.get("_target_")}, "adapters"))
     if "dim" in peft and not str(peft.get("_target_", "LoRA")).endswith("DoRA"):
         taken.training |= adapters_of(peft, "dim")
     taken.remarks += precision_remarks("mixed_precision", flat.get("mixed_precision"))

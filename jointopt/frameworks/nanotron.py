@@ -220,19 +220,19 @@ def _read_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, .
         return {}, ("model_config is not that of Llama or Qwen2, and is not read",)
     family, facts, more = {"model_type": "llama"}, [], {}
     if isinstance(experts := shape.get("moe_config"), Mapping):
-        family, layers = _of_experts(shape, experts), experts.get("layers") or [-1]
-        every = layers == [-1] or sorted(layers) == list(range(int(shape.get("num_hidden_layers") or 0)))
+        family, layers = _of_experts(experts), experts.get("layers")
+        every = not layers or layers in ([-1], list(range(whole_of(shape.get("num_hidden_layers")) or 0)))
         facts += [] if every else ["some_experts"]
         more = {"num_shared_experts": 1} if experts.get("enable_shared_expert") else {}
     window = whole_of(shape.get("sliding_window_size"))
-    more |= {"window_size": window} if window else {}
+    more |= {"window_size": window} if window and window > 0 else {}
     try:
         return with_facts(vars(model_from_config(family | dict(shape), "")) | more | {"name": None}, facts), ()
     except JobError as error:
         return {}, (f"model_config: {error}".removesuffix("."),)
 
 
-def _of_experts(shape: Mapping[str, Any], experts: Mapping[str, Any]) -> dict[str, Any]:
+def _of_experts(experts: Mapping[str, Any]) -> dict[str, Any]:
     """What Mixtral's config.json would have of the experts, which are as wide as the MLP."""
     return {"model_type": "mixtral", "num_local_experts": experts.get("num_experts", 8), "sliding_window": None,
             "num_experts_per_tok": experts.get("top_k", 2)}  # fmt: skip

@@ -60,7 +60,7 @@ def with_facts(shape: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
     """A shape with facts: those that are a flag of `Model` set, the others in ``other``."""
     known = set(names) - {""}
     other = tuple(sorted((known - _FLAGS) | set(shape.get("other", ()))))
-    return {**shape, **dict.fromkeys(known & _FLAGS, True), **({"other": other} if other else {})}
+    return {**shape, **dict.fromkeys(known & _FLAGS, True), **({"other": other} if other or "other" in shape else {})}
 
 
 def checked_facts(names: Iterable[str], where: str) -> tuple[str, ...]:

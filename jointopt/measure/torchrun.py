@@ -16,8 +16,10 @@ from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
+from jointopt.jobs.details import details_of
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
+from jointopt.jobs.model_facts import facts_of
 from jointopt.measure.local import LocalLauncher, row_ended_early
 from jointopt.measure.process import Program, exclude_columns, local_torchrun, node_torchrun, refuse_columns
 from jointopt.measure.trainer.spec import TrainSpec
@@ -90,18 +92,14 @@ class TorchrunProgram(Program):
             spread = (max(seconds) - min(seconds)) / middle
             parts = {
                 "tied embeddings": model.tied_embeddings,
-                f"{model.position_embedding} positions": model.position_embedding != "rope",
+                "learned positions": model.position_embedding == "learned",
                 "LayerNorm": not model.rmsnorm,
-                "norms without weights": not model.norm_weight,
-                "norms of queries and keys": model.qk_norm,
-                "norm of the embedding": model.embedding_norm,
-                "narrower embedding": model.embedding_size not in (0, model.hidden_size),
-                "biases": model.linear_bias or model.qkv_bias or model.moe_linear_bias,
-                "attention sinks": model.attention_sinks,
+                "biases of experts": model.moe_linear_bias,
                 "dropout": model.dropout,
                 "windows of attention": bool(model.window_cells),
             }
-            missing = ", ".join(part for part, wanted in parts.items() if wanted)
+            others = facts_of(model, details_of(model)).values()
+            missing = ", ".join([*(part for part, wanted in parts.items() if wanted), *others])
             notes = joined_notes(
                 f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
                 "" if all(map(math.isfinite, losses)) else "the loss is not finite",
