@@ -31,6 +31,7 @@ from jointopt.frameworks.origins import (
     SECTIONS,
     Reader,
     fields_of,
+    is_default,
     questions_of,
     read_config,
     read_traced,
@@ -611,18 +612,17 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """
     whole = Taken("")
     for one, by_default in ((one, by_default) for by_default in (False, True) for one in files):
-        defaults = {field for field, place in one.origins.items() if place == f"default of {one.program}"}
         for kind in SECTIONS:
             here = getattr(whole, kind)
             for key, value in getattr(one, kind).items():
-                if (f"{kind}.{key}" in defaults) is not by_default:
+                if is_default(one, f"{kind}.{key}") is not by_default:
                     continue
                 if here.get(key, value) != value and kind != "model" and not by_default:
                     remarks.append(f"{one.source} states {key} {value}, another file {here[key]}, which counts")
                 if key not in here:
                     whole.origins[f"{kind}.{key}"] = one.origins.get(f"{kind}.{key}") or one.source
                 here.setdefault(key, value)
-        if ("accumulation" in defaults) is by_default:
+        if is_default(one, "accumulation") is by_default:
             whole.accumulation = whole.accumulation or one.accumulation
     for one in files:
         whole.framework = whole.framework or one.framework

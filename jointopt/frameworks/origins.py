@@ -111,8 +111,19 @@ def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str]
         for one in moved if len(moved) <= _MOST_MOVED else ():
             if one not in fewest or len(moved) < fewest[one][0]:
                 fewest[one] = (len(moved), place)
+    usual = default_of(taken)
+    return {one: fewest[one][1] if one in fewest else usual for one in fields}
+
+
+def default_of(taken: Taken) -> str:
+    """The origin of what the program of a file does by itself."""
     program = taken.program or _NAMES.get(taken.framework, taken.framework or taken.format)
-    return {one: fewest[one][1] if one in fewest else f"default of {program}" for one in fields}
+    return f"default of {program}"
+
+
+def is_default(taken: Taken, field: str) -> bool:
+    """Whether a field is what the program does by itself, not what the file states."""
+    return taken.origins.get(field) == default_of(taken)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
