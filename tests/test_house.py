@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.bench.mutant_rooms import NOT_DRAWN, ROOMS, STUDIES, is_of
+from tests.bench.mutations import compiles
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jointopt"
@@ -80,9 +81,11 @@ def test_the_house_has_at_most_ten_rooms_and_each_stands_on_one_floor() -> None:
 def test_each_wrong_formula_of_the_benchmark_replaces_one_place_of_the_code() -> None:
     formulas = yaml.safe_load((ROOT / "tests" / "bench" / "wrong_formulas.yaml").read_text(encoding="utf-8"))
     code = {name: (ROOT / name).read_text(encoding="utf-8") for name in {one["file"] for one in formulas}}
-    times = [(one["why"], code[one["file"]].count(one["before"].rstrip("\n"))) for one in formulas]
-    assert len(times) > 100
-    assert [(why, count) for why, count in times if count != 1] == []
+    parts = [(one, one["before"].rstrip("\n"), one["after"].rstrip("\n")) for one in formulas]
+    assert len(parts) > 100
+    assert [one["why"] for one, before, _ in parts if code[one["file"]].count(before) != 1] == []
+    wrong = [(one, code[one["file"]].replace(before, after).encode()) for one, before, after in parts]
+    assert [one["why"] for one, source in wrong if not compiles(source, Path(one["file"]).suffix)] == []
 
 
 def test_each_module_is_in_one_room_of_the_mutants_but_for_those_that_end_processes_or_are_tested_by_services() -> None:

@@ -116,8 +116,8 @@ def _hand_written(rooms: Sequence[str], formulas: Path = HAND) -> tuple[list[tup
         source = (ROOT / file).read_bytes() if (ROOT / file).is_file() else b""
         start, times = source.find(before), source.count(before)
         change = Change(file, start, start + len(before), entry["after"].rstrip("\n"), "hand", entry["why"])
-        if times != 1 or room is None or not compiles(change.applied(source)):
-            cause = f"`before` occurs {times} times" if times != 1 else "it is in no room, or no Python"
+        if times != 1 or room is None or not compiles(change.applied(source), file.suffix):
+            cause = f"`before` occurs {times} times" if times != 1 else "it is in no room, or no Python or YAML"
             errors.append(f"{formulas.name}: {file}: {entry['why']}: {cause}")
         elif room in rooms:
             found.append((room, change))

@@ -106,17 +106,19 @@ def ranked(change: Change, source: bytes, files: dict[str, TestFile], share: flo
     """The tests that can notice a change, with the order in which they run.
 
     Those that execute its statement come first, in quick files first; a statement that runs at import is used by those
-    that execute any of its module, in one of constants alone by all that import it. Of each the slowest are left out
-    that take more than ``share`` of the time.
+    that execute any of its module, in one of constants alone by all that import it, and a line of data by all. Of each
+    the slowest are left out that take more than ``share`` of the time.
     """
-    module, statement = str(change.file), _statement(change, source)
+    module = str(change.file)
+    is_data = change.file.suffix != ".py"  # who reads which line of data is not written down: any test may
+    statement = set() if is_data else _statement(change, source)
     at_import = any(statement.intersection(file.imported.get(module, ())) for file in files.values())
     only_constants = not any(test.lines.get(module) for file in files.values() for test in file.tests.values())
     found: dict[str, tuple[Any, ...]] = {}
     for name, file in files.items():
         able = {key: test for key, test in file.tests.items() if not test.failed}
         constants = at_import and only_constants and module in file.imported
-        uses = [key for key, test in able.items() if constants or (at_import and test.lines.get(module))]
+        uses = [key for key, test in able.items() if is_data or constants or (at_import and test.lines.get(module))]
         uses += [key for key, test in able.items() if statement.intersection(test.lines.get(module, ()))]
         seconds = sum(able[key].seconds for key in uses)
         for place, (key, test) in enumerate(able.items()):

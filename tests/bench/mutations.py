@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep", "wait", "join", "cast"}
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
@@ -91,11 +93,14 @@ def changes(file: Path, source: bytes) -> list[Change]:
     return list(_Finder(file, source).found())
 
 
-def compiles(source: bytes) -> bool:
-    """Whether a module with a change in it is still Python."""
+def compiles(source: bytes, suffix: str = ".py") -> bool:
+    """Whether a module with a change in it is still Python, a file of data still YAML."""
     try:
-        compile(source, "mutant", "exec")
-    except SyntaxError:
+        if suffix == ".py":
+            compile(source, "mutant", "exec")
+        else:
+            yaml.safe_load(source)
+    except (SyntaxError, yaml.YAMLError):
         return False
     return True
 
