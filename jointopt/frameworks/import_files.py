@@ -28,6 +28,18 @@ from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
 from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, questions_of, read_config, read_traced
+from jointopt.frameworks.model_names import catalogue_name, models_of_shape
+from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
+from jointopt.frameworks.origins import (
+    SECTIONS,
+    Reader,
+    fields_of,
+    is_default,
+    questions_of,
+    read_config,
+    read_traced,
+    split_values,
+)
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
