@@ -182,8 +182,8 @@ def _reusing_makespans(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makes
     return makespan_s
 
 
-def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, names: Sequence[str] = CONSTANTS) -> Floats:
-    """Derivative of the logarithm of time with respect to the physics' own constants, (n, ``names``): all of them.
+def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Floats:
+    """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
 
     By finite differences of `STEP` (units as in the list of `CONSTANTS`) of `CostModel.least_time_s`: exact times of
     twelve schedules of each layout would take a search seconds.
@@ -198,19 +198,19 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
         return pieces[-1][2]
 
     time_s = physics.least_time_s(index, stage_clock_mhz, noted)
-    jobs, times = {name: _with_constant(physics.job, name, STEP) for name in names}, dict[str, Floats]()
-    if (slower := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
-        more_s, before_s = (job.training.framework.iteration_overhead_s for job in (slower, physics.job))
-        times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
+    jobs, times = {name: _with_constant(physics.job, name, STEP) for name in CONSTANTS}, dict[str, Floats]()
+    # the overhead of an iteration is added to what all else takes
+    more_s, before_s = (one.training.framework.iteration_overhead_s for one in (jobs.pop("iteration"), physics.job))
+    times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
     priced = [name for name in jobs if name not in _AFTER_PRICING]
     of_priced = least_times_s([jobs[name] for name in priced], physics, index, stage_clock_mhz, common)
     times |= zip(priced, of_priced, strict=True)
-    for name in _AFTER_PRICING & jobs.keys():  # to price layouts takes most of the time, and is spared here
+    for name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared here
         model, job = copy.copy(physics), jobs[name]
         model.job = job
         model.distinct = [replace(one, costs=with_host_of(job, one.costs, physics.job)) for one in physics.distinct]
         times[name] = model.least_time_s(index, stage_clock_mhz, _reusing_makespans(pieces))
-    return np.log(np.array([times[name] for name in names]) / time_s).T / STEP
+    return np.log(np.array([times[name] for name in CONSTANTS]) / time_s).T / STEP
 
 
 # Several jobs that price the same layouts as one model, as formulas on few layouts cost as much as on many.
