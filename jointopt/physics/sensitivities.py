@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import ATTENTIONS, DTYPES, LOG_COLUMNS, SWITCHES, Columns, Floats, Ints
+from jointopt.core.schema import ATTENTIONS, CONSTANTS, DTYPES, LOG_COLUMNS, OCCUPANCY, SWITCHES, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import SharedCosts, with_host_of
@@ -21,7 +21,6 @@ from jointopt.physics.makespan import Makespan, least_makespan_s, time_parts
 from jointopt.physics.stage_costs import Pipelines, StageCosts
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
-OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time
 CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
 STEP = 0.1  # of a logarithm, for finite differences
 
@@ -91,12 +90,6 @@ def _profile(job: Job, **figures: Any) -> Job:
     return replace(job, training=replace(job.training, framework=framework))
 
 
-# What differs between clusters and software stacks: logarithms of a speed or a cost, 10 ms per micro-batch, 200 ms per
-# iteration, an overlap.
-CONSTANTS = (
-    "compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "dp_overlap",
-    "tp_overlap", "loss", "attention",
-)  # fmt: skip
 _FACTORS = {
     "compute": "compute_factor", "elementwise": "elementwise_factor", "loss": "loss_passes",
     "attention": "attention_factor",
