@@ -416,7 +416,7 @@ def gradient_traffic(
 
 
 # A collective over gradients or weights of data-parallel ranks: of which parameters (dense or expert), its kind (of
-# `collectives.KINDS`), bytes (L, pp) of one rank's full buffer, its group (L, 1), and which layouts (L, 1) send it.
+# `KINDS`), bytes (L, pp) of one rank's full buffer, its group (L, 1), and which layouts (L, 1) send it.
 GradientMessage = tuple[str, str, Floats, Group, Bools]
 
 
