@@ -109,6 +109,9 @@ def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants, m_spread:
     return quantised, spread
 
 
+# Kernels of a layer, of which products are most.
+
+
 @dataclass(frozen=True)
 class Work:
     """Costs of kernels: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
