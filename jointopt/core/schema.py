@@ -247,6 +247,13 @@ CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # colum
 LOG_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.log)
 # columns of few values, which learners see as they are
 SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*LOG_COLUMNS, *NEUTRAL))
+# Of learners: what differs between clusters and software stacks (logarithms of a speed or a cost, 10 ms per
+# micro-batch, 200 ms per iteration, an overlap), and what GPUs do meanwhile, which describes power more than time.
+CONSTANTS = (
+    "compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "dp_overlap",
+    "tp_overlap", "loss", "attention",
+)  # fmt: skip
+OCCUPANCY = ("occupancy", "efficiency")
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 

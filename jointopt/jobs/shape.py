@@ -25,13 +25,13 @@ _OF_A_BLOCK = {"num_layers": 1, "vocab_size": 1}  # what a block does not need t
 INLINE_KEYS = tuple(f.name for f in fields(Model))
 
 
-def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") -> Model:
+def inline_model(mapping: Mapping[str, Any], name: str) -> Model:
     """A model from the keys of `Model`; the layers, width, heads and vocabulary are required, of a block but the width.
 
     Defaults: a plain MLP four hidden sizes wide with the LayerNorms and biases of GPT (a gated one has the RMSNorms of
     Llama), as many KV groups as heads, an untied head, no experts. Raises JobError for contradictions too.
     """
-    section = Section(mapping, where).only(INLINE_KEYS)
+    section = Section(mapping, "model").only(INLINE_KEYS)
     block = section.choice("block", MODEL_BLOCKS) if section.values.get("block") else ""
     usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
     shape: dict[str, Any] = {key: read_size(section, key, usual.get(key)) for key in _REQUIRED}
@@ -60,7 +60,7 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
             shape |= windows_of(config, str(config.get("model_type")), shape["num_layers"])
         except JobError as error:
             raise JobError(f"{section.at('config')}: {error}") from error
-    model = checked_model(Model(name=section.text("name", name), config=config, **shape), where)
+    model = checked_model(Model(name=section.text("name", name), config=config, **shape), "model")
     return block_of(model, block, model.num_layers, model.name) if block else model
 
 

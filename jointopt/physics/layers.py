@@ -109,6 +109,9 @@ def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants, m_spread:
     return quantised, spread
 
 
+# Kernels of a layer, of which products are most.
+
+
 @dataclass(frozen=True)
 class Work:
     """Costs of kernels: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
@@ -270,7 +273,7 @@ def linear(
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
     Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
-    by `products.gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative
+    by `gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative
     ``spread``; ``padded`` (vocabularies) are aligned whatever n is. Tokens of a rank that gathers its inputs
     (``gathered_from``), or the gradients of its outputs (``scattered_to``), are cast before that under a stated recipe.
     """

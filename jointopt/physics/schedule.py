@@ -91,51 +91,39 @@ def _v_order(pp: int, m: int, rank: int) -> list[Pass]:
     """ZB-V, section 6, phase by phase as PyTorch numbers them, for at least 2 pp - 1 micro-batches."""
     m, behind = max(2 * pp - 1, m), pp - rank
     count = {key: itertools.count() for key in itertools.product(range(3), range(2))}
-    order: list[Pass] = []
-
-    def times(number: int, *passes: tuple[int, int]) -> None:
-        order.extend(Pass(kind, chunk, next(count[kind, chunk])) for kind, chunk in passes * number)
-
     first, second = [((FORWARD, c), (INPUT, c), (WEIGHT, c)) for c in range(2)]
-    times(2 * behind - 1, first[0])
-    times(rank, second[0], first[0])
-    times(behind, *second)
-    times(m - (2 * behind - 1 + rank), *first, *second)
-    times(behind - 1, *first[1:], *second)  # forwards of chunk 0 are done
-    times(rank, first[1], second[1])
-    times(behind, first[1], first[2])
-    times(rank, second[2])
-    times(rank, first[2])
-    return order
+    phases = (  # how often each, and its passes
+        (2 * behind - 1, first[:1]), (rank, (second[0], first[0])), (behind, second),
+        (m - (2 * behind - 1 + rank), first + second),
+        (behind - 1, first[1:] + second),  # forwards of chunk 0 are done
+        (rank, (first[1], second[1])), (behind, first[1:]), (rank, second[2:]), (rank, first[2:]),
+    )  # fmt: skip
+    return [Pass(kind, chunk, next(count[kind, chunk])) for times, each in phases for kind, chunk in each * times]
 
 
 def _dual_order(pp: int, m: int, rank: int) -> list[Pass]:
     """DualPipeV, step by step as PyTorch numbers them: halves of the last steps are split, to fill the drain."""
     behind, done, waiting = pp - rank - 1, [[0, 0], [0, 0]], list[Pass]()
     order: list[Pass] = []
-
-    def times(number: int, *passes: tuple[int, int]) -> None:
-        for kind, chunk in passes * number:
-            if kind == WEIGHT:
-                order.extend([waiting.pop(0)] if waiting else [])
-                continue
-            count = done[kind != FORWARD]
-            order.append(Pass(kind, chunk, count[chunk]))
-            if kind == INPUT:
-                waiting.append(Pass(WEIGHT, chunk, count[chunk]))
-            count[chunk] += 1
-
-    times(2 * behind, (FORWARD, 0))
-    times(rank + 1, (FORWARD, 0), (FORWARD, 1))
-    times(behind, (INPUT, 1), (WEIGHT, 1), (FORWARD, 1))
-    times(m - 2 * pp + rank + 1, (FORWARD, 0), (WHOLE, 1), (FORWARD, 1), (WHOLE, 0))
-    times(behind, (WHOLE, 1), (FORWARD, 1), (WHOLE, 0))
-    # from the middle of these on passes are split, of odd ranks with the second chunk, of even ones with the first
-    split = rank + 1 + (rank + 1) % 2 if rank % 2 else 2 * ((rank + 1) // 2) + 1
-    for number in range(2 * (rank + 1)):
-        times(1, (INPUT if number >= split else WHOLE, 1 - number % 2))
-    times(behind, (WEIGHT, 0), (INPUT if split < 2 * (rank + 1) else WHOLE, 0))
-    times(rank + 1, (WEIGHT, 0))
+    # from the middle of the drain on passes are split, of odd ranks with the second chunk, of even ones with the first
+    drain, split = 2 * (rank + 1), rank + 1 + (rank + 1) % 2 if rank % 2 else 2 * ((rank + 1) // 2) + 1
+    phases = (  # how often each, and its passes
+        (2 * behind, ((FORWARD, 0),)), (rank + 1, ((FORWARD, 0), (FORWARD, 1))),
+        (behind, ((INPUT, 1), (WEIGHT, 1), (FORWARD, 1))),
+        (m - 2 * pp + rank + 1, ((FORWARD, 0), (WHOLE, 1), (FORWARD, 1), (WHOLE, 0))),
+        (behind, ((WHOLE, 1), (FORWARD, 1), (WHOLE, 0))),
+        (1, tuple((INPUT if number >= split else WHOLE, 1 - number % 2) for number in range(drain))),
+        (behind, ((WEIGHT, 0), (INPUT if split < drain else WHOLE, 0))), (rank + 1, ((WEIGHT, 0),)),
+    )  # fmt: skip
+    for kind, chunk in (one for times, each in phases for one in each * times):
+        if kind == WEIGHT:
+            order += [waiting.pop(0)] if waiting else []
+            continue
+        count = done[kind != FORWARD]
+        order.append(Pass(kind, chunk, count[chunk]))
+        if kind == INPUT:
+            waiting.append(Pass(WEIGHT, chunk, count[chunk]))
+        count[chunk] += 1
     return order
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import ATTENTIONS, DTYPES, LOG_COLUMNS, SWITCHES, Columns, Floats, Ints
+from jointopt.core.schema import ATTENTIONS, CONSTANTS, DTYPES, LOG_COLUMNS, OCCUPANCY, SWITCHES, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import SharedCosts, with_host_of
@@ -21,7 +21,6 @@ from jointopt.physics.makespan import Makespan, least_makespan_s, time_parts
 from jointopt.physics.stage_costs import Pipelines, StageCosts
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
-OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time
 CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
 STEP = 0.1  # of a logarithm, for finite differences
 
@@ -91,12 +90,6 @@ def _profile(job: Job, **figures: Any) -> Job:
     return replace(job, training=replace(job.training, framework=framework))
 
 
-# What differs between clusters and software stacks: logarithms of a speed or a cost, 10 ms per micro-batch, 200 ms per
-# iteration, an overlap.
-CONSTANTS = (
-    "compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "dp_overlap",
-    "tp_overlap", "loss", "attention",
-)  # fmt: skip
 _FACTORS = {
     "compute": "compute_factor", "elementwise": "elementwise_factor", "loss": "loss_passes",
     "attention": "attention_factor",
@@ -182,8 +175,8 @@ def _reusing_makespans(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makes
     return makespan_s
 
 
-def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, names: Sequence[str] = CONSTANTS) -> Floats:
-    """Derivative of the logarithm of time with respect to the physics' own constants, (n, ``names``): all of them.
+def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Floats:
+    """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
 
     By finite differences of `STEP` (units as in the list of `CONSTANTS`) of `CostModel.least_time_s`: exact times of
     twelve schedules of each layout would take a search seconds.
@@ -198,19 +191,19 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
         return pieces[-1][2]
 
     time_s = physics.least_time_s(index, stage_clock_mhz, noted)
-    jobs, times = {name: _with_constant(physics.job, name, STEP) for name in names}, dict[str, Floats]()
-    if (slower := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
-        more_s, before_s = (job.training.framework.iteration_overhead_s for job in (slower, physics.job))
-        times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
+    jobs, times = {name: _with_constant(physics.job, name, STEP) for name in CONSTANTS}, dict[str, Floats]()
+    # the overhead of an iteration is added to what all else takes
+    more_s, before_s = (one.training.framework.iteration_overhead_s for one in (jobs.pop("iteration"), physics.job))
+    times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
     priced = [name for name in jobs if name not in _AFTER_PRICING]
     of_priced = least_times_s([jobs[name] for name in priced], physics, index, stage_clock_mhz, common)
     times |= zip(priced, of_priced, strict=True)
-    for name in _AFTER_PRICING & jobs.keys():  # to price layouts takes most of the time, and is spared here
+    for name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared here
         model, job = copy.copy(physics), jobs[name]
         model.job = job
         model.distinct = [replace(one, costs=with_host_of(job, one.costs, physics.job)) for one in physics.distinct]
         times[name] = model.least_time_s(index, stage_clock_mhz, _reusing_makespans(pieces))
-    return np.log(np.array([times[name] for name in names]) / time_s).T / STEP
+    return np.log(np.array([times[name] for name in CONSTANTS]) / time_s).T / STEP
 
 
 # Several jobs that price the same layouts as one model, as formulas on few layouts cost as much as on many.

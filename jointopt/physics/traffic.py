@@ -183,6 +183,9 @@ def dispatch_time_s(
     return np.where(local >= size, collective_time_s("all_to_all", rank_bytes, size, local, constants, links), across)
 
 
+# What each kind of parallelism moves, by which collectives.
+
+
 def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
     """Bytes of the residual stream of one micro-batch on one rank, s·b·h elements: what TP reduces and PP sends."""
     return element_bytes * tokens * model.hidden_size
@@ -416,7 +419,7 @@ def gradient_traffic(
 
 
 # A collective over gradients or weights of data-parallel ranks: of which parameters (dense or expert), its kind (of
-# `collectives.KINDS`), bytes (L, pp) of one rank's full buffer, its group (L, 1), and which layouts (L, 1) send it.
+# `KINDS`), bytes (L, pp) of one rank's full buffer, its group (L, 1), and which layouts (L, 1) send it.
 GradientMessage = tuple[str, str, Floats, Group, Bools]
 
 

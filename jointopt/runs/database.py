@@ -105,6 +105,8 @@ def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
         return found
 
 
+# Opened in one way, and every failure one sentence.
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`

@@ -111,6 +111,18 @@ class Workload:
         of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout_of_row", "clock_mhz", "assumed")}
         return replace(self, **of_rows)
 
+    def distinct(self) -> tuple[Workload, Ints]:
+        """(the plans of its rows, each plan and each layout once, and of each row the place of its plan, (n,)).
+
+        Clocks that are the same on all stages are one.
+        """
+        layout, clocks = row_codes([self.layout_of_row]), self.clock_mhz
+        if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
+            clocks = clocks[:, :1]
+        plan = row_codes([layout, *clocks.T])
+        layouts = {name: values[self.layout_of_row[first_rows(layout)]] for name, values in self.layouts.items()}
+        return replace(self, layouts=layouts, layout_of_row=layout, clock_mhz=clocks).take(first_rows(plan)), plan
+
     def with_class(self, name: str) -> Workload:
         """The workload with that recipe class, where its rows state none."""
         return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))

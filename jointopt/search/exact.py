@@ -274,13 +274,13 @@ def _least_by_range(clocks: Floats) -> tuple[Ints, Floats]:
     return place, least
 
 
-def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = None) -> ExactFront:
+def exact_front_of_profiles(problem: Problem) -> ExactFront:
     """The front over all layouts, bottleneck clocks and shares of slack (multiples of 0.1); memory is bounded.
 
     ``covered`` counts the plans of that space. Without ``stage_clocks`` or ``energy_slope_w`` it is the front of the
-    uniform clocks. ``progress`` is as for `exact_front`.
+    uniform clocks.
     """
-    uniform = exact_front(problem, progress=progress)
+    uniform = exact_front(problem)
     if problem.stage_clocks is None or not problem.has_slope or not problem.num_layouts:
         return uniform
     sweep = _ProfileSweep(problem, problem.stage_clocks, uniform.front)

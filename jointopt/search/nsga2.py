@@ -118,6 +118,8 @@ def search(
     return SearchResult(plans, front, done + local.spent, study)
 
 
+# Fronts of three and more goals: moves that beat the plans of NSGA-II.
+
 ROUNDS = 12
 EVALUATIONS = 100_000  # of moves
 NEAR = 0.001  # of a goal: plans that gain no more than that are as good as one

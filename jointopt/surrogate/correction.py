@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
+from jointopt.core.schema import CONSTANTS, LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.frameworks import job_of_efficiency
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, HeatScale, unmeasured_heat
-from jointopt.physics.sensitivities import CONSTANTS, with_constants
+from jointopt.physics.sensitivities import with_constants
 from jointopt.surrogate.clock_response import TOP_ONLY, ClockResponse, MeasuredClocks
 from jointopt.surrogate.data_doubts import span_of_doubt, widen_to_doubt
 from jointopt.surrogate.evidence import Evidence, far_constants, same_job

@@ -13,11 +13,11 @@ import pandas as pd
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import CONSTANTS, Bools, Columns, Floats, Ints
 from jointopt.jobs.cluster import Cluster, Machine
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
-from jointopt.physics.sensitivities import CONSTANTS, with_constants
+from jointopt.physics.sensitivities import with_constants
 from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.workloads import Workload, runs_with_plans
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
@@ -205,16 +205,9 @@ class PricedPlans:
     @classmethod
     def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
         """Price each layout and each plan once; ``power``: measured, by which limits hold; ``heat``: peaks too."""
-        layout, clocks = row_codes([work.layout_of_row]), work.clock_mhz
-        if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
-            clocks = clocks[:, :1]
-        plan = row_codes([layout, *clocks.T])
-        at, first = first_rows(plan), first_rows(layout)
-        layouts = {name: values[work.layout_of_row[first]] for name, values in work.layouts.items()}
-        plans = replace(work, layouts=layouts, layout_of_row=layout, clock_mhz=clocks).take(at)
-        physics = CostModel(
-            work.job, layouts, board_power=None if power is None else power.board_power(work.job, layouts)
-        )
+        plans, plan = work.distinct()
+        board_power = None if power is None else power.board_power(work.job, plans.layouts)
+        physics = CostModel(work.job, plans.layouts, board_power=board_power)
         values = physics.evaluate(plans.layout_of_row, plans.clock_mhz)
         values |= heat_of(physics, plans.layout_of_row, plans.clock_mhz) if heat else {}
         return cls(plans, plan, physics, values)

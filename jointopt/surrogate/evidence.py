@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import CONSTANTS, Bools, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
-from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, one_constant, with_constants
+from jointopt.physics.sensitivities import HOST, NETWORK, one_constant, with_constants
 from jointopt.surrogate.data_doubts import QUESTION, power_log_ratio
 from jointopt.surrogate.kernel import Runs, joined_runs, kinship
 from jointopt.surrogate.memory import MemoryEvidence, MemoryPosterior, memory_evidence

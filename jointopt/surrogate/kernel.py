@@ -17,8 +17,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.physics.sensitivities import CONSTANTS, OCCUPANCY
+from jointopt.core.schema import CONSTANTS, OCCUPANCY, Columns, Floats, Ints
 
 # by name, not from the schema: a stored surrogate has a length for each of these, in this order
 CLASSES: Mapping[str, tuple[str, ...]] = {

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Floats, Ints
-from jointopt.physics.sensitivities import CONSTANTS
+from jointopt.core.schema import CONSTANTS, Floats, Ints
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.own_mix import COVERAGE, signal_share
 

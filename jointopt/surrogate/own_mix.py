@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import CONSTANTS, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.physics.sensitivities import CATEGORY, CONSTANTS
+from jointopt.physics.sensitivities import CATEGORY
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.power import PowerScale

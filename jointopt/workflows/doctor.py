@@ -128,6 +128,13 @@ def probe(out: Path) -> MachineComparison | None:
 _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
 
 
+_PACKAGES = (
+    ("polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)"),
+    ("dashboard", "optuna-dashboard", "pip install 'jointopt[dashboard]'"),
+    ("work on PostgreSQL", "psycopg", "pip install 'psycopg[binary]' (SQLite works without)"),
+)
+
+
 def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:
     yield Feature("propose, explain, predict, select", True, f"jointopt {version('jointopt')}, no GPU needed")
     name, backends = "launcher torchrun", speeds.get("backends")
@@ -163,21 +170,16 @@ def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterato
         may_set = machine.may_set_clocks
         what = f"set {may_set}, and put back after every run (not tried now)" if may_set else PERMISSION
         yield Feature("GPU clocks", bool(may_set), what)
-    yield _package("polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)")
-    yield _package("dashboard", "optuna-dashboard", "pip install 'jointopt[dashboard]'")
-    yield _package("work on PostgreSQL", "psycopg", "pip install 'psycopg[binary]' (SQLite works without)")
+    for feature, package, fix in _PACKAGES:
+        try:
+            yield Feature(feature, True, f"{package} {version(package)}")
+        except PackageNotFoundError:
+            yield Feature(feature, False, f"{package} is not installed", fix)
     yield _database(storage)
     free_gib = shutil.disk_usage(".").free / GIB
     enough = free_gib >= _ENOUGH_DISK_GIB
     fix = "" if enough else "free some, or work in another folder"
     yield Feature("disk space for logs and database", enough, f"{free_gib:.1f} GiB free here", fix)
-
-
-def _package(feature: str, package: str, fix: str) -> Feature:
-    try:
-        return Feature(feature, True, f"{package} {version(package)}")
-    except PackageNotFoundError:
-        return Feature(feature, False, f"{package} is not installed", fix)
 
 
 def _database(url: str) -> Feature:

@@ -22,7 +22,6 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import violations
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
-from jointopt.runs.cells import first_rows, row_codes
 from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
 from jointopt.runs.other_rows import assumed_class_lines, class_conflicts, lacks_heads, states_class
 from jointopt.runs.workloads import Workload, workloads
@@ -204,20 +203,15 @@ def _predictions(works: Sequence[Workload], model: JobModel) -> list[tuple[Workl
     out: list[tuple[Workload, Columns | str, Ints]] = []
     asked = []
     for work in works:
-        layout, clocks = row_codes([work.layout_of_row]), work.clock_mhz
-        if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
-            clocks = clocks[:, :1]
-        plan_of_row = row_codes([layout, *clocks.T])
-        first, here = first_rows(plan_of_row), model.of_job(work.job, work.as_stated)
-        plans = {name: values[work.layout_of_row[first]] for name, values in work.layouts.items()}
-        plans["stage_clock_mhz"] = clocks[first]
-        distinct = {name: values[work.layout_of_row[first_rows(layout)]] for name, values in work.layouts.items()}
+        distinct, plan_of_row = work.distinct()
+        here, plans = model.of_job(work.job, work.as_stated), distinct.plans | {"stage_clock_mhz": distinct.clock_mhz}
         try:
             described = here.described(plans)
         except JointOptError as error:
             out.append((work, str(error), plan_of_row))
             continue
-        asked.append((work, here, plans, described, plan_of_row, violations(work.job, distinct)[layout[first]]))
+        broken = violations(work.job, distinct.layouts)[distinct.layout_of_row]
+        asked.append((work, here, plans, described, plan_of_row, broken))
     corrections = model.plan_corrections([described for _, _, _, described, *_ in asked])
     for (work, here, plans, _, plan_of_row, broken), correction in zip(asked, corrections, strict=True):
         try:

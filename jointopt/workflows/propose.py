@@ -458,6 +458,9 @@ def _report_of(document: Mapping[str, Any], model: JobModel) -> ProposalReport:
     return report_of(document, model)
 
 
+# What a proposal says beside its plans: where they were not checked, and the command that comes next.
+
+
 def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
     """An assumed range of clocks, then why plans are outside of what was checked, each with its number of plans."""
     clocks = [model.job.assumed_clocks] if model.job.assumed_clocks else []

@@ -181,33 +181,26 @@ def _column(stored: StoredPlans, name: str) -> Floats:
     values = stored.plans.get(name)
     if values is not None and np.isfinite(values).any():
         return np.asarray(values)  # beyond its front, a study has no intervals: unknown keeps no limit
-    if stored.measured and name.endswith("_high"):
-        raise UsageError(
-            f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
-        )
-    if stored.measured and stored.has_energy:
-        raise UsageError(
-            f"{stored.source} does not say what {name} is, as it lacks the job; give the job that was run by --job."
-        )
-    if stored.measured:
-        raise UsageError(
-            f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "
-            "where a meter is found (`jointopt doctor` says what is missing)."
-        )
-    if not stored.has_energy and name != "iteration_time_s_high":
-        raise UsageError(
-            f"{stored.source} holds plans of processors whose power is unknown, so that no plan says "
-            f"what {name} is; choose by time alone."
-        )
-    if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
-        raise UsageError(
-            f"{stored.source} holds no 90 % interval of {name.removesuffix('_high')}, which --at-high-end needs; "
-            f"choose from proposal.json of `jointopt propose --out` instead."
-        )
-    raise UsageError(
-        f"{stored.source} does not say what {name} is, as it lacks the job's nodes, host power and PUE; give the job "
-        f"that was proposed by --job."
-    )
+    source, bare = stored.source, name.removesuffix("_high")
+    reasons = (
+        (stored.measured and bare != name,
+         f"The values of {source} are measured and have no 90 % interval; leave --at-high-end out."),
+        (stored.measured and stored.has_energy,
+         f"{source} does not say what {name} is, as it lacks the job; give the job that was run by --job."),
+        (stored.measured,
+         f"No run of {source} measured energy or power, which {name} needs; choose by time alone, or run where a meter "
+         "is found (`jointopt doctor` says what is missing)."),
+        (not stored.has_energy and name != "iteration_time_s_high",
+         f"{source} holds plans of processors whose power is unknown, so that no plan says what {name} is; choose by "
+         "time alone."),
+        (bare != name and bare in stored.plans,
+         f"{source} holds no 90 % interval of {bare}, which --at-high-end needs; choose from proposal.json of "
+         "`jointopt propose --out` instead."),
+        (True,
+         f"{source} does not say what {name} is, as it lacks the job's nodes, host power and PUE; give the job that "
+         "was proposed by --job."),
+    )  # fmt: skip
+    raise UsageError(next(sentence for holds, sentence in reasons if holds))
 
 
 def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:

@@ -20,8 +20,7 @@ import pandas as pd
 import xgboost
 from threadpoolctl import threadpool_limits
 
-from jointopt.core.schema import DEGREES, Floats, Ints
-from jointopt.physics.sensitivities import CONSTANTS
+from jointopt.core.schema import CONSTANTS, DEGREES, Floats, Ints
 from jointopt.studies.learning import truths
 from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.kernel import Kernel, Runs, default_kernel

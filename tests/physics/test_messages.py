@@ -1,4 +1,4 @@
-"""What messages of a plan reach of their links: as `collectives` prices them, by the link that they cross."""
+"""What messages of a plan reach of their links: as `traffic` prices them, by the link that they cross."""
 
 from __future__ import annotations
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.core.schema import CONSTANTS
 from jointopt.jobs.framework import Framework
 from jointopt.physics import sensitivities as moving
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.makespan import least_makespan_s
-from jointopt.physics.sensitivities import CONSTANTS, sensitivities, shape_columns, share_columns
+from jointopt.physics.sensitivities import sensitivities, shape_columns, share_columns
 
 # constants whose step is a slower machine or a costlier framework; overlaps hide time, or cost it
 COSTS = ("compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "loss")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jointopt.core.schema import Columns
+from jointopt.core.schema import CONSTANTS, Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics import sensitivities
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import SharedCosts
-from jointopt.physics.sensitivities import CONSTANTS, with_constants
+from jointopt.physics.sensitivities import with_constants
 
 PRICED = ("compute", "elementwise", "intra_node", "inter_node", "tp_overlap", "loss", "attention")
 Layouts = Callable[..., Columns]

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import CONSTANTS, Floats, Ints
 from jointopt.jobs.jobfile import job_from_options, with_changes
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.clock_response import (
     BELOW_TOP,

@@ -10,7 +10,7 @@ import pytest
 
 from jointopt.core.errors import PlanError, TableError
 from jointopt.core.facts import Source
-from jointopt.physics.sensitivities import CONSTANTS
+from jointopt.core.schema import CONSTANTS
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate import dataset as learning
 from jointopt.surrogate.dataset import _NOTHING_PRICED, PricedPlans, _on, price, source_of, timed_runs, with_results

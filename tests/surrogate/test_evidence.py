@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.core.schema import CONSTANTS
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, power_log_ratio, source_of_job
 from jointopt.surrogate.kernel import FEATURES, Runs

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import CONSTANTS, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, with_changes
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.sensitivities import CONSTANTS, NETWORK, one_constant, with_constants
+from jointopt.physics.sensitivities import NETWORK, one_constant, with_constants
 from jointopt.report.plans import plan_frame
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import price

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.core.schema import CONSTANTS, LAYOUT_COLUMNS
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.sensitivities import CONSTANTS, sensitivities
+from jointopt.physics.sensitivities import sensitivities
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.correction import Correction

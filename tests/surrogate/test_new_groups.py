@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Floats
+from jointopt.core.schema import CONSTANTS, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.held_out import HeldOut, Scores, judge_new_groups
 from jointopt.surrogate.job_model import JobModel

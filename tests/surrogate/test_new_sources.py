@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.sensitivities import CONSTANTS
+from jointopt.core.schema import CONSTANTS
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.new_sources import (
     FACTOR_DOUBT,

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Floats
-from jointopt.physics.sensitivities import CONSTANTS
+from jointopt.core.schema import CONSTANTS, Floats
 from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.sensitivities import CONSTANTS, OCCUPANCY, SHARES
+from jointopt.core.schema import CONSTANTS, OCCUPANCY
+from jointopt.physics.sensitivities import SHARES
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.job_model import _GROUPS, group_words, learned_sentence, target_sentences

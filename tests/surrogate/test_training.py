@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
+from jointopt.core.schema import CONSTANTS
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate import training
 from jointopt.surrogate import training as own_training
 from jointopt.surrogate.held_out import (

@@ -54,7 +54,7 @@ def load_cluster(name: str) -> Cluster:
     return build_cluster({"catalog": name})
 
 
-def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster:
+def build_cluster(mapping: Mapping[str, Any]) -> Cluster:
     """The cluster that a job file describes: ``gpu``, ``nodes``, ``gpus_per_node``, any of `FIGURES`.
 
     ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry that other keys override;
@@ -62,17 +62,17 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
     the catalogue states.
     """
-    given = section = Section(mapping, where).only(KEYS)
+    given = section = Section(mapping, "cluster").only(KEYS)
     if given.has("catalog"):
         name, entries = given.text("catalog"), read_yaml("clusters.yaml")
         if name.lower() not in entries:
             raise CatalogError(
-                f"The {where} {name!r} is not in the catalogue{nearest_hint(name, entries)}; expected one of "
+                f"The cluster {name!r} is not in the catalogue{nearest_hint(name, entries)}; expected one of "
                 f"{', '.join(entries)}, or a mapping with gpu, nodes and gpus_per_node."
             )
         entry = {key: value for key, value in entries[name.lower()].items() if key in KEYS}
         own = {key: value for key, value in mapping.items() if key != "catalog" and value is not None}
-        section = Section({"name": name.lower()} | entry | own, where)
+        section = Section({"name": name.lower()} | entry | own, "cluster")
     gpu = _gpu(section)
     if isinstance(section.values.get("nodes"), list):
         raise JobError(

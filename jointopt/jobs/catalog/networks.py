@@ -91,7 +91,7 @@ def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
     return 0.0 if gpu.own_figures and name not in gpu.own_figures else float(getattr(gpu, name) or 0.0)
 
 
-def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
+def check_links(cluster: Cluster, stated: Mapping[str, Any]) -> None:
     """JobError for a bandwidth of a job beyond what its GPU is known to have, where it may have been meant otherwise.
 
     That is a bare number, or bits per second of which it is not said whether a GPU or a node has them, which are mostly
@@ -99,7 +99,7 @@ def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "clust
     """
     gpu = cluster.gpu
     for key in (key for key in LINKS if stated.get(key) is not None):
-        value, place = stated[key], f"{where}.{key}"
+        value, place = stated[key], f"cluster.{key}"
         most, usual = most_gbytes_per_s(gpu, key), _rated_gbytes_per_s(gpu, key)
         may_have = f"{gpu.id} may have ({f'usually {usual:g}' if usual else 'no source states more'})"
         if isinstance(value, str):

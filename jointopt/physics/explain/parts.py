@@ -22,7 +22,6 @@ from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import time_parts
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.stage_costs import StageCosts
-from jointopt.physics.traffic import collective_time_s, link_bytes
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _priced_anew(physics: CostModel, index: int, hardware: traffic.Hardware | No
 def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Floats]]:
     """Link energy of one rank of each stage in one iteration by kind of parallelism and by link, (pp,) J.
 
-    Kinds as in the parts of the time (``tp_comm``, ...), by `collectives.link_bytes`; ``intra_node`` is the scale-up
+    Kinds as in the parts of the time (``tp_comm``, ...), by `traffic.link_bytes`; ``intra_node`` is the scale-up
     domain, the part left where links between nodes are free.
     """
     free = _priced_anew(physics, index, replace(physics.hardware, inter_j_per_byte=0.0))
@@ -214,7 +213,7 @@ class Message:
     """One collective of a plan; ``link`` is the slowest class that it crosses, intra_node or inter_node."""
 
     parallelism: str  # tp, cp, ep, pp, dp, expert_dp (data parallelism of experts)
-    kind: str  # of `collectives.KINDS`
+    kind: str  # of `traffic.KINDS`
     size_bytes: float  # one rank's full buffer
     members: int
     time_s: float
@@ -234,8 +233,8 @@ def messages(physics: CostModel, index: int) -> list[Message]:
         size_bytes, size, local = (float(np.ravel(x)[0]) for x in (moved, group.size, group.local))
         if size <= 1:
             continue
-        seconds = float(collective_time_s(kind, size_bytes, size, local, hw.constants.collectives, hw.links))
-        within, between = (float(sent) for sent in link_bytes(kind, size_bytes, size, local))
+        seconds = float(traffic.collective_time_s(kind, size_bytes, size, local, hw.constants.collectives, hw.links))
+        within, between = (float(sent) for sent in traffic.link_bytes(kind, size_bytes, size, local))
         link, sent, nominal = "intra_node", within, cluster.intra_node_gbytes_per_s
         if local < size:
             link, sent, nominal = "inter_node", between, cluster.inter_node_gbytes_per_s

@@ -88,10 +88,10 @@ class PlanPicture:
         }  # fmt: skip
 
 
-def mean_power_w(plan: PlanPicture, steps: int = POWER_STEPS) -> tuple[Floats, Floats]:
-    """(ends of equal steps of the iteration in s (steps + 1,), mean power of a GPU in each step in W (steps,))."""
+def mean_power_w(plan: PlanPicture) -> tuple[Floats, Floats]:
+    """(ends of `POWER_STEPS` equal steps of the iteration in s, the start too, mean power of a GPU in each in W)."""
     line, (from_s, to_s) = plan.timeline, plan.timeline.repeated_s
-    edges, watts = np.linspace(0.0, line.iteration_s, steps + 1), np.zeros(steps)
+    edges, watts = np.linspace(0.0, line.iteration_s, POWER_STEPS + 1), np.zeros(POWER_STEPS)
     optimizer_s, begins_s = line.tail_s["optimizer"], line.pipeline_s + line.tail_s["gradients"]
     for rank in range(len(plan.runs_w)):
         own = line.rank == rank
