@@ -532,7 +532,7 @@ def _facts(options: Options) -> list[str]:
     """Facts by the table's ``states``, and an encoder beside the decoder."""
     found = [fact_of(one.states, options.take(*one.names)) for one in _table() if one.states]
     decoder = options.whole("decoder_num_layers") if options.whole("num_layers", "encoder_num_layers") else None
-    return [*found, "encoder_decoder" if decoder else ""]
+    return [*({*found} - {"squared_relu"}), "encoder_decoder" if decoder else ""]  # which the config has
 
 
 _OF_ROUTING = ("scoring_func", "routed_scaling_factor", "router_aux_loss_coef")
