@@ -171,6 +171,7 @@ def test_a_shape_of_the_catalogue_with_another_detail_is_a_variant_that_keeps_it
     assert (found.name, details_of(found).rotary_base) == ("llama-3-8b-variant", 10000.0)
 
 
+@pytest.mark.long
 @each("of", [of for of, row in KEPT if "barred" not in row])
 def test_what_a_training_is_exported_with_is_the_model_that_was_stated(of: dict[str, Any], tmp_path: Path) -> None:
     found = imported(of, tmp_path)
