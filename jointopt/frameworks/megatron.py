@@ -26,6 +26,7 @@ from jointopt.frameworks.options import (
     without_effect,
 )
 from jointopt.jobs.framework import overlap_is_on
+from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import fact_of, with_facts
 from jointopt.jobs.plans.stages import Chunks
 from jointopt.jobs.shape import layer_list, skip_freq_word
@@ -99,7 +100,7 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
         group_query_attention=grouped, num_query_groups=model.num_query_groups if grouped else None,
         normalization="RMSNorm" if model.rmsnorm else "LayerNorm", norm_epsilon=details.norm_epsilon,
         init_method_std=details.init_std, swiglu=model.gated_mlp, disable_bias_linear=not model.linear_bias,
-        add_qkv_bias=model.qkv_bias, qk_layernorm=model.qk_norm or bool(model.kv_lora_rank),
+        add_qkv_bias=model.qkv_bias, qk_layernorm=has_qk_norms(model),
         untie_embeddings_and_output_weights=not model.tied_embeddings, **_dropouts(intent),
         mtp_num_layers=model.mtp_num_layers or None, mtp_loss_scaling_factor=0.1 if model.mtp_num_layers else None,
         **_latent(intent, words.version),
@@ -108,7 +109,12 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
     gaps.never(shared and version_key(words.version) < version_key("0.16"), "KV heads that several ranks share")
     flags = {str(one.states): one.names[0] for one in _table() if one.flag and one.states}
     words.add(**{flags[fact]: True for fact in intent.facts if fact in flags})
-    gaps.facts({*flags, "qk_norm", "biases", "qkv_biases", "no_positions"})
+    gaps.facts({*flags, "qk_norm", "biases", "qkv_biases", "no_positions", "no_latent_norms"})
+
+
+def has_qk_norms(model: Model) -> bool:
+    """Whether queries and keys, or of latent attention the latents, have norms."""
+    return model.qk_norm or (model.kv_lora_rank > 0 and "no_latent_norms" not in model.other)
 
 
 def _dropouts(intent: Intent) -> dict[str, float | None]:
@@ -532,7 +538,7 @@ def _facts(options: Options) -> list[str]:
     """Facts by the table's ``states``, and an encoder beside the decoder."""
     found = [fact_of(one.states, options.take(*one.names)) for one in _table() if one.states]
     decoder = options.whole("decoder_num_layers") if options.whole("num_layers", "encoder_num_layers") else None
-    return [*found, "encoder_decoder" if decoder else ""]
+    return [*({*found} - {"squared_relu"}), "encoder_decoder" if decoder else ""]  # which the config has
 
 
 _OF_ROUTING = ("scoring_func", "routed_scaling_factor", "router_aux_loss_coef")
@@ -656,7 +662,8 @@ _LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, 
 
 def _read_latent(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     """The shape with latent attention as stated or by default; without it, without those keys."""
-    if options.flag("multi_latent_attention"):
+    if options.flag("multi_latent_attention"):  # whose norms are those of its latents
+        shape = with_facts(shape, [] if shape["qk_norm"] else ["no_latent_norms"]) | {"qk_norm": False}
         return shape | {key: shape.get(key) or usual for key, usual in _LATENT.items()}
     return {key: value for key, value in shape.items() if key not in (*_LATENT, "q_lora_rank")}
 

@@ -20,6 +20,7 @@ from jointopt.frameworks.megatron import (
     SHARDING,
     dispatcher,
     forced_balance,
+    has_qk_norms,
     layer_layout,
     megatron_words,
     offloaded_modules,
@@ -112,7 +113,7 @@ def _shape(intent: Intent) -> dict[str, Any]:
         "RMSNorm" if model.rmsnorm else "LayerNorm", "layernorm_epsilon": details.norm_epsilon,
         "init_method_std": details.init_std, "gated_linear_unit": model.gated_mlp,
         "add_bias_linear": model.linear_bias, "add_qkv_bias": model.qkv_bias or model.linear_bias,
-        "qk_layernorm": model.qk_norm or bool(model.kv_lora_rank),
+        "qk_layernorm": has_qk_norms(model),
         "share_embeddings_and_output_weights": model.tied_embeddings, "position_embedding_type": positions,
         "seq_length": intent.job.training.seq_length, "attention_dropout": details.attention_dropout,
         "hidden_dropout": details.hidden_dropout, "mtp_num_layers": model.mtp_num_layers or None,
@@ -129,6 +130,8 @@ def _shape(intent: Intent) -> dict[str, Any]:
     found |= {name: True for fact, name in _FLAGS.items() if fact in intent.facts}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
+    if scaling is not None and scaling.kind == "linear":
+        found |= {"seq_len_interpolation_factor": scaling.factor}
     if model.kv_lora_rank:
         yarn = {"rotary_scaling_factor": scaling.factor, "mscale": scaling.mscale,
                 "mscale_all_dim": scaling.mscale_all_dim, "beta_fast": scaling.beta_fast,

@@ -26,7 +26,8 @@ _WORDS = (
     "tensorwise", "mxfp8", "deepep", "flex", "optim", "optim_grads_params", "no_shard", "local", "full_iteration",
     "bfloat16", "float16", "fp8", "gpt2bpetokenizer", "mlp", "([0]*3+[1]*29)", "128,0", "Et*3|t*3L",
     "meta-llama/Meta-Llama-3-8B", "flash_attention_2", "eager", "llama3", "8B", "1F1B", "Interleaved1F1B", "default",
-    "never",
+    "never", "learnable", "off-by-one", "relative", "mamba", "residual", "gated_delta_net", "dsa", "post_ln",
+    "layernorm1p", "squared-relu", "fast-geglu",
 )  # fmt: skip
 _NAMES = {"megatron-lm": "Megatron-LM", "megatron-deepspeed": "Megatron-DeepSpeed", "nemo": "NeMo",
           "fsdp": "Accelerate", "deepspeed": "DeepSpeed"}  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ import yaml
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.exported import exported
 from jointopt.jobs.catalog.models import load_model
-from jointopt.jobs.details import details_of
+from jointopt.jobs.details import details_of, differing_details
 from jointopt.jobs.jobfile import dump_job, job_mapping, parse_job
 from jointopt.jobs.reading import parse_yaml
 from jointopt.jobs.shape import inline_model
 from jointopt.report.imported import Imported
+from jointopt.workflows.export import write
 from jointopt.workflows.import_ import import_
 from tests.each import each
 from tests.frameworks.exports.conftest import job_named
@@ -95,6 +98,7 @@ def test_a_detail_that_only_a_shell_knows_is_remarked_on_and_not_asked(tmp_path:
     assert any("(--init-method-std is given $STD" in remark for remark in found.remarks)
 
 
+PLAN = "dp=8 tp=1 pp=1 micro_batch_size=1 clock_mhz=1980"
 KEPT = [(row["of"], row) for row in ROWS if "refuses" not in row]
 
 
@@ -112,12 +116,11 @@ def test_a_fact_is_kept_or_named(of: dict[str, Any], row: dict[str, Any], tmp_pa
 @each(("of", "row"), [(of, row) for of, row in KEPT if {"writes", "barred"} & row.keys()])
 def test_an_export_for_training_writes_a_fact_or_refuses_it(of: dict[str, Any], row: Any, tmp_path: Path) -> None:
     found = imported(of, tmp_path)
-    plan = "dp=8 tp=1 pp=1 micro_batch_size=1 clock_mhz=1980"
     if "barred" in row:
         with pytest.raises(ExportError, match=row["barred"]):
-            exported(found.job, plan, "megatron", purpose="training")
+            exported(found.job, PLAN, "megatron", purpose="training")
         return
-    words = " ".join(exported(found.job, plan, "megatron", purpose="training").export.words)
+    words = " ".join(exported(found.job, PLAN, "megatron", purpose="training").export.words)
     assert [one for one in row["writes"] if f"{one} " not in f"{words} "] == []
 
 
@@ -166,3 +169,19 @@ def test_a_shape_of_the_catalogue_with_another_detail_is_a_variant_that_keeps_it
     (tmp_path / "config.json").write_text(json.dumps(llama), encoding="utf-8")
     found = import_(tmp_path / "config.json", **GIVEN, seq_length=2048, global_batch_size=16).job.model
     assert (found.name, details_of(found).rotary_base) == ("llama-3-8b-variant", 10000.0)
+
+
+@pytest.mark.long
+@each("of", [of for of, row in KEPT if "barred" not in row])
+def test_what_a_training_is_exported_with_is_the_model_that_was_stated(of: dict[str, Any], tmp_path: Path) -> None:
+    found = imported(of, tmp_path)
+    for target in ("megatron", "megatron-bridge", "nanotron"):
+        with contextlib.suppress(ExportError):
+            made = exported(found.job, PLAN, target, purpose="training")
+            shutil.rmtree(tmp_path / target, ignore_errors=True)
+            (tmp_path / target).mkdir()
+            again = import_(write(made, tmp_path / target), **GIVEN).job.model
+            assert replace(again, name="") == replace(found.job.model, name="")
+            one, other = details_of(found.job.model), details_of(again)
+            assert differing_details(one, other) == {}
+            assert (one.attention_dropout, one.hidden_dropout) == (other.attention_dropout, other.hidden_dropout)
