@@ -18,7 +18,15 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
-from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
+from jointopt.frameworks.commands.programs import (
+    STARTERS,
+    Known,
+    Program,
+    is_megatron,
+    shards_for_bf16,
+    started_program,
+    yaml_taken,
+)
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN
@@ -179,6 +187,7 @@ def _config(text: str, name: str) -> list[Taken]:
         (megatron_bridge.is_nemo, megatron_bridge.nemo_taken), (nanotron.is_nanotron, nanotron.config_taken),
         (deepspeed.is_accelerate, deepspeed.accelerate_taken),
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
+        (is_megatron, yaml_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
     return [read_config(found, config, text, name)] if found else []
@@ -308,7 +317,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.origins |= dict.fromkeys((*differ, *asked), f"default of {by}")
             continue
         for name in differ:
-            if name not in found.asked:
+            if name not in found.asked or found.asked[name].loose:
                 values = " or ".join(str(one.get(name, "nothing")) for one in (fields, other))
                 found.asked[name] = Question(f"{values}, by {by}", variable)
         for name, question in asked.items():
