@@ -495,20 +495,23 @@ def _and(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
-# which files count more: what ran, then what DeepSpeed takes from its own file, the command line, and configs
+# which files count more: a process and what ran, what DeepSpeed takes from its own file, the command line, and configs
 _RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config")
 
 
 def _rank(one: Taken) -> int:
     """How far behind others a file counts, whatever the order in which files are given."""
-    kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
+    if one.process:
+        return -1
+    kinds = [kind for kind in _RANKS if kind in ("log" if one.log else one.format)]  # "" is in all
     return _RANKS.index("" if one.command else max(kinds, key=len) or "config")
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """All files in one, those of the first ranks first: what states a value before what has it by default.
 
-    What counts less and differs is remarked on; what differs among files of one rank is asked.
+    What runs has its defaults too. What counts less and differs is remarked on; what differs among files of one rank is
+    asked.
     """
     whole = Taken("")
     by: dict[str, Taken] = {}
@@ -516,13 +519,13 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         for one in files:
             for name, value in fields_of(one).items():
                 kind, _, key = name.partition(".")
-                if kind not in SECTIONS or is_default(one, name) is not default:
+                if kind not in SECTIONS or (_is_loose(one, name) is not default):
                     continue
                 here = getattr(whole, kind)
                 if name not in by:
                     by[name], here[key] = one, value
                     whole.origins[name] = one.origins.get(name) or one.source
-                elif here[key] != value and not default:
+                elif not _agree(key, value, here[key]):
                     _differ(whole, name, by[name], one, remarks)
     for one in files:
         whole.accumulation = whole.accumulation or one.accumulation
@@ -536,6 +539,7 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     whole.framework = next((one.framework for one in named if one.framework), "")
     if whole.framework == "megatron-deepspeed":
         remarks += shards_for_bf16(whole)
+    _leave_nodes(whole, by, remarks)
     for name in whole.asked:
         kind, _, key = name.partition(".")
         if kind in SECTIONS:
@@ -543,15 +547,47 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     return whole
 
 
+def _runs(one: Taken) -> bool:
+    return bool(one.process or one.log)
+
+
+def _is_loose(one: Taken, name: str) -> bool:
+    """Whether a value is a default that another file's statement counts before: not that of a run, which had it."""
+    return is_default(one, name) and not _runs(one)
+
+
+def _agree(key: str, value: Any, other: Any) -> bool:
+    """Whether two values are one; a vocabulary may be padded, to a multiple of up to 128 for each of 64 ranks."""
+    if key == "vocab_size" and value and other:
+        return bool(abs(value - other) < 128 * 64)
+    return bool(value == other)
+
+
+def _leave_nodes(whole: Taken, by: Mapping[str, Taken], remarks: list[str]) -> None:
+    """Leaves nodes that a script states where the run has another number of GPUs."""
+    ran = {name for name, one in by.items() if _runs(one)}
+    every, nodes, each = (whole.cluster.get(name) for name in ("num_gpus", "nodes", "gpus_per_node"))
+    if "cluster.num_gpus" in ran and "cluster.nodes" not in ran and nodes and each and nodes * each != every:
+        place = whole.origins.pop("cluster.nodes")
+        remarks.append(f"{place} states {nodes} nodes of {each} GPUs, the run has {every} GPUs")
+        del whole.cluster["nodes"]
+
+
 def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[str]) -> None:
     """A remark that another file counts less; a question where neither does."""
     kind, _, key = name.partition(".")
     values = getattr(first, kind)[key], getattr(other, kind)[key]
-    if _rank(first) == _rank(other):
+    default, place = _is_loose(other, name), other.origins.get(name) or other.source
+    if _runs(first):
+        said = f"{other.source} leaves {key} at {values[1]}" if default else f"{place} states {key} {values[1]}"
+        remarks.append(f"{said}, the run has {values[0]} ({whole.origins[name]})")
+    elif default:
+        return
+    elif _rank(first) == _rank(other):
         parts = sorted(f"{value} by {one.source}" for value, one in zip(values, (first, other), strict=True))
         whole.asked[name] = Question(_and(parts))
     elif kind != "model":
-        remarks.append(f"{other.source} states {key} {values[1]}, {first.source} {values[0]}, which counts")
+        remarks.append(f"{place} states {key} {values[1]}, {first.source} {values[0]}, which counts")
 
 
 def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
@@ -560,7 +596,7 @@ def _answered(name: str, question: Question, asking: Taken, files: Sequence[Take
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
             fields = fields_of(one)
-            if (name in fields and (question.loose or not is_default(one, name))) or (name == "model" and one.model):
+            if (name in fields and (question.loose or not _is_loose(one, name))) or (name == "model" and one.model):
                 return True
     return False
 
