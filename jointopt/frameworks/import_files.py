@@ -241,9 +241,9 @@ def _refuse(script: Script, refused: Mapping[str, str]) -> None:
             f"it starts {words} ({place}); jointopt plans pretraining and fine-tuning of decoders: give a script of "
             "one."
         )
-    if script.missing:
-        names = _and([Path(one).name for one in script.missing[:3]])
-        raise JobError(f"it starts or sources {names}, where its values are read: give that too.")
+    scripts = [Path(one).name for one in script.missing if one.endswith((".sh", ".bash", ".sbatch", ".slurm"))]
+    if scripts:
+        raise JobError(f"it starts or sources {_and(scripts[:3])}, where its values are read: give that too.")
 
 
 def _where(script: Script, run: Run) -> str:

@@ -297,10 +297,6 @@ def _written_out(words: Sequence[Word], short: Mapping[str, str]) -> Iterator[Wo
 _Reading = Callable[[Known, list[Word], dict[str, Any]], tuple[dict[str, Any], Reader]]
 
 
-def _read_megatron(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
-    return pairs, lambda values: _megatron_taken(known, values)
-
-
 def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
     """Options of Megatron-LM, or of Megatron-DeepSpeed."""
     by_deepspeed = known.name == "Megatron-DeepSpeed"
@@ -423,10 +419,6 @@ def _read_titan(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple
     return torchtitan.option_values(words), read
 
 
-def _read_config(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
-    return {}, lambda _: Taken("launch script")
-
-
 def _read_bridge(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     """Options of Megatron-Bridge's scripts, and overrides behind them, which count more."""
     model, overrides = _model_in(words), override_values(words)
@@ -508,7 +500,8 @@ def _plain(value: Any) -> Any:
 
 _OVERRIDDEN = ("bridge", "overrides", "nemo_run")
 _READERS: Mapping[str, _Reading] = {
-    "megatron": _read_megatron, "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer,
-    "titan": _read_titan, "config": _read_config, "bridge": _read_bridge, "overrides": _read_overrides,
-    "nemo_run": _read_nemo_run,
+    "megatron": lambda known, words, pairs: (pairs, lambda values: _megatron_taken(known, values)),
+    "config": lambda known, words, pairs: ({}, lambda _: Taken("launch script")),
+    "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer, "titan": _read_titan,
+    "bridge": _read_bridge, "overrides": _read_overrides, "nemo_run": _read_nemo_run,
 }  # fmt: skip
