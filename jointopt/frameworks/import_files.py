@@ -19,7 +19,15 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, kubernetes, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
-from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
+from jointopt.frameworks.commands.programs import (
+    STARTERS,
+    Known,
+    Program,
+    is_megatron,
+    shards_for_bf16,
+    started_program,
+    yaml_taken,
+)
 from jointopt.frameworks.configs.config_programs import config_taken, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
@@ -28,18 +36,6 @@ from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
 from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, questions_of, read_config, read_traced
-from jointopt.frameworks.model_names import catalogue_name, models_of_shape
-from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
-from jointopt.frameworks.origins import (
-    SECTIONS,
-    Reader,
-    fields_of,
-    is_default,
-    questions_of,
-    read_config,
-    read_traced,
-    split_values,
-)
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
@@ -242,7 +238,9 @@ def _last_run(text: str) -> Taken:
     at = max((at + 1 for at, one in enumerate(dumps) if fields_of(one) != fields_of(dumps[-1])), default=0)
     taken = dumps[-1]
     taken.log = "".join(parts[at:])
-    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (at > 0)
+    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (
+        at > 0
+    )
     return taken
 
 
@@ -267,6 +265,7 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
     readers = (
         (megatron_bridge.is_nemo, megatron_bridge.nemo_taken), (nanotron.is_nanotron, nanotron.config_taken),
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
+        (is_megatron, yaml_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
     return [read_config(found, config, {name: text})] if found else []
@@ -320,9 +319,9 @@ def _refuse(script: Script, refused: Mapping[str, str]) -> None:
             f"it starts {words} ({place}); jointopt plans pretraining and fine-tuning of decoders: give a script of "
             "one."
         )
-    if script.missing:
-        names = _and([Path(one).name for one in script.missing[:3]])
-        raise JobError(f"it starts or sources {names}, where its values are read: give that too.")
+    scripts = [Path(one).name for one in script.missing if one.endswith((".sh", ".bash", ".sbatch", ".slurm"))]
+    if scripts:
+        raise JobError(f"it starts or sources {_and(scripts[:3])}, where its values are read: give that too.")
 
 
 def _where(script: Script, run: Run) -> str:
@@ -396,7 +395,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.origins |= dict.fromkeys((*differ, *asked), f"default of {by}")
             continue
         for name in differ:
-            if name not in found.asked:
+            if name not in found.asked or found.asked[name].loose:
                 values = " or ".join(str(one.get(name, "nothing")) for one in (fields, other))
                 found.asked[name] = Question(f"{values}, by {by}", variable)
         for name, question in asked.items():
@@ -580,22 +579,23 @@ def _and(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
-# which files count more: what ran, then what DeepSpeed takes from its own file, the command line, and configs
-_RANKS = ("plan", "process", "log", "DeepSpeed config", "", "config", "Hugging Face config")
+# which files count more: a process and what ran, what DeepSpeed takes from its own file, the command line, and configs
+_RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config")
 
 
 def _rank(one: Taken) -> int:
     """How far behind others a file counts, whatever the order in which files are given."""
-    kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
-    kind = "process" if one.process else "log" if one.log else "" if one.command else max(kinds, key=len) or "config"
-    return _RANKS.index(kind)
+    if one.process:
+        return -1
+    kinds = [kind for kind in _RANKS if kind in ("log" if one.log else one.format)]  # "" is in all
+    return _RANKS.index("" if one.command else max(kinds, key=len) or "config")
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """All files in one, those of the first ranks first: what states a value before what has it by default.
 
-    What counts less and differs is remarked on; what differs among files of one rank is asked. Of what runs (a process, a
-    log) defaults count too.
+    What runs has its defaults too. What counts less and differs is remarked on; what differs among files of one rank is
+    asked.
     """
     whole = Taken("")
     by: dict[str, Taken] = {}
@@ -603,13 +603,13 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         for one in files:
             for name, value in fields_of(one).items():
                 kind, _, key = name.partition(".")
-                if kind not in SECTIONS or (is_default(one, name) and not _runs(one)) is not default:
+                if kind not in SECTIONS or (_is_loose(one, name) is not default):
                     continue
                 here = getattr(whole, kind)
                 if name not in by:
                     by[name], here[key] = one, value
                     whole.origins[name] = one.origins.get(name) or one.source
-                elif not _agree(key, value, here[key]) and (not default or _runs(by[name])):
+                elif not _agree(key, value, here[key]):
                     _differ(whole, name, by[name], one, remarks)
     for one in sorted(files, key=lambda file: is_default(file, "accumulation")):
         whole.accumulation = whole.accumulation or one.accumulation
@@ -620,11 +620,11 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
         unseen = _unseen(one, files)
         remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
-    _leave_nodes(whole, {name for name, one in by.items() if _runs(one)}, remarks)
     named = (*(one for one in files if one.command), *files)
     whole.framework = next((one.framework for one in named if one.framework), "")
     if whole.framework == "megatron-deepspeed":
         remarks += shards_for_bf16(whole)
+    _leave_nodes(whole, by, remarks)
     for name in whole.asked:
         kind, _, key = name.partition(".")
         if kind in SECTIONS:
@@ -632,40 +632,14 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     return whole
 
 
-def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[str]) -> None:
-    """A remark that another file counts less; a question where neither does."""
-    kind, _, key = name.partition(".")
-    values = getattr(first, kind)[key], getattr(other, kind)[key]
-    place = other.origins.get(name) or other.source
-    if _runs(first):
-        said = f"{other.source} leaves {key} at" if place.startswith("default of") else f"{place} states {key}"
-        remarks.append(f"{said} {values[1]}, the run has {values[0]} ({whole.origins[name]})")
-    elif _rank(first) == _rank(other):
-        parts = sorted(f"{value} by {one.source}" for value, one in zip(values, (first, other), strict=True))
-        whole.asked[name] = Question(_and(parts))
-    elif kind != "model":
-        remarks.append(f"{other.source} states {key} {values[1]}, {first.source} {values[0]}, which counts")
-
-
-def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
-    """Whether a file states what another one asks: one that counts more; for what no word states, any."""
-    any_will_do = question.loose or name.startswith("cluster.")
-    for one in files:
-        if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
-            fields = fields_of(one)
-            named = name in ("model", "model.catalogue") and one.model
-            if named or (name in fields and (question.loose or not is_default(one, name))):
-                return True
-    return False
-
-
-def _unseen(one: Taken, files: Sequence[Taken]) -> list[str]:
-    return [name for name in one.names if name not in {other.source for other in files}]
-
-
 def _runs(one: Taken) -> bool:
     """Whether a file shows what runs: a process or a log."""
-    return one.process or bool(one.log)
+    return bool(one.process or one.log)
+
+
+def _is_loose(one: Taken, name: str) -> bool:
+    """Whether a value is a default that another file's statement counts before: not that of a run, which had it."""
+    return is_default(one, name) and not _runs(one)
 
 
 def _agree(key: str, value: Any, other: Any) -> bool:
@@ -675,13 +649,47 @@ def _agree(key: str, value: Any, other: Any) -> bool:
     return bool(value == other)
 
 
-def _leave_nodes(whole: Taken, ran: set[str], remarks: list[str]) -> None:
+def _leave_nodes(whole: Taken, by: Mapping[str, Taken], remarks: list[str]) -> None:
     """Leaves nodes that a script states where the run has another number of GPUs."""
+    ran = {name for name, one in by.items() if _runs(one)}
     every, nodes, each = (whole.cluster.get(name) for name in ("num_gpus", "nodes", "gpus_per_node"))
     if "cluster.num_gpus" in ran and "cluster.nodes" not in ran and nodes and each and nodes * each != every:
         place = whole.origins.pop("cluster.nodes")
         remarks.append(f"{place} states {nodes} nodes of {each} GPUs, the run has {every} GPUs")
         del whole.cluster["nodes"]
+
+
+def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[str]) -> None:
+    """A remark that another file counts less; a question where neither does."""
+    kind, _, key = name.partition(".")
+    values = getattr(first, kind)[key], getattr(other, kind)[key]
+    default, place = _is_loose(other, name), other.origins.get(name) or other.source
+    if _runs(first):
+        said = f"{other.source} leaves {key} at {values[1]}" if default else f"{place} states {key} {values[1]}"
+        remarks.append(f"{said}, the run has {values[0]} ({whole.origins[name]})")
+    elif default:
+        return
+    elif _rank(first) == _rank(other):
+        parts = sorted(f"{value} by {one.source}" for value, one in zip(values, (first, other), strict=True))
+        whole.asked[name] = Question(_and(parts))
+    elif kind != "model":
+        remarks.append(f"{place} states {key} {values[1]}, {first.source} {values[0]}, which counts")
+
+
+def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
+    """Whether a file states what another one asks: one that counts more; for what no word states, any."""
+    any_will_do = question.loose or name.startswith("cluster.")
+    for one in files:
+        if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
+            fields = fields_of(one)
+            named = name in ("model", "model.catalogue") and one.model
+            if named or (name in fields and (question.loose or not _is_loose(one, name))):
+                return True
+    return False
+
+
+def _unseen(one: Taken, files: Sequence[Taken]) -> list[str]:
+    return [name for name in one.names if name not in {other.source for other in files}]
 
 
 def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:

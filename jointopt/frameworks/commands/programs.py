@@ -17,7 +17,7 @@ from jointopt.core.errors import JobError
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, torchtitan
 from jointopt.frameworks.launchers import OPTIONS
 from jointopt.frameworks.model_names import catalogue_name
-from jointopt.frameworks.options import Options, Question, Taken, pairs_of, whole_of
+from jointopt.frameworks.options import Options, Question, Taken, flattened, pairs_of, whole_of
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, nested, split_values
 from jointopt.frameworks.shell_words import Word, literal, unknown_of
 from jointopt.jobs.catalog.gpus import known_gpu
@@ -34,11 +34,6 @@ STARTERS = ("deepspeed", "accelerate", "torchrun")
 # what is asked where a recipe, or a config that is not given, fills in what the words leave open
 _ASKED = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.micro_batch_size", "plan.recompute", "plan.zero_stage",
           "training.global_batch_size", "training.seq_length", "training.dtype")  # fmt: skip
-_NODES_OF = {"h100": ("h100-sxm5-80gb", 8), "b200": ("b200", 8), "b300": ("b300", 8), "gb200": ("gb200", 4),
-             "gb300": ("gb300", 4), "vr200": ("vr200", 4)}  # fmt: skip
-_PRECISION_OF = {"fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
-                 "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed", "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
-                 "nvfp4": "bf16_with_nvfp4_mixed", "bf16": "bf16_mixed"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,9 @@ class Known:
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     asks: tuple[str, ...] = ()
     keeps: tuple[str, ...] = ()
+    fills: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    precisions: Mapping[str, str] = field(default_factory=dict)
     defaults: str = ""
     harmless: tuple[str, ...] = ()
 
@@ -77,7 +75,7 @@ class Known:
 
 @functools.cache
 def known_programs() -> tuple[Known, ...]:
-    """The rows of all programs: those that are refused last, but for which no options are needed."""
+    """The rows of all programs, those that are refused first."""
     table = package_yaml(Path(__file__).parents[1] / "programs.yaml")
     rows: list[dict[str, Any]] = [
         {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
@@ -104,7 +102,7 @@ class Program:
     @property
     def trains(self) -> bool:
         """Whether it is known to train a decoder; else it is a script of one's own."""
-        return bool(self.known.name) and not self.known.does
+        return bool(self.known.name)
 
     def leave_open(self, taken: Taken, given: Sequence[str]) -> None:
         """Takes away the defaults of a program whose recipe or config fills them in, and asks for what matters.
@@ -112,37 +110,49 @@ class Program:
         ``given``: names of the other files.
         """
         known, stated = self.known, self.values
-        files = [
-            str(stated[name]) for name in known.config if name in stated and str(stated[name]) not in known.configs
-        ]
         for one in known.asks:
             if one not in fields_of(taken) or is_default(taken, one):
-                _ask(taken, one, f"{taken.program} has no default of it", taken.accumulation is not None)
+                _ask(taken, one, f"{taken.program} has no default of it")
+        for name in known.fills:
+            if stated.get(name):
+                _take_defaults(taken, known.fills[name], f"--{name.replace('_', '-')} takes it from a checkpoint")
+        files = [str(stated[one]) for one in known.config if str(stated.get(one, "")) not in ("", *known.configs)]
         if (known.recipe is None and not files) or f"{stated.get('module')}.py" in given:
             return
         by = next((f"{name} {stated[name]}" for name in known.recipe or () if name in stated), "") or " ".join(files)
-        lacks = [one for one in fields_of(taken) if is_default(taken, one) and one.partition(".")[0] in SECTIONS
-                 and one not in ("model.catalogue", *known.keeps)]  # fmt: skip
-        for one in lacks:
-            section, _, key = one.partition(".")
-            getattr(taken, section).pop(key)
+        why = f"what {by or 'a recipe'} of {taken.program} fills in is not known"
+        left = _take_defaults(taken, SECTIONS, why, known.keeps)
         if taken.rest == megatron.chunks_of(Options({})):
             taken.rest = None
-        why = f"what {by or 'a recipe'} of {taken.program} fills in is not known"
-        routed = taken.model.get("num_experts") or taken.plan.get("ep") or (
-            "catalogue" in taken.model and load_model(taken.model["catalogue"]).is_moe)  # fmt: skip
         for one in _ASKED:
-            if one not in fields_of(taken) and (routed or one != "plan.ep"):
-                _ask(taken, one, why, taken.accumulation is not None)
-        if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
-            taken.asked.setdefault("model", Question(why, "", True))
-        left = [one for one in lacks if one.startswith("plan.") and one not in taken.asked and one not in ("plan.ep",)]
+            if one not in fields_of(taken) and (one != "plan.ep" or _has_experts(taken)):
+                _ask(taken, one, why)
+        left = [one for one in left if one.startswith("plan.") and one not in taken.asked and one != "plan.ep"]
         if left and not any(Path(name).name in given for name in files):
             taken.remarks += (f"{', '.join(left)}: {why}",)
 
 
-def _ask(taken: Taken, name: str, why: str, accumulates: bool) -> None:
-    if name in taken.asked or (name == "training.global_batch_size" and accumulates):
+def _has_experts(taken: Taken) -> bool:
+    named = taken.model.get("catalogue")
+    return bool(taken.model.get("num_experts") or taken.plan.get("ep") or (named and load_model(named).is_moe))
+
+
+def _take_defaults(taken: Taken, names: Sequence[str], why: str, kept: Sequence[str] = ()) -> list[str]:
+    """Takes away what a program does by itself of these fields and sections, asks for the model; what is gone."""
+    lacks = [one for one in fields_of(taken) if is_default(taken, one) and one not in ("model.catalogue", *kept)
+             and any(one == name or one.startswith(f"{name}.") for name in names)]  # fmt: skip
+    for one in lacks:
+        section, _, key = one.partition(".")
+        getattr(taken, section).pop(key)
+        if one in names:
+            _ask(taken, one, why)
+    if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
+        taken.asked.setdefault("model", Question(why, "", True))
+    return lacks
+
+
+def _ask(taken: Taken, name: str, why: str) -> None:
+    if name in taken.asked or (name == "training.global_batch_size" and taken.accumulation is not None):
         return
     section, _, key = name.partition(".")
     getattr(taken, section).pop(key, None)
@@ -154,20 +164,33 @@ def started_program(words: list[Word], named: str = "") -> Program | Known | Non
 
     ``named``: the name of a row, of a script that is known by none.
     """
-    known, at = _row_of(words, named)
+    known, at = _row_of(words)
+    pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
+    like_megatron = set(megatron.SHAPE) <= pairs.keys() or "tensor_model_parallel_size" in pairs
+    if named and like_megatron and (known is None or known.does):
+        known, at = _named(named), next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
     if known is not None and known.does:
         word = PurePosixPath(words[at]).name if at >= 0 else next((w for w in words if w.endswith(".py")), words[0])
         more = [one for one in words[at + 1 : at + 2] if at >= 0 and not re.search(r"[._-]", word + one)]
         return replace(known, name=" ".join([word, *more]))
     if known is not None:
         return _program(known, [*words[:at], *_written_out(words[at:], known.short)], at)
-    pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
-    if set(megatron.SHAPE) <= pairs.keys() or "tensor_model_parallel_size" in pairs:
+    if like_megatron:
         return _unknown(words, pairs)
     starter = set(STARTERS) & {Path(word).name for word in words[:12]}
     if not starter and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
         return None
     return _program(Known("", read="trainer"), words, -1)
+
+
+def _named(name: str) -> Known:
+    """The row of a program that trains, by its name; JobError for any other."""
+    trains = [row for row in known_programs() if not row.does and row.by]
+    found = next((row for row in trains if row.name.lower() == name.lower()), None)
+    if found is None:
+        listed = ", ".join(row.name for row in trains)
+        raise JobError(f"--set program={name:.60} is no program that is known; expected one of {listed}.")
+    return found
 
 
 def _program(known: Known, words: list[Word], at: int) -> Program:
@@ -205,15 +228,9 @@ def _unknown(words: list[Word], pairs: dict[str, Any]) -> Program:
     return Program(Known(""), read, pairs, words, {"program": Question(why, variable)})
 
 
-def _row_of(words: list[Word], named: str) -> tuple[Known | None, int]:
+def _row_of(words: list[Word]) -> tuple[Known | None, int]:
     """The row that the words name, and where; one without a name of its own goes by options alone."""
     rows = known_programs()
-    if named:
-        found = next((row for row in rows if row.name.lower() == named.lower() and not row.does), None)
-        if found is None:
-            listed = ", ".join(row.name for row in rows if row.by and not row.does)
-            raise JobError(f"--set program={named:.60} is no program that is known; expected one of {listed}.")
-        return found, next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
     names = frozenset(_names_of(words))
     at_script = False
     for at, word in enumerate(words):
@@ -280,10 +297,6 @@ def _written_out(words: Sequence[Word], short: Mapping[str, str]) -> Iterator[Wo
 _Reading = Callable[[Known, list[Word], dict[str, Any]], tuple[dict[str, Any], Reader]]
 
 
-def _read_megatron(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
-    return pairs, lambda values: _megatron_taken(known, values)
-
-
 def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
     """Options of Megatron-LM, or of Megatron-DeepSpeed."""
     by_deepspeed = known.name == "Megatron-DeepSpeed"
@@ -309,6 +322,21 @@ def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
             taken.remarks += ("sequences cut over heads (Ulysses) are taken for context parallelism",)
         ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value", "expert_interval")
         taken.unread = tuple(name for name in taken.unread if not name.startswith(ours))
+    return taken
+
+
+def is_megatron(config: Mapping[str, Any]) -> bool:
+    """Whether a YAML mapping is what ``--yaml-cfg`` of Megatron-LM names."""
+    return {"language_model", "model_parallel"} <= config.keys()
+
+
+def yaml_taken(config: Mapping[str, Any]) -> Taken:
+    """The statements of a YAML of Megatron-LM: its options, and in sections the fields of its transformer's config."""
+    values = {name.rpartition(".")[2]: value for name, value in flattened(config).items() if value is not None}
+    values["swiglu"] = values.pop("activation_func", "gelu") == "swiglu"
+    values["group_query_attention"] = "num_query_groups" in values
+    taken = _megatron_taken(Known("Megatron-LM"), values)
+    taken.format, taken.unread = "Megatron-LM config", ()  # it must hold every field
     return taken
 
 
@@ -391,10 +419,6 @@ def _read_titan(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple
     return torchtitan.option_values(words), read
 
 
-def _read_config(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
-    return {}, lambda _: Taken("launch script")
-
-
 def _read_bridge(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
     """Options of Megatron-Bridge's scripts, and overrides behind them, which count more."""
     model, overrides = _model_in(words), override_values(words)
@@ -402,10 +426,10 @@ def _read_bridge(known: Known, words: list[Word], pairs: dict[str, Any]) -> tupl
     def read(values: Mapping[str, Any]) -> Taken:
         under = {name: value for name, value in known.under(values).items() if name not in overrides}
         flat = {f"model.{name}": value for name, value in under.items()}
-        dtype = _PRECISION_OF.get(str(under.get("compute_dtype")))
+        dtype = known.precisions.get(str(under.get("compute_dtype")))
         flat |= {"mixed_precision": dtype} if dtype else {}
         taken = _overrides_taken(flat | {name: value for name, value in values.items() if name in overrides}, model)
-        gpu, number = _NODES_OF.get(str(values.get("gpu")), ("", None))
+        gpu, number = known.gpus.get(str(values.get("gpu")), ("", None))
         per_node = whole_of(values.get("gpus_per_node")) or number
         cluster = {"gpu": known_gpu(gpu) and known_gpu(gpu).id, "gpus_per_node": per_node,  # type: ignore[union-attr]
                    "num_gpus": whole_of(values.get("num_gpus")), "nodes": whole_of(values.get("nodes"))}  # fmt: skip
@@ -476,7 +500,8 @@ def _plain(value: Any) -> Any:
 
 _OVERRIDDEN = ("bridge", "overrides", "nemo_run")
 _READERS: Mapping[str, _Reading] = {
-    "megatron": _read_megatron, "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer,
-    "titan": _read_titan, "config": _read_config, "bridge": _read_bridge, "overrides": _read_overrides,
-    "nemo_run": _read_nemo_run,
+    "megatron": lambda known, words, pairs: (pairs, lambda values: _megatron_taken(known, values)),
+    "config": lambda known, words, pairs: ({}, lambda _: Taken("launch script")),
+    "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer, "titan": _read_titan,
+    "bridge": _read_bridge, "overrides": _read_overrides, "nemo_run": _read_nemo_run,
 }  # fmt: skip

@@ -19,6 +19,7 @@ KINDS = [  # a text, and what it is read as; blank: nothing
     ("training: {trainer: {devices: 8}, model: {num_layers: 2}}", "NeMo config"),
     ("trainer: {devices: 8}", ""), ("trainer: {devices: 8}\nmodel: llama", ""),
     ("parallelism: {dp: 1}\ntokens: {x: 1}", "nanotron config"), ("tokens: {x: 1}", ""), ("parallelism: {dp: 1}", ""),
+    ("language_model: {num_layers: 2}\nmodel_parallel: {bf16: true}", "Megatron-LM config"),
     ("distributed_type: FSDP", "Accelerate config"), ("compute_environment: LOCAL_MACHINE", "Accelerate config"),
     ("[parallelism]\nx = 1", "torchtitan config"), ("[training]\nx = 1\n[model]\ny = 1", "torchtitan config"),
     ("[training]\nx = 1", ""), ("[model]\nx = 1", ""),

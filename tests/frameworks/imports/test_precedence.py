@@ -33,6 +33,16 @@ dataset: {sequence_length: 4096}
 ddp: {use_distributed_optimizer: true}
 mixed_precision: bf16_mixed
 """
+MEGATRON = """language_model: {num_layers: 32, hidden_size: 4096, num_attention_heads: 32, activation_func: swiglu,
+  num_query_groups: 8, hidden_dropout: 0.0, normalization: RMSNorm, ffn_hidden_size: null, recompute_granularity: full}
+model_parallel: {tensor_model_parallel_size: 2, context_parallel_size: 2, sequence_parallel: true, bf16: true}
+micro_batch_size: 2
+global_batch_size: 128
+seq_length: 8192
+vocab_size: 32000
+transformer_impl: local
+use_distributed_optimizer: true
+"""
 DUMP = "".join(f"  {name} {'.' * 20} {value}\n" for name, value in {
     "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "seq_length": 2048, "vocab_size": 32000,
     "world_size": 16, "micro_batch_size": 2, "global_batch_size": 64, "tensor_model_parallel_size": 4, "bf16": True,
@@ -60,6 +70,9 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({"a.sh": "torchrun --nnodes 2 --nproc_per_node 8 run_recipe.py --recipe llama3_8b_pretrain_config "
       "model.tensor_model_parallel_size=2", "b.yaml": BRIDGE},
      {"plan.tp": 2, "plan.pp": 2, "plan.recompute": "full", "training.seq_length": 4096, "plan.zero_stage": 1}),
+    ({"a.sh": f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py --yaml-cfg c/b.yaml {SHAPE} {BATCH}",
+      "b.yaml": MEGATRON}, {"plan.tp": 2, "plan.cp": 2, "plan.micro_batch_size": 2, "training.attention": "unfused",
+                            "training.seq_length": 8192, "model.gated_mlp": True, "model.num_query_groups": 8}),
     ({"a.sh": f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {SHAPE} {BATCH}", "b.log": DUMP},
      {"plan.tp": 4, "plan.micro_batch_size": 2, "training.seq_length": 2048, "training.dtype": "bf16"}),
     ({"a.sh": f"{TRAIN.replace('meta-llama/Meta-Llama-3-8B', 'mine')} --bf16 True --per_device_train_batch_size 2 "

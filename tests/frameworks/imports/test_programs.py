@@ -102,13 +102,20 @@ def test_what_a_recipe_fills_in_is_asked_and_never_a_default(script: str, stated
 
 def test_a_script_with_options_of_megatron_and_a_name_of_its_own_is_asked_what_it_is(tmp_path: Path) -> None:
     script = tmp_path / "a.sh"
-    script.write_text(f"torchrun --nproc_per_node 8 train.py {SHAPE} --micro-batch-size 1 --global-batch-size 8 --bf16")
+    script.write_text(f"mkdir x\ntorchrun --nproc_per_node 8 train.py {SHAPE} --micro-batch-size 1 --bf16")
     with pytest.raises(JobError, match=r"program \(train\.py has options of Megatron-LM.*; --set program=\.\.\.\)"):
         import_(script, gpu="h100-sxm5-80gb")
     found = import_(script, gpu="h100-sxm5-80gb", set={"program": "Megatron-LM"})
     assert found.origins["plan.tp"] == "default of Megatron-LM"
     with pytest.raises(JobError, match=r"program=mine is no program that is known; expected one of Megatron-DeepSpeed"):
         import_(script, gpu="h100-sxm5-80gb", set={"program": "mine"})
+
+
+def test_what_a_checkpoint_fills_in_is_asked() -> None:
+    words = "pretrain_gpt.py --use-checkpoint-args --use-mp-args-from-checkpoint-args --load x --bf16 --hidden-size 64"
+    (taken,) = read_text(f"torchrun {words}", "a.sh")
+    assert taken.asked.keys() == {"model", "plan.tp", "plan.pp"}
+    assert (taken.model, taken.plan["zero_stage"]) == ({"hidden_size": 64, "ffn_hidden_size": 256}, 0)
 
 
 def test_a_script_that_starts_another_one_asks_for_it(tmp_path: Path) -> None:

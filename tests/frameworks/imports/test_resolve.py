@@ -90,13 +90,13 @@ def test_what_is_missing_or_contradicts_is_named(parts: dict[str, Any], given: d
 
 
 def test_a_log_counts_before_a_script_and_what_counts_less_is_remarked_on() -> None:
-    other = Taken("log", "nemo", training={"seq_length": 8192, "dtype": "fp8"}, source="b.log", accumulation=2,
+    other = Taken("x", "nemo", training={"seq_length": 8192, "dtype": "fp8"}, source="b.log", log="x", accumulation=2,
                   remarks=("cut off",), names=("a.sh", "c.yaml", "d.yaml"))  # fmt: skip
     found = run({}, other)
     assert (found.job.training.seq_length, found.job.training.dtype) == (8192, "fp8")
     assert found.job.training.framework.name == "nemo"
     assert found.remarks == (
-        "a.sh states seq_length 4096, b.log 8192, which counts", "b.log: cut off",
+        "a.sh states seq_length 4096, the run has 8192 (b.log)", "b.log: cut off",
         "b.log reads c.yaml, d.yaml, which may be given too",
     )  # fmt: skip
 
