@@ -43,8 +43,8 @@ _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a c
 _ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _QUIET = {
-    "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch", "cp",
-    "mv", "ln", "chmod", "alias", "hash", "conda", "pip", "kill", "popd", "disown",
+    "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch",
+    "ln", "chmod", "alias", "hash", "conda", "pip", "kill", "popd", "disown",
 }  # fmt: skip
 _SAYING = {"pushd", "pwd", "date", "hostname", "nproc", "whoami", "uname", "realpath", "readlink", "id", "tput", "jobs"}
 # programs whose exit status is a question
@@ -52,7 +52,9 @@ _QUESTIONS = {
     "grep", "which", "command", "type", "ls", "stat", "pgrep", "nvidia-smi", "diff", "cmp", "ping", "nc", "mountpoint",
     "squeue", "curl", "wget", "nvcc", "rocm-smi", "getopt",
 }  # fmt: skip
-_REMOTE = {"ssh", "pdsh", "clush"}  # start a shell that inherits no variables
+_REMOTE = {"ssh", "pdsh", "clush", "docker", "podman"}  # start a shell that inherits no variables
+_ALONE = {"-i", "--ignore-environment", "--cleanenv", "--export=NONE"}  # words by which other programs do so
+_STATES = re.compile(r"(?:^|,|--env=|--export=)([A-Za-z_]\w*)=([^,]*)")  # X=1 of env, -e X=1, --export=ALL,X=1
 _SUBMITS = {"sbatch", "qsub", "bsub"}
 
 
@@ -163,6 +165,7 @@ class _Reader(Commands):
         try:
             method = getattr(self, f"_run_{node.type}", None)
             found = None if method is None else method(node)
+            self.status = found.holds if isinstance(found, Answer) else True
             if method is None:
                 self._leave_out(node)
                 self.run_all([child for child in node.children if hasattr(self, f"_run_{child.type}")])
@@ -244,8 +247,11 @@ class _Reader(Commands):
             elif one.type == "file_redirect" and one.named_children:
                 sign = next((child.type for child in one.children if not child.is_named), "")
                 where, place = one.child_by_field_name("descriptor"), one.named_children[-1]
-                if sign == "<":
-                    self.input = self._lines_from(place)
+                before = one.prev_sibling
+                if sign == "<" and before is not None and raw_text(before) == "<<":  # behind braces: <<<
+                    self.input = lines_of(self.text(place)) or [()]
+                elif sign == "<":
+                    self.input = self.lines_from(place)
                 elif sign != "<&" and (where is None or raw_text(where) == "1"):
                     self.output, adds = [], sign.endswith(">>")
                     target = "" if sign == ">&" else self.plain(self.text(place)) or ""
@@ -258,7 +264,7 @@ class _Reader(Commands):
         self.input, self.output = state
         return answer
 
-    def _lines_from(self, node: Node) -> list[Text] | None:
+    def lines_from(self, node: Node) -> list[Text] | None:
         if node.type == "process_substitution":
             return _certain_lines(self.written_by(*node.named_children))
         try:
@@ -408,7 +414,7 @@ class _Reader(Commands):
         def ask() -> Answer:
             before, self.by_default = self.by_default, False
             text = self.known(self.text(value))
-            answers = [None if text is None else pattern_matches(self.pattern(one), text) for one in patterns]
+            answers: list[bool | None] = [None if text is None else pattern_matches(self.pattern(one), text) for one in patterns]
             default, self.by_default = self.by_default, before
             everything = any(raw_text(one) == "*" for one in patterns)
             return Answer(True if True in answers or everything else None if None in answers else False, default)
@@ -445,7 +451,7 @@ class _Reader(Commands):
             if self._leaves_loop():
                 return
         if len(words) > _MOST_TURNS:
-            self._forget(body)
+            self._forget(node)
 
     def _run_c_style_for_statement(self, node: Node) -> None:
         body = node.child_by_field_name("body")
@@ -638,7 +644,7 @@ class _Reader(Commands):
     def captured(self, *nodes: Node) -> Text:
         """What commands write, where that is certain; else one piece that is unknown."""
         if nodes[0].type == "file_redirect":  # $(< file)
-            lines = self._lines_from(nodes[0].named_children[-1])
+            lines = self.lines_from(nodes[0].named_children[-1])
         else:
             lines = _certain_lines(self.written_by(*nodes))
         if lines is None:
@@ -765,9 +771,8 @@ class _Reader(Commands):
         """Whether a shell reads a script from its input, which is then read."""
         if not self.input:
             return False
-        pieces = tuple(piece for line in self.input for piece in (*line, Piece("\n", line[0].place if line else "")))
-        self.input = None
-        self._inside(prefix, self.script_of(pieces), [], node)
+        lines, self.input = self.input, None
+        self._inside(prefix, self.text_of(lines), [], node)
         return True
 
     def _inside(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
@@ -777,9 +782,14 @@ class _Reader(Commands):
     def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
         """Acts in a shell that a program, which is started with these words before it, starts."""
         state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
-        remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix})
+        remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix}) or bool(_ALONE & {*map(str, prefix)})
+        passed = {str(word) for at, word in enumerate(prefix) if at and prefix[at - 1] in ("-e", "--env")}
         self.variables = {name: value for name, value in self._inherited().items()
-                          if not remote or name in self.stand_ins}  # fmt: skip
+                          if not remote or name in self.stand_ins or name in passed}  # fmt: skip
+        for word in prefix:
+            for found in _STATES.finditer(word) if word.unknown is None else ():
+                self.variables[found[1]] = literal(found[2], word.place, word.default)
+                self.exported.add(found[1])
         self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
         action()
@@ -793,10 +803,10 @@ class _Reader(Commands):
 
     def script_of(self, pieces: Text) -> str:
         """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
-        parts = []
+        parts, first = [], next((piece.place for piece in pieces if piece.text), "")
         for piece in pieces:
             plain = not piece.unknown and not piece.default
-            if plain and (piece.place == pieces[0].place or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
+            if plain and (piece.place == first or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
                 parts.append(piece.text)
             else:
                 name = f"__{len(self.stand_ins)}"

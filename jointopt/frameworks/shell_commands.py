@@ -55,6 +55,9 @@ def _tr(options: Options, words: list[str], lines: Lines) -> Lines | None:
 
 def _sed(options: Options, words: list[str], lines: Lines) -> Lines | None:
     """``sed s/a/b/g``."""
+    if "-n" in options:
+        line = re.fullmatch(r"(\d+)p", words[0])
+        return None if line is None else lines[int(line[1]) - 1 : int(line[1])]
     found = re.fullmatch(r"s([/|,#:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)", options.get("-e") or words[0])
     if found is None or not _SAFE.fullmatch(found[2]) or "&" in found[3]:
         return None
@@ -66,12 +69,14 @@ def _sed(options: Options, words: list[str], lines: Lines) -> Lines | None:
 
 def _awk(options: Options, words: list[str], lines: Lines) -> Lines | None:
     """``awk '{print $2}'``."""
-    found = re.fullmatch(r"\s*\{\s*print\s+\$(\d+|NF)\s*;?\s*\}\s*", words[0])
+    found = re.fullmatch(r"\s*\{\s*print\s+(\$\d+|\$?NF)\s*;?\s*\}\s*", words[0])
     sign = options.get("-F")
     if found is None or (sign and len(sign) > 1):
         return None
     rows = [line.split(sign) if sign else line.split() for line in lines]
-    at = [len(row) if found[1] == "NF" else int(found[1]) for row in rows]
+    if found[1] == "NF":
+        return [str(len(row)) for row in rows]
+    at = [len(row) if found[1] == "$NF" else int(found[1][1:]) for row in rows]
     columns = zip(lines, rows, at, strict=True)
     return [line if k == 0 else row[k - 1] if k <= len(row) else "" for line, row, k in columns]
 
@@ -142,6 +147,8 @@ class Commands(Values):
     def filtered(self, name: str, words: list[Word], node: Node) -> None:
         """Writes the lines that a program makes of its input or of a file, where both are known."""
         spelling, before, change, looks = _FILTERS[name]
+        target = str(words[-1]) if name == "sed" and any(word.startswith("-i") for word in words) else ""
+        words = [word for word in words if not word.startswith("-i")] if target else words
         found: list[Any] | None = None
         plain = [re.sub(r"^-(\d+)$", r"-n\1", word) for word in words if word.unknown is None]
         try:
@@ -157,7 +164,9 @@ class Commands(Values):
             found = change(dict(pairs), operands, known if looks else lines)
             if name == "wc" and found is None:
                 found = [literal(str(sum(len((line or "").split()) for line in known)), "")]
-        if found is None:
+        if target:
+            self.write(target, None if found is None else [literal(line, self.place(node)) for line in found])
+        elif found is None:
             self.say(None, words, node)
         elif self.output is not None:
             place = self.place(node)
@@ -170,12 +179,16 @@ class Commands(Values):
         if path.startswith("/dev/"):
             return
         if lines is None:
-            if self.written.pop(path, None) is not None:
+            if self.written.pop(path, None) is not None or not name.endswith(".log"):
                 self.files.pop(name, None)
             return
         text = tuple(piece for line in lines for piece in (*line, Piece("\n", line[0].place if line else "")))
         self.written[path] = (self.written.get(path, ()) if adds else ()) + text
-        self.files[name] = self.script_of(self.written[path])
+        self.files[name] = self.text_of(lines_of(self.written[path]))
+
+    def text_of(self, lines: Sequence[Text]) -> str:
+        """The text that a shell reads of lines."""
+        return "".join(f"{self.script_of(line)}\n" for line in lines)
 
     @abc.abstractmethod
     def script_of(self, pieces: Text) -> str:
@@ -224,17 +237,23 @@ class Commands(Values):
             self.number_of(str(word))
 
     def _do_read(self, words: list[Word], node: Node) -> Answer:
-        array = any(re.fullmatch(r"-[a-z]*a", word) for word in words)
-        names = [str(word) for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
-        if self.input is None:
+        try:
+            pairs, operands = getopt.getopt([str(word) for word in words], "ersa:d:i:n:N:p:t:u:")
+        except getopt.GetoptError:
+            pairs, operands = [("-d", "")], [str(word) for word in words]
+        options = dict(pairs)
+        array, names = options.get("-a"), [*operands, *([options["-a"]] if "-a" in options else [])] or ["REPLY"]
+        if self.input is None or {"-n", "-N", "-u"} & options.keys() or options.get("-d"):
             for name in names:
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(node))),)
             return Answer(None)
+        if "-d" in options:  # all lines, and no end of them
+            self.input = [tuple(p for line in self.input for p in (*line, Piece("\n")))]
         held = bool(self.input)
         pieces = self.input.pop(0) if self.input else ()
         given = words_of((p._replace(quoted=False) for p in pieces), self.separators())
         if array:
-            self.assign(names[-1], [word.pieces for word in given])
+            self.assign(array, [word.pieces for word in given])
             return Answer(held)
         for at, name in enumerate(names):
             parts = given[at:] if at == len(names) - 1 else given[at : at + 1]
@@ -258,6 +277,9 @@ class Commands(Values):
         end: tuple[Piece, ...] = (Piece("\n", self.place(node)),)
         while words and words[0] in ("-n", "-e", "-ne", "-en"):
             end = () if "n" in words[0] else end
+            if "e" in words[0]:
+                words = [Word(p._replace(text=p.text.replace("\\n", "\n").replace("\\t", "\t")) for p in word.pieces)
+                         for word in words]  # fmt: skip
             words = words[1:]
         if self.output is not None:
             self.output += [p for at, w in enumerate(words) for p in ((Piece(" "),) * bool(at) + w.pieces)]
@@ -345,14 +367,34 @@ class Commands(Values):
         else:
             self.start([*inner, *lines], node)
 
+    def _do_cp(self, words: list[Word], node: Node) -> None:
+        """A copy of a file whose text is known."""
+        paths = [str(word) for word in words if not word.startswith("-")]
+        if len(paths) == 2:
+            self.write(paths[1], self.lines_of_file(paths[0]))
+
+    _do_mv = _do_cp
+
     def _do_source(self, words: list[Word], node: Node) -> None:
         path = str(words[0]) if words else ""
-        if (name := PurePosixPath(path).name) in self.files:
+        made = next((child for child in node.named_children if child.type == "process_substitution"), None)
+        lines = self.input if path == "/dev/stdin" else None if made is None else self.lines_from(made)
+        if lines is not None:
+            self.run_text(self.text_of(lines), self.place(node))
+        elif (name := PurePosixPath(path).name) in self.files:
             self.run_sourced(name, path)
-            return
-        self.miss(path)
-        if path and not _SETS_UP.search(path):
-            self.unsettle(name, self.place(node))
+        else:
+            self.miss(path)
+            if path and not _SETS_UP.search(path):
+                self.unsettle(name, self.place(node))
+
+    @abc.abstractmethod
+    def lines_from(self, node: Node) -> list[Text] | None:
+        """The lines of a file, or of what commands write."""
+
+    @abc.abstractmethod
+    def run_text(self, text: str, place: str = "") -> None:
+        """Reads a script with the variables of this shell."""
 
     @abc.abstractmethod
     def run_sourced(self, name: str, path: str) -> None:
@@ -366,3 +408,4 @@ class Commands(Values):
 def is_filter(name: str) -> bool:
     """Whether a program changes lines of text."""
     return name in _FILTERS and name != "xargs"
+

@@ -48,10 +48,14 @@ for word in "$@"; do
         exit 0
     fi
 done
-STACK="$STACK $name"
-while [ $# -gt 0 ] && [[ $1 != bash && $1 != sh ]]; do STACK="$STACK $1"; shift; done
+STACK="$STACK $name" passed=()
+while [ $# -gt 0 ] && [[ $1 != bash && $1 != sh ]]; do
+    [[ $1 =~ ^(--export=ALL,)?([A-Z_]+=.*)$ ]] && passed+=("${BASH_REMATCH[2]}")
+    STACK="$STACK $1"; shift
+done
 export STACK
-[ $# -eq 0 ] || exec "$@"
+[[ $name != docker ]] || passed=(-i PATH="$PATH" RAN="$RAN" STACK="$STACK" "${passed[@]}")
+[ $# -eq 0 ] || exec /usr/bin/env "${passed[@]}" "$@"
 """
 OTHERS = {
     "ssh": '#!/bin/bash\nshift\nexec env -i PATH="$PATH" RAN="$RAN" bash -c "$*"\n',
