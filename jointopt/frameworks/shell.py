@@ -160,6 +160,7 @@ class _Reader(Commands):
         self.statements += 1
         if self.statements > _MOST_STATEMENTS or self.depth > MOST_DEEP:
             self._leave_out(node)
+            self._forget(node)
             return Answer(None)
         self.depth += 1
         try:
@@ -694,7 +695,7 @@ class _Reader(Commands):
         name, rest = str(words[0]), words[1:]
         if name in ("command", "builtin") and rest and not rest[0].startswith("-"):
             return self._command(rest, node)
-        if name in self.functions and self.depth < MOST_DEEP - 8:
+        if name in self.functions:
             return self._call(name, rest)
         if name in ("exit", "return", "break", "continue"):
             self.ended = name
@@ -720,6 +721,9 @@ class _Reader(Commands):
         return Answer(None if name in _QUESTIONS else True)
 
     def _call(self, name: str, arguments: list[Word]) -> Answer:
+        if self.depth > MOST_DEEP - 8:
+            self._forget(self.functions[name])
+            return Answer(None)
         before, self.arguments = self.arguments, [word.pieces for word in arguments]
         references = dict(self.references)
         self.locals.append({})

@@ -44,7 +44,7 @@ name=${0##*/}
 if [[ $name == python && $1 == -c ]]; then exec /usr/bin/env -i python3 "$@"; fi
 for word in "$@"; do
     if [[ $word == *.py || $word == -m ]]; then
-        { [ -z "$STACK" ] || printf '%s\0' $STACK; printf '%s\0' "$name" "$@"; printf '\n\0'; } >> "$RAN"
+        { [ -z "$STACK" ] || printf '%s\0' $STACK; printf '%s\0' "$name" "$@"; printf '\1\0'; } >> "$RAN"
         exit 0
     fi
 done
@@ -200,7 +200,7 @@ def started(script: Script, variables: Mapping[str, str], args: Sequence[str], f
                 ["bash", "train.sh", *args], cwd=place, env=paths | system | variables, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=False,
             )  # fmt: skip
-    rows = ran.read_text(encoding="utf-8").split("\n\0") if ran.exists() else []
+    rows = ran.read_text(encoding="utf-8").split("\1\0") if ran.exists() else []
     commands = [row.split("\0")[:-1] for row in rows if row]
     return [words for words in commands if script.program["start"].split()[-1] in words]
 
