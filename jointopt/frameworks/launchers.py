@@ -53,8 +53,10 @@ _VARIABLES = {
     "num_gpus": ("WORLD_SIZE",),
 }  # fmt: skip
 # variables that a batch system sets in every job
-_OF_SLURM = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_DIR", "SLURM_JOB_NAME",
-             "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_JOB_PARTITION", "SLURM_TASKS_PER_NODE")  # fmt: skip
+_OF_SLURM = tuple(f"SLURM_{name}" for name in (
+    "JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "SUBMIT_DIR", "JOB_NAME", "PROCID", "NODEID", "LOCALID",
+    "JOB_PARTITION", "TASKS_PER_NODE",
+))  # fmt: skip
 _OF_PBS = ("PBS_JOBID", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_JOBNAME")
 # options of launchers, which stand before those of the program
 OPTIONS = frozenset((
@@ -277,8 +279,8 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     ranks = each or (tasks // nodes if tasks and nodes and tasks % nodes == 0 else None) if inner else None
     per_node = next(filter(None, (
         numbers.get("gpus_per_node"), each * each_task if each and each_task else None,
-        ranks if ranks and ranks > 1 else None, of_gres, gpus // nodes if gpus and nodes and gpus % nodes == 0 else None,
-        ranks,
+        ranks if ranks and ranks > 1 else None, of_gres,
+        gpus // nodes if gpus and nodes and gpus % nodes == 0 else None, ranks,
     )), None)  # fmt: skip
     found.state(
         "gpus_per_node",

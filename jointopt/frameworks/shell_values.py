@@ -159,24 +159,27 @@ class Values(abc.ABC):
     # --- conditions -------------------------------------------------------------------------------------------------
 
     def _run_test_command(self, node: Node) -> Answer:
+        def ask() -> bool | None:
+            inner = node.named_children[0] if node.named_children else None
+            if node.children[0].type == "[[":
+                return None if inner is None else self._test(inner)
+            if node.children[0].type == "((":
+                number = None if inner is None else self.number(inner)
+                return None if number is None else number != 0
+            return self._holds_of([*self._test_words(node)])
+
+        return self.answered(ask)
+
+    def answered(self, ask: Callable[[], bool | None]) -> Answer:
+        """The answer to a question, with whether it hangs on a default."""
         before, self.by_default = self.by_default, False
         try:
-            if node.children[0].type == "[[":
-                holds = self._test(node.named_children[0]) if node.named_children else None
-            elif node.children[0].type == "((":
-                number = self.number(node.named_children[0]) if node.named_children else None
-                holds = None if number is None else number != 0
-            else:
-                holds = self._holds_of([*self._test_words(node)])
-            return Answer(holds, self.by_default)
+            return Answer(ask(), self.by_default)
         finally:
             self.by_default = before
 
     def _do_test(self, words: list[Word], node: Node) -> Answer:
-        before, self.by_default = self.by_default, False
-        holds = self._holds_of([word for word in words if word != "]"])
-        default, self.by_default = self.by_default, before
-        return Answer(holds, default)
+        return self.answered(lambda: self._holds_of([word for word in words if word != "]"]))
 
     def _test_words(self, node: Node) -> Iterator[Word]:
         """The words of ``[ ... ]`` in order, whatever the grammar took them for."""

@@ -196,7 +196,7 @@ def joined_lists(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
 
 
 def regex_of(pattern: str) -> str | None:
-    """The regular expression of a pattern of file names, also of ``@(a|b)``; None for one that is too long or nested."""
+    """The regular expression of a pattern of file names, also of ``@(a|b)``; None for one too long or nested."""
     pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern).replace("[^", "[!")
     found, at = "", 0
     for group in re.finditer(r"([@?*+!])\(([^()]*)\)", pattern):
