@@ -256,8 +256,10 @@ class _Reader(Statements):
         if lines is not None and len(plain) == len(words) and None not in known and len(operands) >= min(before, 1):
             with suppress(ValueError, IndexError):  # a number that is none, a column that is not there
                 found = change(dict(pairs), operands, known if looks else lines)
-        place = self.place(node)
-        made = None if found is None else [literal(one, place) if isinstance(one, str) else one for one in found]
+        place, default = self.place(node), any(p.default for line in lines or () for p in line)
+        made = (
+            None if found is None else [literal(one, place, default) if isinstance(one, str) else one for one in found]
+        )
         if target:
             self.write(target, made)
         elif made is None:
@@ -284,7 +286,7 @@ class _Reader(Statements):
             self.arguments = None if unknown else [word.pieces for word in inner]
 
     def _do_shift(self, words: list[Word], node: Node) -> Answer:
-        count = int(words[0]) if words and words[0].isdecimal() else 1
+        count = int(words[0]) if words and words[0].isdecimal() else int(not words)
         if self.arguments is None:
             self.shifted += count
             return Answer(True)
@@ -438,7 +440,11 @@ class _Reader(Statements):
         if lines is not None:
             self.run_text(self.text_of(lines), self.place(node))
         elif (name := PurePosixPath(path).name) in self.files:
+            before = dict(self.variables)
             self.run_sourced(name, path)
+            for variable in [*self.variables] if words[0].default else ():  # another file may be read instead
+                if self.variables[variable] != before.get(variable):
+                    self.mark_default(variable)
         else:
             self.miss(path)
             if path and not _SETS_UP.search(path):

@@ -50,6 +50,7 @@ _QUESTIONS = {
 _REMOTE = {"ssh", "pdsh", "clush", "docker", "podman"}  # start a shell that inherits no variables
 _ALONE = {"-i", "--ignore-environment", "--cleanenv", "--export=NONE"}  # words by which other programs do so
 _STATES = re.compile(r"(?:^|,|--env=|--export=)([A-Za-z_]\w*)=([^,]*)")  # X=1 of env, -e X=1, --export=ALL,X=1
+_OUTPUT = "(...)"  # stands for what was written, among variables
 _SUBMITS = {"sbatch", "qsub", "bsub"}
 
 
@@ -69,6 +70,8 @@ class Statements(Values):
         self.input: list[Text] | None = None  # lines that a command reads; None: not known
         self.written: dict[str, Text] = {}  # files that the script itself writes
         self.locals: list[dict[str, Value | None]] = []
+        self.left: list[tuple[str, int, int, dict[int, dict[str, Value]]]] = []  # ways of forks that ended early
+        self.shells = 0  # around this one: subshells, and those of $(...)
         self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         for variable, value in given.items():
             self.variables[variable] = literal(value, f"--set {variable}")
@@ -125,8 +128,11 @@ class Statements(Values):
 
     def _apart(self, action: Callable[[], Answer]) -> Answer:
         """Acts in a shell of its own, whose variables are lost."""
-        state = (dict(self.variables), set(self.exported), self.arguments)
+        state, mark = (dict(self.variables), set(self.exported), self.arguments), len(self.left)
+        self.shells += 1
         answer = action()
+        self.shells -= 1
+        self._settle(mark, "exit")
         self.variables, self.exported, self.arguments = state
         self.ended = "" if self.ended == "exit" else self.ended
         return answer
@@ -316,7 +322,7 @@ class Statements(Values):
             return Answer(None)
         return act(answer.holds)
 
-    def _by_default(self, name: str) -> None:
+    def mark_default(self, name: str) -> None:
         """Marks the value of a variable as the script's default: something from outside could say otherwise."""
         value = self.variables.get(name, ())
         if isinstance(value, tuple):
@@ -337,25 +343,61 @@ class Statements(Values):
         if not fork:
             fork = len(self.script.conditions) + 1
             self.script.conditions[fork] = words
-        before, arguments, choices = dict(self.variables), self.arguments, dict(self.choices)
-        states: list[dict[str, Value]] = []
-        alive: list[int] = []
+        before, arguments, choices, files = self._state(), self.arguments, dict(self.choices), dict(self.files)
+        alive: dict[int, dict[str, Value]] = {}
+        gone: dict[int, dict[str, Value]] = {}  # ways that leave a function, a loop or a shell of its own
+        kinds: set[str] = set()
+        written = []
         for at, action in enumerate(actions):
-            self.variables, self.arguments, self.choices = dict(before), arguments, {**choices, fork: at}
+            self.arguments, self.choices, self.files = arguments, {**choices, fork: at}, dict(files)
+            self._resume(before)
             action()
-            if self.ended not in ("exit", "return"):
-                alive.append(at)
-                states.append(self.variables)
+            if self.ended and (self.ended != "exit" or self.shells):
+                gone[at] = self._state()
+                kinds.add(self.ended)
+            elif not self.ended:
+                alive[at] = self._state()
+            written.append(self.files)
             self.ended = ""
-        self.choices, self.arguments = choices, arguments
-        if not alive:
+        self.choices, self.arguments, self.files = choices, arguments, _alike(written)
+        if not alive and not gone:
             self.ended = "exit"
-        elif len(alive) == 1:
-            self.variables = states[0]
-            self.choices = {**choices, fork: alive[0]}
-        else:
-            self.variables = self._joined(fork, states) if len(alive) == len(actions) else states[-1]
+            return fork
+        rest = alive or gone
+        states = [rest.get(at, next(iter(rest.values()))) for at in range(len(actions))]
+        self._resume(states[0] if len(rest) == 1 else self._joined(fork, states))
+        kind = next((kind for kind in ("exit", "return", "break", "continue") if kind in kinds), "")
+        if not alive:
+            self.ended = kind
+        elif gone:
+            self.left.append((kind, fork, len(actions), gone))
+        if len(rest) == 1:
+            self.choices = {**choices, fork: next(iter(rest))}
         return fork
+
+    def _state(self) -> dict[str, Value]:
+        """The variables, and what was written."""
+        return self.variables | ({} if self.output is None else {_OUTPUT: tuple(self.output)})
+
+    def _resume(self, state: Mapping[str, Value]) -> None:
+        """Goes on from a state."""
+        self.variables = dict(state)
+        output = self.variables.pop(_OUTPUT, ())
+        if self.output is not None and isinstance(output, tuple):
+            self.output = [*output]
+
+    def _settle(self, mark: int, *kinds: str) -> None:
+        """Joins the ways of forks that left what ends here (a loop, a function) with those that went on.
+
+        ``mark``: how many ways had left something when it began.
+        """
+        for at in range(len(self.left) - 1, mark - 1, -1):
+            kind, fork, ways, gone = self.left[at]
+            if kind in kinds:
+                del self.left[at]
+                now = self._state()
+                self.choices.pop(fork, None)
+                self._resume(self._joined(fork, [gone.get(way, now) for way in range(ways)]))
 
     def _joined(self, fork: int, states: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
         found: dict[str, Value] = {}
@@ -404,7 +446,15 @@ class Statements(Values):
         rest = [one for item in items for one in item.named_children]
         return self._choose(lambda: Answer(True) if falls else self.answered(ask), rest, act)
 
+    def _loop(self, action: Callable[[], None]) -> None:
+        mark = len(self.left)
+        action()
+        self._settle(mark, "break")
+
     def _run_for_statement(self, node: Node) -> None:
+        self._loop(functools.partial(self._for_loop, node))
+
+    def _for_loop(self, node: Node) -> None:
         body, variable = node.child_by_field_name("body"), node.child_by_field_name("variable")
         values = node.children_by_field_name("value")
         if body is None or variable is None:
@@ -419,71 +469,75 @@ class Statements(Values):
             name = raw_text(variable)
             self.variables[name] = (Piece(unknown=Unknown(f"${name}", "", self.place(node))),)
             free = not values or any(word.unknown and (word.unknown.variable or word.unknown.is_list) for word in words)
-            self._perhaps(lambda: self.run(body), body, free)
+            self._perhaps(lambda: self._turn(body), body, free)
             return
         for word in words[:_MOST_TURNS]:
             self.variables[raw_text(variable)] = word.pieces
-            self.run(body)
-            if self._leaves_loop():
-                return
+            if self._turn(body):
+                break
         if len(words) > _MOST_TURNS:
             self._forget(node)
+        for name in assigned_names([body]) if any(word.default for word in words) else ():
+            self.mark_default(name)  # how often it is set hangs on a default
 
     def _run_c_style_for_statement(self, node: Node) -> None:
-        body = node.child_by_field_name("body")
+        self._loop(functools.partial(self._c_style_for_loop, node))
+
+    def _c_style_for_loop(self, node: Node) -> None:
         for one in node.children_by_field_name("initializer"):
             self.run(one) if one.type == "variable_assignment" else self.number(one)
-        conditions, updates = node.children_by_field_name("condition"), node.children_by_field_name("update")
-        for _ in range(_MOST_TURNS):
-            held = [self.number(one) for one in conditions if one.is_named]
-            if body is None or (held and held[-1] is None):
-                break
-            if held and held[-1] == 0:
-                return
-            self.run(body)
-            if self._leaves_loop():
-                return
-            for one in updates:
-                self.number(one)
-        else:
-            self._forget(node)
-            return
-        if body is not None:
-            self._perhaps(lambda: self.run(body), body)
+        conditions = [one for one in node.children_by_field_name("condition") if one.is_named]
+        self._turns(
+            node, lambda: self.answered(lambda: [True, *map(self._is_not_zero, conditions)][-1]),
+            lambda: [self.number(one) for one in node.children_by_field_name("update")],
+        )  # fmt: skip
 
     def _run_while_statement(self, node: Node) -> None:
-        body, conditions = node.child_by_field_name("body"), node.children_by_field_name("condition")
-        wanted = node.children[0].type == "while"
-        if body is None:
-            return
-        for _ in range(_MOST_TURNS):
+        conditions, wanted = node.children_by_field_name("condition"), node.children[0].type == "while"
+
+        def ask() -> Answer:
+            holds, default = self._holds(conditions)
+            return Answer(None if holds is None else holds == wanted, default)
+
+        self._loop(lambda: self._turns(node, ask, lambda: None))
+
+    def _turns(self, node: Node, ask: Callable[[], Answer], update: Callable[[], Any]) -> None:
+        """Reads the body of a loop as long as its condition holds."""
+        body, last, hinges = node.child_by_field_name("body"), None, False
+        for _ in range(_MOST_TURNS) if body is not None else ():
             self.missing = ""
             try:
-                answer = self._holds(conditions)
+                answer = ask()
             except Fork:
                 answer = Answer(None)
-            if answer.holds is None or answer.default:
-                self._perhaps(lambda: self.run(body), body, answer.default or bool(self.missing))
-                return
-            if answer.holds != wanted:
-                return
-            before = (dict(self.variables), self.arguments, len(self.input or ()))
-            self.run(body)
-            if self._leaves_loop() or before == (self.variables, self.arguments, len(self.input or ())):
-                return
-        self._forget(body)
+            if answer.holds is None or (answer.default and not answer.holds):
+                self._perhaps(lambda: self._turn(body), body, answer.default or bool(self.missing))
+                break
+            hinges |= answer.default
+            state = (dict(self.variables), self.arguments, len(self.input or ()))
+            if not answer.holds or state == last or self._turn(body):
+                break
+            last = state
+            update()
+        else:
+            self._forget(node)
+        for name in assigned_names([node]) if hinges else ():  # how often it is set hangs on a default
+            self.mark_default(name)
 
     def _forget(self, *nodes: Node, before: Mapping[str, Value] | None = None) -> None:
         """Makes what statements set unknown, but for what has a value of before, which is then a default."""
         for name in assigned_names(nodes):
             if before and before.get(name):
                 self.variables[name] = before[name]
-                self._by_default(name)
+                self.mark_default(name)
             else:
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(nodes[0]))),)
 
-    def _leaves_loop(self) -> bool:
-        """Whether a loop ends by what its body did; ``break 2`` also leaves the one around it."""
+    def _turn(self, body: Node) -> bool:
+        """Reads the body of a loop once; whether that ends it. ``break 2`` also leaves the loop around it."""
+        mark = len(self.left)
+        self.run(body)
+        self._settle(mark, "continue")
         leaves = self.ended in ("break", "exit", "return") or self.levels > 1
         if self.ended in ("break", "continue") and self.levels > 1:
             self.levels -= 1
@@ -524,10 +578,8 @@ class Statements(Values):
         if lines is None:
             text = " ".join("; ".join(raw_text(node) for node in nodes).split())[:60]
             return (Piece(quoted=False, unknown=Unknown(f"$({text})", "", self.place(nodes[0]))),)
-        while lines and not any(piece.text or piece.unknown for piece in lines[-1]):
-            lines.pop()
         whole = tuple(piece for at, line in enumerate(lines) for piece in ((Piece("\n"),) * bool(at) + line))
-        return tuple(piece._replace(quoted=False) for piece in whole)
+        return tuple(piece._replace(quoted=False) for piece in _without_end(whole))
 
     def lines_of_file(self, path: str | None) -> list[Text] | None:
         """The lines of a file that the script wrote, or that was given; None where they are not known."""
@@ -631,10 +683,14 @@ class Statements(Values):
         if self.depth > MOST_DEEP - 8:
             self._forget(self.functions[name])
             return Answer(None)
-        before, self.arguments = self.arguments, [word.pieces for word in arguments]
+        before, unknown = self.arguments, [word.unknown for word in arguments]
+        if before is not None or len(unknown) != 1 or not unknown[0] or unknown[0].name not in ("$@", "$*"):
+            self.arguments = [word.pieces for word in arguments]
         references = dict(self.references)
         self.locals.append({})
+        mark = len(self.left)
         answer = self.run(self.functions[name])
+        self._settle(mark, "return", "break", "continue")
         self.arguments, self.references = before, references
         for variable, value in self.locals.pop().items():
             self._set_back(variable, value)
@@ -774,9 +830,31 @@ def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
     return [(conditions, body), *rest]
 
 
+def _alike(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The files that have one text in all branches in which they are written."""
+    found = {name: text for one in files for name, text in one.items()}
+    return {name: text for name, text in found.items() if all(one.get(name, text) == text for one in files)}
+
+
+def _without_end(text: Text) -> Text:
+    """A text without the ends of lines behind it, in each of its branches."""
+    rest = [*text]
+    while rest:
+        last = rest.pop()
+        if last.unknown and last.unknown.fork:
+            ways = tuple((*way[:-1], _without_end(way[-1])) if way else way for way in last.unknown.ways)
+            return (*rest, last._replace(unknown=last.unknown._replace(ways=ways)))
+        if last.unknown or (cut := last.text.rstrip("\n")):
+            return (*rest, last if last.unknown else last._replace(text=cut))
+    return ()
+
+
 def _certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
     """The lines of what a command writes; None where a program writes some of them."""
     found = [*pieces]
     if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
         return None
+    for piece in found[:-1]:  # one of several texts, which may be of several lines
+        if piece.unknown and "\n" in "".join(p.text for way in piece.unknown.ways for text in way for p in text):
+            return None
     return lines_of(found)

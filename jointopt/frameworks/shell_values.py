@@ -30,6 +30,8 @@ from jointopt.frameworks.shell_words import (
 
 MOST_OF_A_VALUE = 2**16  # characters of a variable
 MOST_EXPANDED = 2**20  # characters that variables are replaced by, in all
+_OF_SHELL = {"BASH", "BASH_SOURCE", "BASH_VERSION", "HOSTNAME", "LINENO", "OSTYPE", "PPID", "PWD", "RANDOM", "SECONDS",
+             "SHLVL", "UID", "EUID", "HOSTTYPE", "MACHTYPE"}  # fmt: skip
 _MOST_WORDS = 1_000  # of braces
 _MOST_NESTED = 100  # nodes of a tree inside of each other that are looked at for names
 _NAMED = ("variable_name", "word")
@@ -486,6 +488,8 @@ class Values(abc.ABC):
         if name.isdecimal():
             number = str(int(name) + self.shifted)
             return self.variables.get(number) or (Piece(unknown=Unknown(f"${number}", number, place)),)
+        if name in _OF_SHELL:
+            return (Piece(unknown=Unknown(f"${name}", "", place, set_by="the shell", filled=True)),)
         if self.unread and name not in self.given:
             return (Piece(unknown=Unknown(f"${name}", name, place, set_by=self.unread)),)
         if name in self.mentioned:  # in a branch that is not taken
@@ -509,7 +513,13 @@ class Values(abc.ABC):
             )
 
     def _of_expansion(self, node: Node) -> Text:
-        return self._lifted(lambda: self._expansion(node))
+        def made() -> Text:
+            before, self.by_default = self.by_default, False
+            found = self._expansion(node)
+            default, self.by_default = self.by_default, before or self.by_default
+            return tuple(p._replace(default=True) for p in found) if default else found
+
+        return self._lifted(made)
 
     def _expansion(self, node: Node) -> Text:
         """``${...}`` with its operator."""
@@ -578,10 +588,8 @@ class Values(abc.ABC):
                 lone = found[0].unknown._replace(name=raw_text(node), is_list=True)
                 return None, (Piece(quoted=False, unknown=lone),)
             return [found] if any(p.text or p.unknown for p in found) else [], None
-        before, self.by_default = self.by_default, False
         key = self.known(self.text(index))
         number = None if key is None or isinstance(found, dict) else self.number_of(key)
-        default, self.by_default = self.by_default, before or self.by_default
         value: Text | None = None
         if isinstance(found, dict):
             value = None if key is None else found.get(key.strip("\"'"))
@@ -592,9 +600,7 @@ class Values(abc.ABC):
             value = found[at] if 0 <= at < len(found) else ()
         elif isinstance(found, tuple) and number == 0:
             value = found
-        return None, None if value is None else tuple(
-            p._replace(quoted=False, default=p.default or default) for p in value
-        )
+        return None, None if value is None else tuple(p._replace(quoted=False) for p in value)
 
     def _size_or_keys(
         self, sign: str, name: str, texts: list[Text] | None, value: Text | None, node: Node
@@ -606,7 +612,7 @@ class Values(abc.ABC):
         if texts is not None:
             if any(_is_list(text) for text in texts):
                 return None
-            return literal(str(len(texts)), self.place(node))
+            return literal(str(len(texts)), self.place(node), any(p.default for text in texts for p in text))
         plain = None if value is None else self.known(value)
         return None if plain is None else literal(str(len(plain)), self.place(node))
 

@@ -59,6 +59,7 @@ export STACK
 """
 OTHERS = {
     "ssh": '#!/bin/bash\nshift\nexec env -i PATH="$PATH" RAN="$RAN" bash -c "$*"\n',
+    "sbatch": '#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nexec bash "$@"\n',
     "scontrol": '#!/bin/bash\nfor ((i = 1; i <= SLURM_NNODES; i++)); do echo n$i; done\n',
     "python3": "#!/bin/bash\nexec /usr/bin/env -i PATH=/usr/bin:/bin python3 \"$@\"\n",
 }  # fmt: skip
