@@ -221,15 +221,10 @@ class Record:
         """The state that an earlier process left by `progress` and did not finish."""
         return None if self._study is None else self._study.unfinished
 
-    def progress(self, state: Mapping[str, Any] | None) -> None:
-        """Remember ``state`` in case that this process is killed; None: nothing is left to be continued."""
+    def progress(self, state: Mapping[str, Any] | None, paused: bool = False) -> None:
+        """Remember ``state`` in case that this process is killed, or ``paused``; None: nothing is to be continued."""
         with suppress(OutageError):
-            self._on_study(lambda study: study.set_unfinished(state))
-
-    def pause(self, state: Mapping[str, Any]) -> None:
-        """Remember ``state`` for the process that continues."""
-        with suppress(OutageError):
-            self._on_study(lambda study: study.pause(state))
+            self._on_study(lambda study: study.set_unfinished(state, paused))
 
     def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
