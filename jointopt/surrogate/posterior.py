@@ -149,17 +149,16 @@ class Posterior:
         """Joint distribution of log(measured) of ``runs``, whose logarithms are ``around`` (n,) by the physics."""
         every = np.arange(len(runs))
         prior = covariance_of_rows(self.kernel, runs, runs, self.squares[:, :4])(every)
-        means, noise = np.zeros((len(prior), len(runs))), 0.5 * self.noise_of_two
+        means = np.zeros((len(prior), len(runs)))
         if self.runs is not None and self.weights is not None and self.inverse is not None:
             cross = covariance_of_rows(self.kernel, runs, self.runs, self.squares[:, :4])(every)
-            prior, means = (
-                prior - cross @ self.inverse @ cross.swapaxes(1, 2),
-                (cross @ self.weights[:, :, None])[:, :, 0],
-            )
+            prior = prior - cross @ self.inverse @ cross.swapaxes(1, 2)
+            means = (cross @ self.weights[:, :, None])[:, :, 0]
         apart = (means - self.share @ means) * np.sqrt(self.share)[:, None]
         together = np.tensordot(self.share, prior, 1) + apart.T @ apart
-        root = np.linalg.cholesky(together + _ROUNDED * np.eye(len(runs)) * max(float(np.trace(together)), 1.0))
-        return Joint(around + self.share @ means, root, float(np.sqrt(noise)))
+        together[every, every] += _ROUNDED * max(float(np.trace(together)), 1.0)
+        root = np.asarray(np.linalg.cholesky(together), np.float64)
+        return Joint(around + self.share @ means, root, float(np.sqrt(0.5 * self.noise_of_two)))
 
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.

@@ -163,7 +163,7 @@ class Surrogate:
         kept = remembered_rows(np.arange(len(some.runs), dtype=np.int64), seed)
         return replace(
             self, support=some.runs.take(kept), residual=some.residual[kept], new_groups=(),
-            own=(replace(own, errors=own.errors | apart),),
+            own=(replace(own, errors={**own.errors, **apart}),),
             card={"recipe_classes": {source: "several"}},  # each job is priced by its own
         )  # fmt: skip
 

@@ -45,13 +45,7 @@ from jointopt.workflows.campaign.campaign import (
     why_no_usable_plan,
 )
 from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, listed_candidates, searched_candidates
-from jointopt.workflows.campaign.expectation import (
-    Expectations,
-    GrowingModel,
-    Outlook,
-    results_of_candidate,
-    with_learned_factors,
-)
+from jointopt.workflows.campaign.expectation import Expectations, GrowingModel, Outlook, with_learned_factors
 from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
 
@@ -163,10 +157,8 @@ class _TuneLoop(Campaign):
         self.record.progress(self._state(budget))
         stopped = self.until_the_end(lambda: self._with_profiles(budget, batch), lambda: self._count > 0)
         progress.report(_BAR, 1, 1)
-        if stopped in ("interrupted", "failed"):
-            self.record.pause(self._state(budget))
-        else:
-            self.record.progress(None)
+        paused = stopped in ("interrupted", "failed")
+        self.record.progress(self._state(budget) if paused else None, paused)
         return stopped
 
     def _with_profiles(self, budget: Budget, batch: int) -> str:
@@ -326,6 +318,7 @@ class _TuneLoop(Campaign):
         base, number = len(self.runs), max((run.round for run in self.runs), default=0) + 1
         before = self.spent.runs
         order: list[int] = []  # of those that have begun
+        expected: list[dict[str, float]] = []  # of each
         ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
 
         def queue() -> Iterator[QueuedRun]:
@@ -345,7 +338,8 @@ class _TuneLoop(Campaign):
                     objectives = self.objectives()
                     judged = set(objectives) == set(self.job.objectives)
                     set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
-                yield QueuedRun(under.question(index), plan, results_of_candidate(columns, index), number)
+                expected.append({name: float(of[index]) for name, of in columns.items() if name != "probability_fits"})
+                yield QueuedRun(under.question(index), plan, expected[-1], number)
 
         def name(place: int) -> str:
             return f"run {before + place + 1}"
@@ -354,8 +348,7 @@ class _TuneLoop(Campaign):
             for place, done in runs:
                 at = order[place]
                 fits = float(columns["probability_fits"][at]) if columns else float("nan")
-                expected = results_of_candidate(columns, at)
-                run = self._add(at, done.row, base + bisect(ended, place), number, expected, fits, under)
+                run = self._add(at, done.row, base + bisect(ended, place), number, expected[place], fits, under)
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
                 self.spent = self.spent.after_run(done.seconds, self.job.cluster.num_gpus, minutes)

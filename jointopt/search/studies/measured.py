@@ -98,10 +98,6 @@ class MeasuredStudy:
         process = "" if paused else this_process()
         self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: process})
 
-    def pause(self, message: Mapping[str, Any]) -> None:
-        """As `set_unfinished`, for whoever continues, this process or another."""
-        self.set_unfinished(message, paused=True)
-
     @on_studies
     def has_trial_of(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of ``plan`` (a record of `plan_records`) runs, or has ended other than by an interrupt."""

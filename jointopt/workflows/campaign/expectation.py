@@ -87,7 +87,6 @@ class Outlook:
         self._candidates, self._earlier, self._kernel, self._rng = candidates, earlier, kernel, rng
         self._growing = growing
         self._plans = plan_runs(candidates.plans)
-        self._framework = job.training.framework.name
         self._job = job
 
     def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expectations:
@@ -95,35 +94,24 @@ class Outlook:
         probability, fits = self._fits(index, rows)
         columns: Columns = {"probability_fits": probability}
         draws: Columns = {"fits": fits}
-        basis = _PHYSICS
-        found_by_name: dict[str, Joint] = {}
-        memo: dict[str, _Estimate] = {}
-        for name in dict.fromkeys([*objectives, *constrained_results(self._job)]):
-            found = self._found(name, index, rows, memo)
-            found_by_name[name] = found.estimates
-            basis = found.source if name == "iteration_time_s" else basis
-            if name in objectives:
-                mean, deviation = found.estimates.mean, found.estimates.deviation
-                columns[name] = np.exp(mean)
-                columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
-                columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
-                draws[name] = np.exp(found.estimates.draws(SAMPLES, self._rng))
-        for kept in kept_probabilities(self._job, found_by_name):
+        names = dict.fromkeys([*objectives, *constrained_results(self._job)])
+        known = {name: self._adapted(name, index, rows) for name in names}
+        if "energy_j" in known and np.isfinite(known["energy_j"].off).sum() >= ENOUGH_TO_JUDGE:
+            parts = (known[part] if part in known else self._adapted(part, index, rows) for part in _PARTS)
+            known["energy_j"] = self._of_parts(known["energy_j"], *parts)
+        found = {name: one.estimates for name, one in known.items()}
+        for name in objectives:
+            mean, deviation = found[name].mean, found[name].deviation
+            columns[name] = np.exp(mean)
+            columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
+            columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
+            draws[name] = np.exp(found[name].draws(SAMPLES, self._rng))
+        for kept in kept_probabilities(self._job, found):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        apart = {name: found_by_name[name].own_deviation for name in objectives}
+        apart = {name: found[name].own_deviation for name in objectives}
+        basis = known["iteration_time_s"].source if "iteration_time_s" in known else _PHYSICS
         return Expectations(columns, draws, apart, basis, probability >= FEASIBLE)
-
-    def _found(
-        self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Estimate]
-    ) -> _Estimate:
-        """A result of every candidate after runs ``rows`` of candidates ``index`` (m,); ``memo``: those worked out."""
-        if name not in memo:
-            direct = memo[name] = self._adapted(name, index, rows)
-            if name == "energy_j" and np.isfinite(direct.off).sum() >= ENOUGH_TO_JUDGE:
-                parts = [self._found(part, index, rows, memo) for part in _PARTS]
-                memo[name] = self._of_parts(direct, *parts)
-        return memo[name]
 
     def _of_parts(self, direct: _Estimate, time: _Estimate, power: _Estimate) -> _Estimate:
         """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
@@ -154,21 +142,19 @@ class Outlook:
             learned = (physics + log_factor, INFORMED, _LEARNED)
             choices.insert(0 if self._earlier.why_first else 1, learned)
         off, best = np.full((2, len(rows)), np.nan), 0
-
-        def left_out(prior: Floats, kernel: Kernel) -> tuple[Floats, Floats]:
-            return leave_one_out(kernel, self._plans, at, seen - prior[at], held)
-
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             choices.append((physics, plan_kernel(0.0, 0.0, own.noise), _PHYSICS))
             if (grown := self._grown(name, index, rows)) is not None:
                 choices.append((physics + grown, INFORMED, _TOGETHER))
-            without = [left_out(prior, kernel) for prior, kernel, _ in choices]
-            losses = [mean_loss(*errors) for errors in without]
+            without = [
+                leave_one_out(kernel, self._plans, at, seen - prior[at], held)
+                for prior, kernel, _ in (*choices, (physics, INFORMED, _PHYSICS))
+            ]
+            *losses, narrow = (mean_loss(*errors) for errors in without)
             if grown is not None:
                 losses[-1] += AHEAD
                 # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
-                if losses[-1] >= mean_loss(*left_out(physics, INFORMED)):
-                    losses[-1] = np.inf
+                losses[-1] = np.inf if losses[-1] >= narrow else losses[-1]
             best = int(np.argmin(losses))
             off[:, good] = without[best]
         prior, kernel, source = choices[best]
@@ -195,13 +181,8 @@ class Outlook:
         status = np.array([row["status"] for row in rows], str)
         fitted = (status == "ok") | np.array([is_bounded(row) for row in rows], bool)
         own = MemoryEvidence(ok_load=load[index[fitted]], oom_load=load[index[status == "oom"]])
-        posterior = MemoryPosterior(self._earlier.memory + own, self._framework)
+        posterior = MemoryPosterior(self._earlier.memory + own, self._job.training.framework.name)
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
-
-
-def results_of_candidate(columns: Columns, index: int) -> dict[str, float]:
-    """Results expected of one candidate, its fit in memory aside."""
-    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
 def kept_probabilities(job: Job, found: Mapping[str, Joint]) -> Iterator[Floats]:

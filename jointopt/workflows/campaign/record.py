@@ -204,8 +204,8 @@ class Record:
         except OutageError as error:
             if self._away_since_s is None:
                 self._away_since_s = time.monotonic()
-                files = ", ".join(map(str, self._files))
-                _log.warning("%s Runs go on meanwhile%s.", error, f"; what has ended is kept in {files}" * bool(files))
+                kept = f"; what has ended is kept in {self._files}" * bool(self._files)
+                _log.warning("%s Runs go on meanwhile%s.", error, kept)
             raise
         if self._away_since_s is not None:
             _log.info("The database answers again after %.0f s.", time.monotonic() - self._away_since_s)
@@ -213,23 +213,18 @@ class Record:
         return found
 
     @property
-    def _files(self) -> list[Any]:
-        """Files that hold runs which the store may not have."""
-        return [] if self._spill is None else self._spill.files
+    def _files(self) -> str:
+        """Names of files that hold runs which the store may not have."""
+        return "" if self._spill is None else ", ".join(map(str, self._spill.files))
 
     def unfinished(self) -> dict[str, Any] | None:
         """The state that an earlier process left by `progress` and did not finish."""
         return None if self._study is None else self._study.unfinished
 
-    def progress(self, state: Mapping[str, Any] | None) -> None:
-        """Remember ``state`` in case that this process is killed; None: nothing is left to be continued."""
+    def progress(self, state: Mapping[str, Any] | None, paused: bool = False) -> None:
+        """Remember ``state`` in case that this process is killed, or ``paused``; None: nothing is to be continued."""
         with suppress(OutageError):
-            self._on_study(lambda study: study.set_unfinished(state))
-
-    def pause(self, state: Mapping[str, Any]) -> None:
-        """Remember ``state`` for the process that continues."""
-        with suppress(OutageError):
-            self._on_study(lambda study: study.pause(state))
+            self._on_study(lambda study: study.set_unfinished(state, paused))
 
     def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
@@ -327,9 +322,9 @@ class Record:
             if self._num_stored:  # what this database took may be lost with it
                 self._keep_in_file(self._rows[: self._num_stored])
                 self._num_stored = 0
-            files = ", ".join(map(str, self._files))
-            is_kept = files and not self._num_in_no_file
-            return f"{error} The run is kept in {files}, which the next start takes in." if is_kept else str(error)
+            if (files := self._files) and not self._num_in_no_file:
+                return f"{error} The run is kept in {files}, which the next start takes in."
+            return str(error)
         return ""
 
     def _keep_in_file(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -363,7 +358,7 @@ class Record:
 
         words = ""
         if self._spill is not None and (self.unstored or self._pending_writes):
-            files, left = ", ".join(map(str, self._files)), self.unstored
+            files, left = self._files, self.unstored
             kept = f"runs are kept in {files}" if files and not self._num_in_no_file else ""
             try:
                 with patience(wait_s):

@@ -135,7 +135,7 @@ def test_what_a_living_process_records_is_its_own_until_it_pauses(url: str) -> N
     study = opened(url)
     study.set_unfinished({"spent": 1})
     assert opened(url).unfinished is None
-    study.pause({"spent": 2})
+    study.set_unfinished({"spent": 2}, paused=True)
     assert (opened(url).unfinished or {})["spent"] == 2
     study.set_unfinished(None)
     assert opened(url).unfinished is None
