@@ -29,7 +29,7 @@ from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import fact_of, with_facts
 from jointopt.jobs.plans.stages import Chunks
-from jointopt.jobs.shape import layer_list, skip_freq_word
+from jointopt.jobs.windows import layer_list, skip_freq_word
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
 POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}

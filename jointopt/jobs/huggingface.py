@@ -12,7 +12,8 @@ from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import checked_facts, fact_of, facts_in, with_facts
 from jointopt.jobs.reading import Section, parse_json, quoted_value, read_text
-from jointopt.jobs.shape import checked_model, head_dim, read_size, windows_of
+from jointopt.jobs.shape import checked_model, head_dim, read_size
+from jointopt.jobs.windows import windows_of
 
 
 def read_config(path: Path) -> Model:

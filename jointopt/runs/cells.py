@@ -34,7 +34,8 @@ from jointopt.core.schema import (
 from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.job import STATE_FIELDS, TF32
 from jointopt.jobs.model import skip_freq_text
-from jointopt.jobs.shape import POSITION_EMBEDDINGS, named_skip_freq
+from jointopt.jobs.shape import POSITION_EMBEDDINGS
+from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
 
 _DENSE = 2**20  # whole numbers within a span below this are numbered by their difference from the lowest

@@ -11,7 +11,7 @@ import pandas as pd
 from jointopt.core.schema import Floats
 from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.model import LATENT
-from jointopt.jobs.shape import named_skip_freq
+from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.cells import Cells, first_rows, row_codes
 
 FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.cli import surroundings
+from jointopt.cli.main import plain
 from tests.cli.forked import Forks, Surroundings
 from tests.cli.verbs import BARE, SERVERS, VERBS, is_answered, prepare, start
 
@@ -154,7 +154,7 @@ def test_of_a_damaged_database_there_is_an_answer_or_a_sentence(seed: int, forks
 )
 def test_signs_have_stand_ins_that_can_be_read(signs: str, words: str) -> None:
     codec = UnicodeEncodeError("ascii", signs, 0, len(signs), "not there")
-    assert ("".join(surroundings.plain(codec)[:1]).strip(), len(signs)) == (words, surroundings.plain(codec)[1])
+    assert ("".join(plain(codec)[:1]).strip(), len(signs)) == (words, plain(codec)[1])
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jointopt.core.errors import JobError
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.model import Model, block_of, skip_freq_text
-from jointopt.jobs.shape import inline_model, named_skip_freq, skip_freq_of, windows_of
+from jointopt.jobs.shape import inline_model
+from jointopt.jobs.windows import named_skip_freq, skip_freq_of, windows_of
 from tests.each import each
 
 SHAPE = {"num_layers": 6, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
