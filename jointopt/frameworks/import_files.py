@@ -815,5 +815,5 @@ def _as_trained(model: Model, shape: Mapping[str, Any], remarks: list[str]) -> s
     if bool(shape.get("dropout")) == model.dropout and not varies:
         return model.name
     filled = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
-    kind = "variant" if varies else "no-dropout" if model.dropout else "dropout"
-    return filled | {"name": f"{model.name}-{kind}", "dropout": bool(shape.get("dropout")), "config": config}
+    other = "" if bool(shape.get("dropout")) == model.dropout else "-no-dropout" if model.dropout else "-dropout"
+    return filled | {"name": f"{model.name}{other}", "dropout": bool(shape.get("dropout")), "config": config}

@@ -11,11 +11,11 @@ from typing import Any
 from jointopt.core.errors import ExportError
 from jointopt.core.quote import sh_variable, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, encode_cells
-from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.defaults import default_etp
 from jointopt.jobs.details import Details, details_of
 from jointopt.jobs.framework import OVERLAP_KINDS, overlap_is_on, usual_overlap_share
 from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import is_of_catalogue
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import facts_of
 from jointopt.jobs.plans.placement import DEFAULT_ORDER
@@ -217,7 +217,7 @@ class Gaps:
     def left_to_the_script(self) -> None:
         """Leaves adapters, and facts that no config.json states, to a script that makes the model itself."""
         training, model = self._intent.job.training, self._intent.model
-        if self._intent.facts and known_model(model.name) != model and "model_type" not in (model.config or {}):
+        if self._intent.facts and not is_of_catalogue(model) and "model_type" not in (model.config or {}):
             self.notes.append(f"Make the model with its {', '.join(self._intent.facts.values())}.")
         if training.frozen:
             alpha = f"lora_alpha={training.lora_alpha:g}, " if training.lora_alpha else ""
@@ -288,6 +288,6 @@ def script_words(intent: Intent) -> tuple[str, ...]:
 
 def model_files(intent: Intent) -> dict[str, str]:
     """The model's ``config.json``, where the catalogue does not have it and the job does."""
-    known, config = known_model(intent.model.name), intent.model.config or {}
+    config = intent.model.config or {}
     found = {MODEL_FILE: json.dumps(dict(config), indent=2) + "\n"}
-    return found if "model_type" in config and known != intent.model else {}
+    return found if "model_type" in config and not is_of_catalogue(intent.model) else {}

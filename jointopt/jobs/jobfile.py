@@ -48,6 +48,7 @@ from jointopt.jobs.catalog.networks import check_links, link_with_unit
 from jointopt.jobs.clocks import read_clocks, read_power_limits
 from jointopt.jobs.cluster import Cluster, Gpu, load_machine
 from jointopt.jobs.defaults import FUSED_NORM, default_attention, default_dtype
+from jointopt.jobs.details import details_of, differing_details
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import STATE_BYTES, STATE_FIELDS, TF32, Constraints, Job, ScalingRecipe, Search, Training
@@ -359,7 +360,7 @@ def job_mapping(job: Job) -> dict[str, Any]:
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,
-        "model": model.name if known_model(model.name) == model else shape,
+        "model": model.name if is_of_catalogue(model) else shape,
         "training": training | {"framework": job.training.framework.name},
         "cluster": _cluster_mapping(job.cluster),
         "search": _search_mapping(job),
@@ -368,6 +369,12 @@ def job_mapping(job: Job) -> dict[str, Any]:
         "slurm": {key: value for key, value in _filled(job.slurm).items() if value != usual.get(key)},
     }
     return {key: value for key, value in mapping.items() if value != {}}
+
+
+def is_of_catalogue(model: Model) -> bool:
+    """Whether its name says all of a model: the shape, and the details of its configuration."""
+    known = known_model(model.name)
+    return known is not None and known == model and not differing_details(details_of(model), details_of(known))
 
 
 def _filled(item: Any) -> dict[str, Any]:

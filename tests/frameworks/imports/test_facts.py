@@ -164,11 +164,14 @@ def test_a_fact_of_a_job_comes_back_from_its_file_and_is_among_what_is_assumed()
     assert any(str(one).startswith("soft-capping of scores or logits: kept") for one in again.cluster.assumed)
 
 
-def test_a_shape_of_the_catalogue_with_another_detail_is_a_variant_that_keeps_it(tmp_path: Path) -> None:
+def test_a_model_of_the_catalogue_with_another_detail_keeps_both(tmp_path: Path) -> None:
     llama = dict(load_model("llama-3-8b").config or {}) | {"rope_theta": 10000.0}
     (tmp_path / "config.json").write_text(json.dumps(llama), encoding="utf-8")
-    found = import_(tmp_path / "config.json", **GIVEN, seq_length=2048, global_batch_size=16).job.model
-    assert (found.name, details_of(found).rotary_base) == ("llama-3-8b-variant", 10000.0)
+    found = import_(tmp_path / "config.json", **GIVEN, seq_length=2048, global_batch_size=16).job
+    again = parse_job(parse_yaml(dump_job(found)), "job", Path())
+    assert found.model == load_model("llama-3-8b")
+    assert details_of(again.model).rotary_base == 10000.0
+    assert "rope_theta" in exported(found, PLAN, "deepspeed").export.files["config.json"]
 
 
 @pytest.mark.long
