@@ -227,7 +227,9 @@ def _script(
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
-    taken.names = tuple(dict.fromkeys([*_configs_of(script, run), *(Path(one).name for one in script.missing)]))
+    taken.names = tuple(
+        dict.fromkeys([*taken.names, *_configs_of(script, run), *(Path(one).name for one in script.missing)])
+    )
     taken.reads = tuple(script.read)
     taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
     return [taken]

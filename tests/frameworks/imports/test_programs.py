@@ -118,6 +118,23 @@ def test_what_a_checkpoint_fills_in_is_asked() -> None:
     assert (taken.model, taken.plan["zero_stage"]) == ({"hidden_size": 64, "ffn_hidden_size": 256}, 0)
 
 
+def test_experts_in_every_second_layer_are_asked() -> None:
+    (taken,) = read_text(f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --deepspeed --zero-stage 1", "a.sh")
+    assert [*taken.asked] == ["model.num_dense_layers"]
+    (every,) = read_text(
+        f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --zero-stage 1 --expert-interval 1", "a.sh"
+    )
+    assert every.asked == {}
+
+
+@pytest.mark.parametrize(
+    "words", ["llamafactory-cli train c/b.yaml", "deepy.py train.py b.yml", "axolotl train b.yaml"]
+)
+def test_a_program_whose_values_are_in_its_config_asks_for_it(words: str) -> None:
+    (taken,) = read_text(words, "a.sh")
+    assert (taken.names, taken.plan, taken.training) == ((words.split("/")[-1].split()[-1],), {}, {})
+
+
 def test_a_script_that_starts_another_one_asks_for_it(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("sh run_mcore_llama3_1.sh dsw 8B 1 8 1e-5")
     with pytest.raises(JobError, match=r"it starts or sources run_mcore_llama3_1\.sh, where its values are read: give"):
