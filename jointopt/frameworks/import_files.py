@@ -396,7 +396,7 @@ _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 _ANSWERS = {
     "training.seq_length": "seq_length", "training.global_batch_size": "global_batch_size", "training.dtype": "dtype",
     "cluster.nodes": "nodes", "cluster.gpus_per_node": "gpus_per_node", "cluster.gpu": "gpu",
-    "model.vocab_size": "vocab_size", "model": "model",
+    "model.vocab_size": "vocab_size", "model.catalogue": "model",
 }  # fmt: skip
 
 
@@ -426,7 +426,7 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     sized = not any(field.startswith(("plan.", "cluster.", "accumulation", "training.global")) for field in open_)
     if sized:
         _fill_batch(whole, cluster, missing, remarks)
-    model = None if any(field.split(".")[0] == "model" for field in open_) else _model(whole, options, remarks, missing)
+    model = None if any(field.startswith("model.") for field in open_) else _model(whole, options, remarks, missing)
     missing += [key for key in ("seq_length", "global_batch_size")[: 1 + sized] if not whole.training.get(key)]
     if missing or open_:
         raise JobError(_missing(whole, files, missing, open_, remarks))
@@ -464,7 +464,7 @@ def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str])
             whole.cluster.pop("num_gpus", None)  # else the nodes follow from the GPUs that are started
         whole.plan.pop("dp", None)
     for field in [*whole.asked]:
-        if field.split(".")[0] == "model" and (
+        if field.startswith("model.") and (
             "model" in options or (field == "model.vocab_size" and "vocab_size" in options)
         ):
             del whole.asked[field]
@@ -486,7 +486,8 @@ def _missing(
         ways += [f"--{_ANSWERS[field].replace('_', '-')}" for field in fields if field in _ANSWERS]
         others = [field for field in fields if field not in _ANSWERS and not question.variable]
         ways += [f"--set {field}=..." for field in others[: 1 if ways else 3]]
-        wanted.append(f"{_and(fields)} ({question.why}; {' or '.join(ways)})")
+        named = ["the model" if field == "model.catalogue" else field for field in fields]
+        wanted.append(f"{_and(named)} ({question.why}; {' or '.join(ways)})")
     sources = [*dict.fromkeys(one.source for one in files)]
     unseen = [*dict.fromkeys(name for one in files for name in _unseen(one, files))]
     more = f", or {_and(unseen)} too, which may state more" if unseen else ""
@@ -529,8 +530,9 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
                     whole.origins[name] = one.origins.get(name) or one.source
                 elif not _agree(key, value, here[key]):
                     _differ(whole, name, by[name], one, remarks)
-    for one in files:
+    for one in (*(one for one in files if not _is_loose(one, "accumulation")), *files):
         whole.accumulation = whole.accumulation or one.accumulation
+    for one in files:
         for name, question in one.asked.items():
             if not _answered(name, question, one, files):
                 whole.asked.setdefault(name, question)
@@ -598,7 +600,9 @@ def _answered(name: str, question: Question, asking: Taken, files: Sequence[Take
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
             fields = fields_of(one)
-            if (name in fields and (question.loose or not _is_loose(one, name))) or (name == "model" and one.model):
+            if (name in fields and (question.loose or not _is_loose(one, name))) or (
+                name == "model.catalogue" and one.model
+            ):
                 return True
     return False
 

@@ -114,7 +114,7 @@ def test_a_script_with_options_of_megatron_and_a_name_of_its_own_is_asked_what_i
 def test_what_a_checkpoint_fills_in_is_asked() -> None:
     words = "pretrain_gpt.py --use-checkpoint-args --use-mp-args-from-checkpoint-args --load x --bf16 --hidden-size 64"
     (taken,) = read_text(f"torchrun {words}", "a.sh")
-    assert taken.asked.keys() == {"model", "plan.tp", "plan.pp"}
+    assert taken.asked.keys() == {"model.catalogue", "plan.tp", "plan.pp"}
     assert (taken.model, taken.plan["zero_stage"]) == ({"hidden_size": 64, "ffn_hidden_size": 256}, 0)
 
 
