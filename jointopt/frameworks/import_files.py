@@ -599,10 +599,8 @@ def _answered(name: str, question: Question, asking: Taken, files: Sequence[Take
     any_will_do = question.loose or name.startswith("cluster.")
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
-            fields = fields_of(one)
-            if (name in fields and (question.loose or not _is_loose(one, name))) or (
-                name == "model.catalogue" and one.model
-            ):
+            states = name in fields_of(one) and (question.loose or not _is_loose(one, name))
+            if states or (name == "model.catalogue" and one.model):
                 return True
     return False
 
