@@ -595,8 +595,8 @@ def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[s
 
 
 def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
-    """Whether a file states what another one asks: one that counts more; for what no word states, any."""
-    any_will_do = question.loose or name.startswith("cluster.")
+    """Whether a file states what another one asks: where a command line leaves it to its shell, one that counts more."""
+    any_will_do = question.loose or not asking.command or name.startswith("cluster.")
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
             states = name in fields_of(one) and (question.loose or not _is_loose(one, name))
