@@ -307,7 +307,9 @@ def _script(
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
-    taken.names = tuple(dict.fromkeys([*_configs_of(script, run), *(Path(one).name for one in script.missing)]))
+    taken.names = tuple(
+        dict.fromkeys([*taken.names, *_configs_of(script, run), *(Path(one).name for one in script.missing)])
+    )
     taken.reads = tuple(script.read)
     taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
     return [taken]
@@ -519,7 +521,7 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     sized = not any(field.startswith(("plan.", "cluster.", "accumulation", "training.global")) for field in open_)
     if sized:
         _fill_batch(whole, cluster, missing, remarks)
-    model = None if any(field.split(".")[0] == "model" for field in open_) else _model(whole, options, remarks, missing)
+    model = None if any(field.startswith("model.") for field in open_) else _model(whole, options, remarks, missing)
     missing += [key for key in ("seq_length", "global_batch_size")[: 1 + sized] if not whole.training.get(key)]
     if missing or open_:
         raise JobError(_missing(whole, files, missing, open_, remarks))
@@ -560,7 +562,7 @@ def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str])
     elif "gpus_per_node" in options and (whole.cluster.get("num_gpus") or whole.plan.get("dp")):
         whole.asked.pop("cluster.nodes", None)  # they follow from the GPUs of the run
     for field in [*whole.asked]:
-        if field.split(".")[0] == "model" and (
+        if field.startswith("model.") and (
             "model" in options or (field == "model.vocab_size" and "vocab_size" in options)
         ):
             del whole.asked[field]
@@ -626,7 +628,7 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
                     whole.origins[name] = one.origins.get(name) or one.source
                 elif not _agree(key, value, here[key]):
                     _differ(whole, name, by[name], one, remarks)
-    for one in sorted(files, key=lambda file: is_default(file, "accumulation")):
+    for one in (*(one for one in files if not _is_loose(one, "accumulation")), *files):
         whole.accumulation = whole.accumulation or one.accumulation
     for one in files:
         for name, question in one.asked.items():
@@ -692,13 +694,12 @@ def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[s
 
 
 def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
-    """Whether a file states what another one asks: one that counts more; for what no word states, any."""
-    any_will_do = question.loose or name.startswith("cluster.")
+    """Whether a file states what another one asks: where a command line leaves it to its shell, one that counts more."""
+    any_will_do = question.loose or not asking.command or name.startswith("cluster.")
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
-            fields = fields_of(one)
-            named = name in ("model", "model.catalogue") and one.model
-            if named or (name in fields and (question.loose or not _is_loose(one, name))):
+            states = name in fields_of(one) and (question.loose or not _is_loose(one, name))
+            if states or (name == "model.catalogue" and one.model):
                 return True
     return False
 

@@ -30,6 +30,7 @@ _OVERRIDE = re.compile(r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|datas
 _AROUND_A_NAME = re.compile(
     r"_(?:pretrain|finetune|sft|peft|lora|config|recipe|\d+gpu).*|^(?:training=|[\w.]*\b(?:pretrain|finetune)_)|\.py$"
 )
+_CONFIG = re.compile(r"[\w-]\.(?:ya?ml|json|toml)$")
 STARTERS = ("deepspeed", "accelerate", "torchrun")
 # what is asked where a recipe, or a config that is not given, fills in what the words leave open
 _ASKED = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.micro_batch_size", "plan.recompute", "plan.zero_stage",
@@ -147,7 +148,7 @@ def _take_defaults(taken: Taken, names: Sequence[str], why: str, kept: Sequence[
         if one in names:
             _ask(taken, one, why)
     if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
-        taken.asked.setdefault("model", Question(why, "", True))
+        taken.asked.setdefault("model.catalogue", Question(why, "", True))
     return lacks
 
 
@@ -202,7 +203,7 @@ def _program(known: Known, words: list[Word], at: int) -> Program:
         file = next(str(found[name]) for name in known.whole if name in found)
         values, read = {}, lambda _: Taken(f"{known.name} options")
         return Program(known, _called(known, read), values, words, {
-            "model": Question(f"all is in {Path(file).name}, and no option counts", "", True)})  # fmt: skip
+            "model.catalogue": Question(f"all is in {Path(file).name}, and no option counts", "", True)})  # fmt: skip
     return Program(known, _called(known, read), values, words)
 
 
@@ -317,7 +318,8 @@ def _megatron_taken(known: Known, values: Mapping[str, Any]) -> Taken:
         taken.plan |= {"zero_stage": stage} if stage is not None else {}
         taken.remarks += shards_for_bf16(taken)
         if taken.model.get("num_experts") and (every := options.whole("expert_interval") or 1) > 1:
-            taken.remarks += (f"experts stand in every {every} layers there, and are taken to stand in all",)
+            why = f"experts stand in one of {every} layers by --expert-interval, and a model here has dense ones first"
+            taken.asked["model.num_dense_layers"] = Question(why)
         if (options.whole("context_parallel_size") or 1) > 1:
             taken.remarks += ("sequences cut over heads (Ulysses) are taken for context parallelism",)
         ours = ("deepspeed", "zero_stage", "no_pipeline_parallel", "num_key_value", "expert_interval")
@@ -501,7 +503,8 @@ def _plain(value: Any) -> Any:
 _OVERRIDDEN = ("bridge", "overrides", "nemo_run")
 _READERS: Mapping[str, _Reading] = {
     "megatron": lambda known, words, pairs: (pairs, lambda values: _megatron_taken(known, values)),
-    "config": lambda known, words, pairs: ({}, lambda _: Taken("launch script")),
+    "config": lambda known, words, pairs: (
+        {}, lambda _: Taken("launch script", names=tuple(w.rpartition("/")[2] for w in words if _CONFIG.search(w)))),
     "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer, "titan": _read_titan,
     "bridge": _read_bridge, "overrides": _read_overrides, "nemo_run": _read_nemo_run,
 }  # fmt: skip
