@@ -85,17 +85,18 @@ def read_config(read: Reader, config: Mapping[str, Any], text: str, name: str) -
 
 
 def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str], str]]) -> dict[str, str]:
-    """The place of each field: of the option that moves the fewest others with it, else its program's default.
+    """The place of each field: of a default that moves it, of the option that moves the fewest others with it,
+    else its program's default.
 
     ``moves``: the fields that an option moves, and its place.
     """
-    fewest: dict[str, tuple[int, str]] = {}
+    fewest: dict[str, tuple[bool, int, str]] = {}  # one that hangs on a default is one, whatever else moves it
     for moved, place in moves:
         for one in moved:
-            if one not in fewest or len(moved) < fewest[one][0]:
-                fewest[one] = (len(moved), place)
+            found = (not place.startswith("default of "), len(moved), place)
+            fewest[one] = min(found, fewest.get(one, found), key=lambda way: way[:2])
     program = _NAMES.get(taken.framework, taken.framework or taken.format)
-    return {one: fewest[one][1] if one in fewest else f"default of {program}" for one in fields}
+    return {one: fewest[one][2] if one in fewest else f"default of {program}" for one in fields}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from jointopt.frameworks.shell_words import (
 
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
 _MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
+_MOST_FORKS_OF_A_LOOP = 10  # what one with more of them sets is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
 _ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
@@ -304,6 +305,8 @@ class Statements(Values):
             act(True)
             self.ended = ""
             self._forget(*bodies)
+            if self.output is not None and bodies:
+                self.say(None, [], bodies[0])
             return Answer(None)
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
@@ -505,8 +508,12 @@ class Statements(Values):
     def _turns(self, node: Node, ask: Callable[[], Answer], update: Callable[[], Any]) -> None:
         """Reads the body of a loop as long as its condition holds."""
         body, last, hinges = node.child_by_field_name("body") or node, None, False
+        forks = len(self.script.conditions)
         for _ in range(_MOST_TURNS):
             self.missing = ""
+            if len(self.script.conditions) > forks + _MOST_FORKS_OF_A_LOOP:
+                self._forget(node)
+                break
             try:
                 answer = ask()
             except Fork:
