@@ -23,16 +23,20 @@ from jointopt.frameworks.shell_words import (
     Text,
     Unknown,
     Word,
+    alike,
+    certain_lines,
     joined,
     joined_lists,
     lines_of,
     literal,
     pattern_matches,
     taken_apart,
+    without_end,
 )
 
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
 _MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
+_MOST_FORKS_OF_A_LOOP = 10  # what one with more of them sets is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
 _ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
@@ -68,11 +72,9 @@ class Statements(Values):
         self.ended = ""  # exit, return, break or continue
         self.statements = 0
         self.input: list[Text] | None = None  # lines that a command reads; None: not known
-        self.written: dict[str, Text] = {}  # files that the script itself writes
         self.locals: list[dict[str, Value | None]] = []
         self.left: list[tuple[str, int, int, dict[int, dict[str, Value]]]] = []  # ways of forks that ended early
         self.shells = 0  # around this one: subshells, and those of $(...)
-        self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         for variable, value in given.items():
             self.variables[variable] = literal(value, f"--set {variable}")
             self.exported.add(variable)
@@ -208,7 +210,7 @@ class Statements(Values):
             self.output = state[1] if last else []
             answer = self._apart(functools.partial(self.run, part) if isinstance(part, Node) else part)
             if not last:
-                self.input = _certain_lines(self.output or ())
+                self.input = certain_lines(self.output or ())
         self.input, self.output = state
         return answer
 
@@ -241,13 +243,13 @@ class Statements(Values):
                 after = functools.partial(self._piped, [action, *one.named_children])
         answer = after()
         if target:
-            self.write(target, _certain_lines(self.output or ()), adds)
+            self.write(target, certain_lines(self.output or ()), adds)
         self.input, self.output = state
         return answer
 
     def lines_from(self, node: Node) -> list[Text] | None:
         if node.type == "process_substitution":
-            return _certain_lines(self.written_by(*node.named_children))
+            return certain_lines(self.written_by(*node.named_children))
         try:
             return self.lines_of_file(self.known(self.text(node)))
         except Fork:
@@ -303,6 +305,8 @@ class Statements(Values):
             act(True)
             self.ended = ""
             self._forget(*bodies)
+            if self.output is not None and bodies:
+                self.say(None, [], bodies[0])
             return Answer(None)
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
@@ -359,7 +363,7 @@ class Statements(Values):
                 alive[at] = self._state()
             written.append(self.files)
             self.ended = ""
-        self.choices, self.arguments, self.files = choices, arguments, _alike(written)
+        self.choices, self.arguments, self.files = choices, arguments, alike(written)
         if not alive and not gone:
             self.ended = "exit"
             return fork
@@ -503,9 +507,13 @@ class Statements(Values):
 
     def _turns(self, node: Node, ask: Callable[[], Answer], update: Callable[[], Any]) -> None:
         """Reads the body of a loop as long as its condition holds."""
-        body, last, hinges = node.child_by_field_name("body"), None, False
-        for _ in range(_MOST_TURNS) if body is not None else ():
+        body, last, hinges = node.child_by_field_name("body") or node, None, False
+        forks = len(self.script.conditions)
+        for _ in range(_MOST_TURNS):
             self.missing = ""
+            if len(self.script.conditions) > forks + _MOST_FORKS_OF_A_LOOP:
+                self._forget(node)
+                break
             try:
                 answer = ask()
             except Fork:
@@ -574,47 +582,12 @@ class Statements(Values):
         if nodes[0].type == "file_redirect":  # $(< file)
             lines = self.lines_from(nodes[0].named_children[-1])
         else:
-            lines = _certain_lines(self.written_by(*nodes))
+            lines = certain_lines(self.written_by(*nodes))
         if lines is None:
             text = " ".join("; ".join(raw_text(node) for node in nodes).split())[:60]
             return (Piece(quoted=False, unknown=Unknown(f"$({text})", "", self.place(nodes[0]))),)
         whole = tuple(piece for at, line in enumerate(lines) for piece in ((Piece("\n"),) * bool(at) + line))
-        return tuple(piece._replace(quoted=False) for piece in _without_end(whole))
-
-    def lines_of_file(self, path: str | None) -> list[Text] | None:
-        """The lines of a file that the script wrote, or that was given; None where they are not known."""
-        if path == "/dev/null":
-            return []
-        if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
-            return None
-        return lines_of(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
-
-    def write(self, path: str, lines: Sequence[Text] | None, adds: bool = False) -> None:
-        """Notes the text of a file that the script writes; of one that is not known, that it is not."""
-        name = PurePosixPath(path).name
-        if path.startswith("/dev/"):
-            return
-        if lines is None:
-            if self.written.pop(path, None) is not None or not name.endswith(".log"):
-                self.files.pop(name, None)
-            return
-        text = tuple(piece for line in lines for piece in (*line, Piece("\n", line[0].place if line else "")))
-        self.written[path] = (self.written.get(path, ()) if adds else ()) + text
-        self.files[name] = self.text_of(lines_of(self.written[path]))
-
-    def text_of(self, lines: Sequence[Text]) -> str:
-        """The text that a shell reads of lines."""
-        return "".join(f"{self.script_of(line)}\n" for line in lines)
-
-    def say(self, text: str | None, words: Sequence[Word], node: Node) -> None:
-        """Writes the output of a command where it is a word of another; None: it is not known."""
-        if self.output is None:
-            return
-        if text is None or any(word.unknown for word in words):
-            name = " ".join(raw_text(node).split())[:40]
-            self.output.append(Piece(unknown=Unknown(f"$({name})", "", self.place(node), is_list=True)))
-        else:
-            self.output += literal(f"{text}\n", self.place(node), any(word.default for word in words))
+        return tuple(piece._replace(quoted=False) for piece in without_end(whole))
 
     @abc.abstractmethod
     def builtin(self, name: str) -> Callable[[list[Word], Node], Answer | None] | None:
@@ -768,21 +741,6 @@ class Statements(Values):
             key: value for key, value in self.variables.items() if key in self.exported and isinstance(value, tuple)
         }
 
-    def script_of(self, pieces: Text) -> str:
-        """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
-        parts, first = [], next((piece.place for piece in pieces if piece.text), "")
-        for piece in pieces:
-            plain = not piece.unknown and not piece.default
-            if plain and (piece.place == first or not re.fullmatch(r"[\w\s.,:/=+-]+", piece.text)):
-                parts.append(piece.text)
-            else:
-                name = f"__{len(self.stand_ins)}"
-                self.stand_ins.append(name)
-                self.variables[name] = (piece,)
-                self.exported.add(name)
-                parts.append(f"${{{name}}}")
-        return "".join(parts)
-
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
         """Reads a script that another starts, where its text was given; whether it was."""
         name = PurePosixPath(path).name
@@ -828,33 +786,3 @@ def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
             (body if then or node.type == "else_clause" else conditions).append(child)
     rest = [branch for one in after for branch in _branches(one)]
     return [(conditions, body), *rest]
-
-
-def _alike(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The files that have one text in all branches in which they are written."""
-    found = {name: text for one in files for name, text in one.items()}
-    return {name: text for name, text in found.items() if all(one.get(name, text) == text for one in files)}
-
-
-def _without_end(text: Text) -> Text:
-    """A text without the ends of lines behind it, in each of its branches."""
-    rest = [*text]
-    while rest:
-        last = rest.pop()
-        if last.unknown and last.unknown.fork:
-            ways = tuple((*way[:-1], _without_end(way[-1])) if way else way for way in last.unknown.ways)
-            return (*rest, last._replace(unknown=last.unknown._replace(ways=ways)))
-        if last.unknown or (cut := last.text.rstrip("\n")):
-            return (*rest, last if last.unknown else last._replace(text=cut))
-    return ()
-
-
-def _certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
-    """The lines of what a command writes; None where a program writes some of them."""
-    found = [*pieces]
-    if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
-        return None
-    for piece in found[:-1]:  # one of several texts, which may be of several lines
-        if piece.unknown and "\n" in "".join(p.text for way in piece.unknown.ways for text in way for p in text):
-            return None
-    return lines_of(found)
