@@ -45,7 +45,6 @@ from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all
-MOST_RUNS = 2_000  # that are learned from before a run: more take longer than they are worth
 BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
 
@@ -200,11 +199,6 @@ class SourceRuns:
         limits_w = self.limits_w if self.limits_w is None else self.limits_w[rows]
         return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w)
 
-    def sound(self, most: int = MOST_RUNS, seed: int = 0) -> SourceRuns:
-        """At most ``most`` of the runs, drawn at random, without those that went wrong."""
-        rows = np.flatnonzero(np.abs(self.residual) < np.log(BROKEN)).astype(np.int64)
-        return self.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
-
 
 def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
     """An `OwnRuns` of the runs of a source, and cross-fitted answers (n,): log(measured / physics) and its half-width.
@@ -311,7 +305,9 @@ def residual_by_own_runs(
     """
     runs, y = plans.take(index), residual
     if known is not None:
-        others = known.sound(max(SUPPORT - len(index), 0), seed)
+        sound = np.flatnonzero(np.abs(known.residual) < np.log(BROKEN)).astype(np.int64)
+        drawn = np.random.default_rng(seed).permutation(sound)[: max(SUPPORT - len(index), 0)]
+        others = known.take(np.sort(drawn))
         runs, y = joined_runs([others.runs, runs]), np.concatenate([others.residual, residual])
     blank = np.full(len(y), np.nan)
     every, own = SourceRuns(runs, y, blank, blank, np.nan), OwnRuns(str(plans.source[0]))

@@ -17,10 +17,8 @@ from jointopt.surrogate.evidence import expected_above
 from jointopt.surrogate.intervals import ALIKE_DEVIATION, difference_half_width, difference_variance, posterior_of_new
 from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, kinship
 from jointopt.surrogate.new_sources import MOST_ABOVE, Bounds, NewGroups, host_share
-from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, SourceRuns, learn_own, remembered_rows
-from jointopt.surrogate.own_mix import LEAST_GAIN, count_distinct
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
-from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.trees import Trees
 
 if TYPE_CHECKING:
@@ -141,31 +139,6 @@ class Surrogate:
         found = self.conditioned(source, fitted, counted) if len(kept) else alone
         of_source = own[runs.source[own] == source]
         return replace(found, least=(runs.take(of_source).keys(CLOCK), residual[of_source]))
-
-    def of_other_jobs(self, source: str, known: SourceRuns, seed: int = 0) -> Surrogate | None:
-        """The surrogate that learned what ``known`` runs of other jobs on a cluster teach of the next one.
-
-        None where they are few, or plans of a job left out are not ordered better by it: by means of absolute
-        logarithms less what all plans of a job have in common, which are among its errors.
-        """
-        some = known.sound(seed=seed)
-        if count_distinct(some.runs) < LEAST_RUNS:
-            return None
-        own, crossed, _ = learn_own(source, some, self.kernel, seed)
-        if own.knows_power and own.errors["power"] >= own.errors["power physics"]:
-            own = replace(own, power=PowerScale())
-        apart, groups = {}, some.runs.group
-        for name, off in (("order physics", some.residual), ("order", some.residual - crossed)):
-            each = [off[groups == one] for one in np.unique(groups)]
-            apart[name] = float(np.mean(np.abs(np.concatenate([one - np.median(one) for one in each]))))
-        if apart["order"] >= (1.0 - LEAST_GAIN) * apart["order physics"]:
-            return None
-        kept = remembered_rows(np.arange(len(some.runs), dtype=np.int64), seed)
-        return replace(
-            self, support=some.runs.take(kept), residual=some.residual[kept], new_groups=(),
-            own=(replace(own, errors={**own.errors, **apart}),),
-            card={"recipe_classes": {source: "several"}},  # each job is priced by its own
-        )  # fmt: skip
 
     def new_groups_of(self, source: str) -> NewGroups | None:
         """How far the few runs of a source, else of its kin, count for groups without runs; None where none taught."""

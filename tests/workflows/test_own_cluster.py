@@ -249,7 +249,7 @@ def test_a_tune_s_first_expectations_of_listed_rows_of_two_batches_are_those_of_
         np.testing.assert_allclose(found, expected[f"predicted_{name}"], rtol=1e-9)
 
 
-def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_better(
+def test_many_stored_runs_of_other_jobs_move_a_tune_as_they_move_what_propose_predicts(
     runs: pd.DataFrame, new: pd.DataFrame, job: Job
 ) -> None:
     queried, stored = new.drop(columns=["iteration_time_s", "avg_power_w"]), runs.assign(status="ok")
@@ -259,7 +259,7 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
         for some in (stored, stored.head(40))
     )
     truth = np.log(new["iteration_time_s"] / predict(queried)["predicted_iteration_time_s"])
-    assert "jobs left out" in found.why_first
+    assert found.why_first == "as those of propose do"
     assert (few.why_first, few.num_other_runs, found.num_other_runs) == ("", 40, 160)
     time = found.log_factor_on("iteration_time_s")
     assert np.std(truth - time) < 0.5 * np.std(truth)

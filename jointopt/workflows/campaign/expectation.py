@@ -28,7 +28,7 @@ from jointopt.surrogate.files import surrogate_names
 from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, MemoryEvidence, MemoryPosterior, certain_oom_rows
-from jointopt.surrogate.own_cluster import SourceRuns, residual_by_own_runs
+from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns, residual_by_own_runs
 from jointopt.surrogate.plan_process import (
     INFORMED,
     OF_POWER,
@@ -314,42 +314,35 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
 
 
 def with_learned_factors(earlier: EarlierRuns, model: JobModel, candidates: Candidates) -> EarlierRuns:
-    """Earlier runs with what a model of those of other jobs predicts of the ``candidates``, beside the physics alone.
+    """Earlier runs with what the model predicts of the ``candidates`` after those of other jobs, as of any plan.
 
-    By many of them, where these order plans better; else by a surrogate that learned from runs of the very cluster,
-    many, or few where no run of another job is known; else by the runs of other jobs, which are few.
+    By a surrogate that learned from runs of the very cluster, many, or few where no run of another job is known; else
+    by the runs of other jobs: from the first run on where they are many.
     """
-    if (surrogate := model.surrogate) is None:
+    if model.surrogate is None:
         return earlier
-    count, why = sum(len(part.residual) for part in earlier.evidence.values()), ""
+    count, why = sum(len(part.residual) for part in earlier.evidence.values()), "as those of propose do"
     names = (*_CORRECTED_RESULTS, *[PEAK] * (PEAK in candidates.predicted))
-    bare, plans, learned = replace(model, evidence=Evidence()), earlier.plans, None
-    if plans is not None and earlier.cluster_runs is not None:
-        learned = surrogate.of_other_jobs(str(plans.source[0]), earlier.cluster_runs)
-    own = surrogate.own_of(str(model.source))
-    by = bare.of_user() if own is None and model.name not in surrogate_names() else bare
+    by, own = replace(model, evidence=Evidence()), model.surrogate.own_of(str(model.source))
+    if own is None and model.name not in surrogate_names():
+        by = by.of_user()
     better = own is not None and own.errors["time"] < own.errors["physics"]
-    if plans is not None and learned is not None:
-        before, after = (learned.own[0].errors[name] for name in ("order physics", "order"))
-        why = f"learned from them, plans of jobs left out are {before:.1%} -> {after:.1%} off"
-        models = [replace(bare, surrogate=learned, stated_source=Source.parse(str(plans.source[0])))]
-        names = names if learned.own[0].knows_power else names[:1]
-    elif by.surrogate is not None and (better or (not count and surrogate_place(model.name) in by.evidence.counts)):
-        models, count = [by], int((by.surrogate.support.source == str(by.source)).sum())
-        new, why = by.surrogate.new_groups_of(str(by.source)), "as those of propose do"
+    if by.surrogate is not None and (better or (not count and surrogate_place(model.name) in by.evidence.counts)):
+        models, count = [by] * candidates.size, int((by.surrogate.support.source == str(by.source)).sum())
+        new = by.surrogate.new_groups_of(str(by.source))
         what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
         if errors:
             why = f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
-    elif count and plans is not None:
-        sources, of = np.unique(plans.source, return_inverse=True)
-        each = [
-            replace(model, evidence=with_kin(earlier.evidence, s), stated_source=s) for s in map(Source.parse, sources)
-        ]
-        models, names = [each[i] for i in of.tolist()], names[:1]
+    elif count and earlier.plans is not None:
+        sources, of = np.unique(earlier.plans.source, return_inverse=True)
+        evidence = {source: with_kin(earlier.evidence, source) for source in map(Source.parse, sources)}
+        each = [replace(model, evidence=known, stated_source=source) for source, known in evidence.items()]
+        models, why = [each[i] for i in of.tolist()], why * (count >= LEAST_RUNS)
+        if not why or any(known.power.log_sd is None for known in evidence.values()):
+            names = names[:1]
     else:
         return earlier
-    factors = _log_factors(candidates, models if len(models) > 1 else models * candidates.size, names)
-    return replace(earlier, log_factors=factors, num_other_runs=count, why_first=why)
+    return replace(earlier, log_factors=_log_factors(candidates, models, names), num_other_runs=count, why_first=why)
 
 
 def _log_factors(candidates: Candidates, by: Sequence[JobModel], names: Sequence[str]) -> Columns:
