@@ -186,10 +186,16 @@ def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 
 def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option means something by its value: readings of two numbers, or of two words, differ."""
+    """Whether an option means something by its value: readings of two numbers, or of two words, differ.
+
+    One that means true where it stands alone, and asks where it is neither true nor false, needs none.
+    """
     first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
     if first != second or _is_flag(read, known, name):
         return first != second
+    alone, true, odd = (fields_of(read({**known, name: value})) for value in (True, "true", "no-word"))
+    if alone == true != odd:
+        return False
     readings = [fields_of(read({**known, name: word})) for word in _WORDS]
     return any(one != readings[0] for one in readings)
 

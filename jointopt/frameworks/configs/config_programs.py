@@ -50,6 +50,10 @@ class _UnsaidError(Exception):
     """Why what a field rests on is not known."""
 
 
+class _AskedError(_UnsaidError):
+    """Why a table asks for what any other file may state."""
+
+
 @functools.cache
 def _words() -> Mapping[str, Mapping[str, Any]]:
     """What words mean, by tables, and under ``files`` the names of those of programs."""
@@ -162,7 +166,7 @@ class _Keys:
         try:
             return evaluate(expression, fields, self.functions)
         except _UnsaidError as reason:
-            return Question(str(reason))
+            return Question(str(reason), "", isinstance(reason, _AskedError))
         except (TypeError, ValueError, ArithmeticError):
             return None
 
@@ -228,7 +232,7 @@ class _Keys:
         """The functions that expressions may call (the head of ``words.yaml`` lists them), and tables of words."""
 
         def ask(why: str) -> None:
-            raise _UnsaidError(why)
+            raise _AskedError(why)
 
         def file(names: str) -> str | None:
             value = self._take(names)[1]
