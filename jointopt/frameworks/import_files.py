@@ -26,7 +26,7 @@ from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
-from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
+from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of, with_references
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, questions_of, read_config, read_traced
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
@@ -50,6 +50,7 @@ _VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "TORCH_NCCL_",
 )  # of the environment, which libraries read
+_SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _ARGUMENTS = re.compile(r"^[^\n]*-{8,} arguments -{8,}", re.MULTILINE)
 _KINDS = (
     "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another one "
@@ -120,7 +121,11 @@ def read_text(
         return [found]
     if (pods := kubernetes.pods_of(text)) is not None:
         return _of_pods(pods, name, others or {}, given or {}, run)
-    return _log(text) or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
+    scripted = [] if not _SHEBANG.match(text) else _script(text, name, others or {}, given or {}, run)
+    return (
+        scripted or _log(text) or _config(text, name, others or {}, given or {})
+        or _script(text, name, others or {}, given or {}, run)
+    )  # fmt: skip
 
 
 def _of_pods(
@@ -234,7 +239,7 @@ def _last_run(text: str) -> Taken:
     return taken
 
 
-def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
+def _config(text: str, name: str, others: Mapping[str, str], given: Mapping[str, str]) -> list[Taken]:
     """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
     if len(text) > MOST_CHARACTERS:
         return []
@@ -244,11 +249,14 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
             toml = tomllib.loads(text)
     if torchtitan.is_torchtitan(toml):
         return [read_config(torchtitan.config_taken, toml, {name: text})]
+    twice: list[str] = []
     try:
-        config = parse_yaml(text)
+        config: Mapping[str, Any] = with_references(parse_yaml(text, twice), given)
     except JobError:
         return []
+    remarks = (f"{', '.join(twice[:3])} stands twice; the last counts",) * bool(twice)
     if taken := _of_program(config, {name: text} | dict(others)):
+        taken.remarks += remarks
         return [taken]
     inner = config.get("training")
     config = inner if isinstance(inner, Mapping) and megatron_bridge.is_nemo(inner) else config
@@ -257,7 +265,11 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
-    return [read_config(found, config, {name: text})] if found else []
+    if found is None:
+        return []
+    taken = read_config(found, config, {name: text}, asks=True)
+    taken.remarks += remarks
+    return [taken]
 
 
 _Ways = list[tuple[dict[int, int], list[Word], Program | None]]
@@ -564,7 +576,10 @@ def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str])
             words = {"true": True, "false": False}
             getattr(whole, section)[key] = words.get(text.lower(), text) if number is None else number
             whole.origins[field] = f"--set {field}"
-            whole.asked.pop(field, None)
+            question = whole.asked.pop(field, None)
+            if field == "plan.tp" and question and whole.asked.get("plan.sequence_parallel") == question:
+                whole.plan["sequence_parallel"] = number != 1  # it is on, but for a single rank
+                del whole.asked["plan.sequence_parallel"]
     if "nodes" in options or ("gpus_per_node" in options and whole.cluster.get("nodes")):
         whole.cluster.pop("num_gpus", None)
         whole.plan.pop("dp", None)
