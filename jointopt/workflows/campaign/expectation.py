@@ -136,7 +136,7 @@ class Outlook:
         good = np.flatnonzero(((values > 0) | held) & np.isfinite(physics[index]))
         at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
         own = OF_POWER if name == "avg_power_w" else self._kernel
-        # the physics comes first until runs show otherwise, unless other jobs are known to order plans better
+        # the physics comes first until runs show otherwise, unless much is known of the cluster
         choices = [(physics, own, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)
