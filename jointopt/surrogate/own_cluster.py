@@ -295,20 +295,20 @@ def cross_fitted_process(
 
 
 def residual_by_own_runs(
-    plans: Runs, index: Ints, residual: Floats, known: SourceRuns | None, shared: Kernel, seed: int = 0
+    plans: Runs, index: Ints, residual: Floats, known: tuple[Runs, Floats] | None, shared: Kernel, seed: int = 0
 ) -> Floats:
     """log(measured / physics) (n,) of plans by runs of plans ``index`` (m,), ``residual`` (m,), and of other jobs.
 
     At plans that ran it is what runs say of them of which a fifth is left out at a time, so that it can be judged there
-    beside other predictions. ``known``: runs of other jobs on the cluster. By the process of all sources; from
-    `LEAST_RUNS` in all on by one of the cluster's own and trees, as far as they help on jobs left out (`learn_own`).
+    beside other predictions. ``known``: runs of other jobs on the cluster and their residuals. By the process of all
+    sources; from `LEAST_RUNS` in all on by one of the cluster's own and trees, as far as they help on jobs left out
+    (`learn_own`).
     """
     runs, y = plans.take(index), residual
     if known is not None:
-        sound = np.flatnonzero(np.abs(known.residual) < np.log(BROKEN)).astype(np.int64)
-        drawn = np.random.default_rng(seed).permutation(sound)[: max(SUPPORT - len(index), 0)]
-        others = known.take(np.sort(drawn))
-        runs, y = joined_runs([others.runs, runs]), np.concatenate([others.residual, residual])
+        sound = np.flatnonzero(np.abs(known[1]) < np.log(BROKEN)).astype(np.int64)
+        drawn = np.sort(np.random.default_rng(seed).permutation(sound)[: max(SUPPORT - len(index), 0)])
+        runs, y = joined_runs([known[0].take(drawn), runs]), np.concatenate([known[1][drawn], residual])
     blank = np.full(len(y), np.nan)
     every, own = SourceRuns(runs, y, blank, blank, np.nan), OwnRuns(str(plans.source[0]))
     if count_distinct(runs) >= LEAST_RUNS:

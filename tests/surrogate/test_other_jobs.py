@@ -9,7 +9,7 @@ import pytest
 
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.own_cluster import residual_by_own_runs
-from tests.surrogate.test_own_cluster import KERNEL, noise, runs, steps, timed
+from tests.surrogate.test_own_cluster import KERNEL, noise, runs, steps
 
 
 def wide(plans: Runs) -> Runs:
@@ -23,13 +23,13 @@ def test_runs_of_a_job_that_is_off_by_more_than_all_others_teach_the_plans_that_
     plans, known = wide(runs(60, seed=7)), runs(others)
     truth = steps(plans) + 0.3
     index = np.arange(0, 60, 5)
-    found = residual_by_own_runs(plans, index, truth[index], timed(known, steps(known) + noise(others)), KERNEL)
+    found = residual_by_own_runs(plans, index, truth[index], (known, steps(known) + noise(others)), KERNEL)
     left = np.setdiff1d(np.arange(60), index)
     assert abs(np.median(found[left] - truth[left])) < 0.15  # 0.3 by the other jobs alone
 
 
 def test_at_a_plan_that_ran_the_answer_is_that_of_all_other_runs() -> None:
-    plans, known = runs(30, seed=7), timed(runs(20), steps(runs(20)))
+    plans, known = runs(30, seed=7), (runs(20), steps(runs(20)))
     index, residual = np.arange(8), steps(plans)[:8]
     moved = residual + np.array([0.5, *np.zeros(7)])
     before, after = (residual_by_own_runs(plans, index, seen, known, KERNEL) for seen in (residual, moved))

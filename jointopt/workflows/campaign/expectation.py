@@ -28,7 +28,7 @@ from jointopt.surrogate.files import surrogate_names
 from jointopt.surrogate.job_model import JobModel, surrogate_place
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, MemoryEvidence, MemoryPosterior, certain_oom_rows
-from jointopt.surrogate.own_cluster import LEAST_RUNS, SourceRuns, residual_by_own_runs
+from jointopt.surrogate.own_cluster import LEAST_RUNS, residual_by_own_runs
 from jointopt.surrogate.plan_process import (
     INFORMED,
     OF_POWER,
@@ -136,7 +136,7 @@ class Outlook:
         good = np.flatnonzero(((values > 0) | held) & np.isfinite(physics[index]))
         at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
         own = OF_POWER if name == "avg_power_w" else self._kernel
-        # the physics comes first until runs show otherwise, unless other jobs are known to order plans better
+        # the physics comes first until runs show otherwise, unless much is known of the cluster
         choices = [(physics, own, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)
@@ -254,7 +254,7 @@ class EarlierRuns:
     unreadable: str = ""  # why stored runs are not used at all; blank where they are
     evidence: Mapping[Source, Evidence] = field(default_factory=dict)  # of other jobs
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
-    cluster_runs: SourceRuns | None = None  # runs of other jobs there
+    cluster_runs: tuple[Runs, Floats] | None = None  # of other jobs there, and log(measured / physics)
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
@@ -304,8 +304,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, machine: Machine |
     source, *others = map(Source.parse, dict.fromkeys(plans.source.tolist()))
     here, known = evidence.get(source, Evidence()), None
     if here.runs is not None and not others:
-        power = here.log_power_ratio[here.timed], here.static_share[here.timed], here.static_w
-        known = SourceRuns(here.runs, here.residual, *power).take(np.flatnonzero(~here.bounds).astype(np.int64))
+        known = here.runs.take(np.flatnonzero(~here.bounds).astype(np.int64)), here.residual[~here.bounds]
     return EarlierRuns(
         tuple({str(k): v for k, v in table.loc[row].items()} for row in found.index), tuple(found["matched"].tolist()),
         memory=here.memory, evidence=evidence, plans=plans, cluster_runs=known,
@@ -391,7 +390,7 @@ class GrowingModel:
         self, candidates: Candidates, earlier: EarlierRuns, kernel: Kernel | None, machine: Machine | None = None
     ) -> None:
         self._candidates, self._earlier, self._kernel, self._machine = candidates, earlier, kernel, machine
-        self._others = 0 if earlier.cluster_runs is None else len(earlier.cluster_runs.runs)
+        self._others = 0 if earlier.cluster_runs is None else len(earlier.cluster_runs[1])
         self._plans: Runs | None = earlier.plans
         self._learned_from, self._log_factor = 0, None if kernel is None else np.empty(0)
 

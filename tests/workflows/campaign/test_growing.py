@@ -15,14 +15,14 @@ from jointopt.surrogate.plan_process import USUAL
 from jointopt.workflows.campaign import expectation
 from jointopt.workflows.campaign.candidates import listed_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, GrowingModel, Outlook
-from tests.surrogate.test_own_cluster import KERNEL, runs, timed
+from tests.surrogate.test_own_cluster import KERNEL, runs
 
 UNUSED: Any = None
 
 
 def beside(others: int) -> EarlierRuns:
     """So many runs of other jobs, and forty plans of this one."""
-    return EarlierRuns(plans=runs(40, seed=7), cluster_runs=timed(runs(others), np.zeros(others)))
+    return EarlierRuns(plans=runs(40, seed=7), cluster_runs=(runs(others), np.zeros(others)))
 
 
 @pytest.fixture
