@@ -149,7 +149,10 @@ class Statements(Values):
         self.depth += 1
         try:
             method = getattr(self, f"_run_{node.type}", None)
+            mark = len(self.left)
             found = None if method is None else method(node)
+            if node.type.endswith(("for_statement", "while_statement")):
+                self._settle(mark, "break")
             self.status = found.holds if isinstance(found, Answer) else True
             if method is None:
                 self._leave_out(node)
@@ -326,6 +329,16 @@ class Statements(Values):
             return Answer(None)
         return act(answer.holds)
 
+    def unsettle(self, file: str, place: str) -> None:
+        """After a file that was not given any variable may have another value, but for those that the caller states."""
+        self.unread = file
+
+        def others() -> None:
+            for name in self.variables.keys() - self.given:
+                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
+
+        self._fork([lambda: None, others], 0, f"source {file} ({place})")
+
     def mark_default(self, name: str) -> None:
         """Marks the value of a variable as the script's default: something from outside could say otherwise."""
         value = self.variables.get(name, ())
@@ -450,15 +463,7 @@ class Statements(Values):
         rest = [one for item in items for one in item.named_children]
         return self._choose(lambda: Answer(True) if falls else self.answered(ask), rest, act)
 
-    def _loop(self, action: Callable[[], None]) -> None:
-        mark = len(self.left)
-        action()
-        self._settle(mark, "break")
-
     def _run_for_statement(self, node: Node) -> None:
-        self._loop(functools.partial(self._for_loop, node))
-
-    def _for_loop(self, node: Node) -> None:
         body, variable = node.child_by_field_name("body"), node.child_by_field_name("variable")
         values = node.children_by_field_name("value")
         if body is None or variable is None:
@@ -485,9 +490,6 @@ class Statements(Values):
             self.mark_default(name)  # how often it is set hangs on a default
 
     def _run_c_style_for_statement(self, node: Node) -> None:
-        self._loop(functools.partial(self._c_style_for_loop, node))
-
-    def _c_style_for_loop(self, node: Node) -> None:
         for one in node.children_by_field_name("initializer"):
             self.run(one) if one.type == "variable_assignment" else self.number(one)
         conditions = [one for one in node.children_by_field_name("condition") if one.is_named]
@@ -503,7 +505,7 @@ class Statements(Values):
             holds, default = self._holds(conditions)
             return Answer(None if holds is None else holds == wanted, default)
 
-        self._loop(lambda: self._turns(node, ask, lambda: None))
+        self._turns(node, ask, lambda: None)
 
     def _turns(self, node: Node, ask: Callable[[], Answer], update: Callable[[], Any]) -> None:
         """Reads the body of a loop as long as its condition holds."""
@@ -694,6 +696,9 @@ class Statements(Values):
                 if not rest or words[at + 1 : at + 2] == ["-s"]:
                     return self._reads_input(words[:at], node)
                 return self._run_file(str(rest[0]), rest[1:], words[:at], node) or at == 0
+            if at and word[:1] not in ("-", "{", "}") and re.search(r"\s--?[A-Za-z]\w", word):
+                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
+                return True
             if word.startswith("-") or word.unknown:
                 continue
             if (
@@ -702,9 +707,6 @@ class Statements(Values):
                 and (at == 0 or base.endswith(_ENDINGS) or self.files[base][:2] == "#!")
             ):
                 return self._run_file(str(word), rest, words[:at], node)
-            if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
-                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
-                return True
         return bool({PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS)) and self._reads_input([], node)
 
     def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:
