@@ -477,7 +477,9 @@ class Statements(Values):
         if not values_known:
             name = raw_text(variable)
             self.variables[name] = (Piece(unknown=Unknown(f"${name}", "", self.place(node))),)
-            free = not values or any(word.unknown and (word.unknown.variable or word.unknown.is_list) for word in words)
+            unset = [word.many and (one := word.unknown) is not None and not one.set_by and not one.fork
+                     and bool(one.variable or one.is_list) for word in words]  # fmt: skip
+            free = all(unset)
             self._perhaps(lambda: self._turn(body), body, free)
             return
         for word in words[:_MOST_TURNS]:
@@ -512,7 +514,6 @@ class Statements(Values):
         body, last, hinges = node.child_by_field_name("body") or node, None, False
         forks = len(self.script.conditions)
         for _ in range(_MOST_TURNS):
-            self.missing = ""
             if len(self.script.conditions) > forks + _MOST_FORKS_OF_A_LOOP:
                 self._forget(node)
                 break
@@ -521,7 +522,7 @@ class Statements(Values):
             except Fork:
                 answer = Answer(None)
             if answer.holds is None or (answer.default and not answer.holds):
-                self._perhaps(lambda: self._turn(body), body, answer.default or bool(self.missing))
+                self._perhaps(lambda: self._turn(body), body, answer.default)
                 break
             hinges |= answer.default
             state = (dict(self.variables), self.arguments, len(self.input or ()))
