@@ -251,6 +251,7 @@ class Statements(Values):
         return answer
 
     def lines_from(self, node: Node) -> list[Text] | None:
+        """The lines of a file, or of what commands write; None where they are not known."""
         if node.type == "process_substitution":
             return certain_lines(self.written_by(*node.named_children))
         try:

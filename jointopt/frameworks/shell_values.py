@@ -388,6 +388,7 @@ class Values(abc.ABC):
         return tuple(p._replace(quoted=False) for p in value)
 
     def looked_up(self, name: str, place: str) -> Value:
+        """The value of a variable or an argument; of one that nobody set, an unknown, or blank by default."""
         if name.isdecimal() and self.arguments is not None:
             return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ()
         name = self.references.get(name, name)
