@@ -265,8 +265,10 @@ def cut_off(text: str, operator: str, pattern: str) -> str | None:
 
 def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
     """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
-    if len(text) > 10_000 or not pattern:
-        return text if not pattern else None
+    if not pattern:
+        return {"/#": by + text, "/%": text + by}.get(operator, text)
+    if len(text) > 10_000:
+        return None
     inner = regex_of(pattern)
     if inner is None:
         return None
