@@ -148,7 +148,7 @@ def _take_defaults(taken: Taken, names: Sequence[str], why: str, kept: Sequence[
         if one in names:
             _ask(taken, one, why)
     if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
-        taken.asked.setdefault("model.catalogue", Question(why, "", True))
+        _ask(taken, "model.catalogue", why)
     return lacks
 
 
@@ -157,7 +157,8 @@ def _ask(taken: Taken, name: str, why: str) -> None:
         return
     section, _, key = name.partition(".")
     getattr(taken, section).pop(key, None)
-    taken.asked[name] = Question(why, "", True)
+    taken.asked[name] = Question(why)
+    taken.loose += (name,)
 
 
 def started_program(words: list[Word], named: str = "") -> Program | Known | None:
@@ -203,7 +204,7 @@ def _program(known: Known, words: list[Word], at: int) -> Program:
         file = next(str(found[name]) for name in known.whole if name in found)
         values, read = {}, lambda _: Taken(f"{known.name} options")
         return Program(known, _called(known, read), values, words, {
-            "model.catalogue": Question(f"all is in {Path(file).name}, and no option counts", "", True)})  # fmt: skip
+            "model.catalogue": Question(f"all is in {Path(file).name}, and no option counts")})  # fmt: skip
     return Program(known, _called(known, read), values, words)
 
 

@@ -143,6 +143,7 @@ def test_a_script_that_starts_another_one_asks_for_it(tmp_path: Path) -> None:
 
 def test_the_page_lists_each_program_by_the_names_that_it_is_known_by() -> None:
     page = (Path(__file__).parents[3] / "docs" / "imports.md").read_text(encoding="utf-8")
+    page = page.partition("## Which program it is")[2].partition("\n## ")[0]
     rows = {cells[1].strip(): cells[2] for line in page.splitlines() if len(cells := line.split("|")) > 3}
     wanted = {known.name: set(known.by or known.beside) for known in known_programs()}
     shown = {name: set(re.findall(r"`([^`]+)`", rows.get(name, ""))) for name in wanted}
