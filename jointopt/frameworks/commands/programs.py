@@ -480,8 +480,8 @@ def _overrides_taken(flat: Mapping[str, Any], model: str) -> Taken:
     read = megatron_bridge.nemo_taken if "trainer" in config else megatron_bridge.bridge_taken
     taken = read(config)
     taken.unread = tuple(name for name in taken.unread if name != "trainer.recipe")
-    if not taken.model.get("num_layers"):
-        taken.model = {"catalogue": model} if model else {}
+    if model and not taken.model.get("num_layers"):
+        taken.model = {"catalogue": model}
     return taken
 
 

@@ -148,3 +148,13 @@ def test_the_page_lists_each_program_by_the_names_that_it_is_known_by() -> None:
     wanted = {known.name: set(known.by or known.beside) for known in known_programs()}
     shown = {name: set(re.findall(r"`([^`]+)`", rows.get(name, ""))) for name in wanted}
     assert shown == wanted
+
+
+def test_overrides_that_state_a_whole_shape_leave_no_question_on_the_model() -> None:
+    shape = "num_layers=2 hidden_size=64 ffn_hidden_size=256 num_attention_heads=8 num_query_groups=8 kv_channels=8 "
+    shape += "gated_linear_unit=true add_bias_linear=false add_qkv_bias=false qk_layernorm=false normalization=RMSNorm "
+    shape += "share_embeddings_and_output_weights=false position_embedding_type=rope hidden_dropout=0.0 "
+    shape += "virtual_pipeline_model_parallel_size=null"
+    (taken,) = read_text("run_recipe.py " + " ".join(f"model.{one}" for one in shape.split()), "a.sh")
+    assert "model.catalogue" not in taken.asked
+    assert (taken.model["num_layers"], taken.model["qk_norm"], taken.plan["vpp"]) == (2, False, 1)
