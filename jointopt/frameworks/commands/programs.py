@@ -477,7 +477,8 @@ def override_values(words: Sequence[Word]) -> dict[str, Any]:
 def _overrides_taken(flat: Mapping[str, Any], model: str) -> Taken:
     """The statements of overrides of NeMo or Megatron-Bridge over a recipe of a model of the catalogue."""
     config = nested({name: _plain(value) for name, value in flat.items()})
-    read = megatron_bridge.nemo_taken if "trainer" in config else megatron_bridge.bridge_taken
+    of_nemo = {"trainer", "exp_manager"} & config.keys()
+    read = megatron_bridge.nemo_taken if of_nemo else megatron_bridge.bridge_taken
     taken = read(config)
     taken.unread = tuple(name for name in taken.unread if name != "trainer.recipe")
     if model and not taken.model.get("num_layers"):
@@ -498,7 +499,7 @@ def _plain(value: Any) -> Any:
         with suppress(ValueError):
             return json.loads(value)
     word = value.strip("'\"")
-    return {"true": True, "false": False, "null": None, "none": None}.get(word.lower(), word)
+    return {"true": True, "false": False, "null": None}.get(word.lower(), word)
 
 
 _OVERRIDDEN = ("bridge", "overrides", "nemo_run")

@@ -58,6 +58,8 @@ STARTED: list[tuple[str, str, dict[str, Any]]] = [  # a command, whose defaults 
      "Megatron-DeepSpeed", {"plan.zero_stage": 2, "plan.ep": 4, "model.moe_router_topk": 1}),
     ("deepspeed pretrain_gpt.py --num-layers 2 --hidden-size 64 --pad-vocab-size-to 250880 --deepspeed "
      "--ds-sequence-parallel-size 4", "Megatron-DeepSpeed", {"plan.cp": 4, "model.vocab_size": 250880}),
+    ("srun -N 2 --ntasks-per-node=8 python megatron_gpt_pretraining.py model.tensor_model_parallel_size=2", "NeMo",
+     {"plan.tp": 2, "training.seq_length": 512, "model.ffn_hidden_size": 3072, "cluster.nodes": 2}),
     (f"torchrun pretrain_qwen.py {SHAPE} --patch-tokenizer-type Qwen2Tokenizer", "Megatron-LM", {"plan.tp": 1}),
     ("megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --max_length 4096 --torch_dtype bfloat16",
      "ms-swift", {"plan.tp": 2, "plan.zero_stage": 1, "plan.micro_batch_size": 1, "training.global_batch_size": 16,
