@@ -407,7 +407,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)
-            found.asked |= program.asked
+            found.asked, found.loose = {**found.asked, **program.asked}, tuple(program.asked)
             found.command = run.place or run.words[0]
             _leave_sharding(found, program, others)
             program.leave_open(found, [*others])
@@ -424,7 +424,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.origins |= dict.fromkeys((*differ, *asked), f"default of {by}")
             continue
         for name in differ:
-            if name not in found.asked or found.asked[name].loose:
+            if name not in found.asked or name in found.loose:
                 values = " or ".join(str(one.get(name, "nothing")) for one in (fields, other))
                 found.asked[name] = Question(f"{values}, by {by}", variable)
         for name, question in asked.items():
@@ -685,7 +685,7 @@ def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
         whole.accumulation = whole.accumulation or one.accumulation
     for one in files:
         for name, question in one.asked.items():
-            if not _answered(name, question, one, files):
+            if not _answered(name, one, files):
                 whole.asked.setdefault(name, question)
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
         unseen = _unseen(one, files)
@@ -746,12 +746,13 @@ def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[s
         remarks.append(f"{place} states {key} {values[1]}, {first.source} {values[0]}, which counts")
 
 
-def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
-    """Whether a file states what another one asks: where a command line leaves it to its shell, one that counts more."""
-    any_will_do = question.loose or not asking.command or name.startswith("cluster.")
+def _answered(name: str, asking: Taken, files: Sequence[Taken]) -> bool:
+    """Whether another file states what one asks: of what a command line leaves to its shell, one that counts more."""
+    loose = name in asking.loose
+    any_will_do = loose or not asking.command or name.startswith("cluster.")
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
-            states = name in fields_of(one) and (question.loose or not _is_loose(one, name))
+            states = name in fields_of(one) and (loose or not _is_loose(one, name))
             if states or (name == "model.catalogue" and one.model):
                 return True
     return False

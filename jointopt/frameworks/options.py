@@ -216,7 +216,6 @@ class Question(NamedTuple):
 
     why: str
     variable: str = ""
-    loose: bool = False  # any other file that states the field answers it
 
 
 @dataclass
@@ -247,6 +246,7 @@ class Taken:
     origins: dict[str, str] = field(default_factory=dict)  # of fields such as plan.tp: file and line, or whose default
     reads: tuple[str, ...] = ()  # names of scripts among those given that it sources or starts
     asked: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
+    loose: tuple[str, ...] = ()  # of those asked: what none of its words states, so that any other file answers
 
 
 def precision_remarks(name: str, value: object) -> tuple[str, ...]:

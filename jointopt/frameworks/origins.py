@@ -267,7 +267,11 @@ def _moved(
 
 def _tries(value: object) -> tuple[Any, ...]:
     """Other values of an option than the one that it has."""
-    text = str(value)
+    text = str(value).lower()
+    if text in ("true", "false") and value is not True:
+        return (None, "false" if text == "true" else "true")
+    if text in ("null", "none"):
+        return (None, *_NUMBERS, "full", "true")
     if value is True or text.replace(".", "").replace("-", "").isdigit():
         return (None, *_NUMBERS)
     return (None, "rmsnorm", "full", "8B", "e4m3", *(_NUMBERS if "${" in text else ()))

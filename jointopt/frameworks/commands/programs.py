@@ -149,7 +149,7 @@ def _take_defaults(taken: Taken, names: Sequence[str], why: str, kept: Sequence[
         if one in names:
             _ask(taken, one, why)
     if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
-        taken.asked.setdefault("model.catalogue", Question(why, "", True))
+        _ask(taken, "model.catalogue", why)
     return lacks
 
 
@@ -158,7 +158,8 @@ def _ask(taken: Taken, name: str, why: str) -> None:
         return
     section, _, key = name.partition(".")
     getattr(taken, section).pop(key, None)
-    taken.asked[name] = Question(why, "", True)
+    taken.asked[name] = Question(why)
+    taken.loose += (name,)
 
 
 def started_program(words: list[Word], named: str = "") -> Program | Known | None:
@@ -206,7 +207,7 @@ def _program(known: Known, words: list[Word], at: int) -> Program:
         file = next(str(found[name]) for name in known.whole if name in found)
         values, read = {}, lambda _: Taken(f"{known.name} options")
         return Program(known, _called(known, read), values, words, {
-            "model.catalogue": Question(f"all is in {Path(file).name}, and no option counts", "", True)})  # fmt: skip
+            "model.catalogue": Question(f"all is in {Path(file).name}, and no option counts")})  # fmt: skip
     return Program(known, _called(known, read), values, words)
 
 
@@ -468,11 +469,12 @@ def override_values(words: Sequence[Word]) -> dict[str, Any]:
 def _overrides_taken(flat: Mapping[str, Any], model: str) -> Taken:
     """The statements of overrides of NeMo or Megatron-Bridge over a recipe of a model of the catalogue."""
     config = nested({name: _plain(value) for name, value in flat.items()})
-    read = megatron_bridge.nemo_taken if "trainer" in config else megatron_bridge.bridge_taken
+    of_nemo = {"trainer", "exp_manager"} & config.keys()
+    read = megatron_bridge.nemo_taken if of_nemo else megatron_bridge.bridge_taken
     taken = read(config)
     taken.unread = tuple(name for name in taken.unread if name != "trainer.recipe")
-    if not taken.model.get("num_layers"):
-        taken.model = {"catalogue": model} if model else {}
+    if model and not taken.model.get("num_layers"):
+        taken.model = {"catalogue": model}
     return taken
 
 
@@ -489,7 +491,7 @@ def _plain(value: Any) -> Any:
         with suppress(ValueError):
             return json.loads(value)
     word = value.strip("'\"")
-    return {"true": True, "false": False, "null": None, "none": None}.get(word.lower(), word)
+    return {"true": True, "false": False, "null": None}.get(word.lower(), word)
 
 
 _OVERRIDDEN = ("bridge", "overrides", "nemo_run")

@@ -58,6 +58,8 @@ STARTED: list[tuple[str, str, dict[str, Any]]] = [  # a command, whose defaults 
      "Megatron-DeepSpeed", {"plan.zero_stage": 2, "plan.ep": 4, "model.moe_router_topk": 1}),
     ("deepspeed pretrain_gpt.py --num-layers 2 --hidden-size 64 --pad-vocab-size-to 250880 --deepspeed "
      "--ds-sequence-parallel-size 4", "Megatron-DeepSpeed", {"plan.cp": 4, "model.vocab_size": 250880}),
+    ("srun -N 2 --ntasks-per-node=8 python megatron_gpt_pretraining.py model.tensor_model_parallel_size=2", "NeMo",
+     {"plan.tp": 2, "training.seq_length": 512, "model.ffn_hidden_size": 3072, "cluster.nodes": 2}),
     (f"torchrun pretrain_qwen.py {SHAPE} --patch-tokenizer-type Qwen2Tokenizer", "Megatron-LM", {"plan.tp": 1}),
     ("megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --max_length 4096 --torch_dtype bfloat16",
      "ms-swift", {"plan.tp": 2, "plan.zero_stage": 1, "plan.micro_batch_size": 1, "training.global_batch_size": 16,
@@ -143,7 +145,18 @@ def test_a_script_that_starts_another_one_asks_for_it(tmp_path: Path) -> None:
 
 def test_the_page_lists_each_program_by_the_names_that_it_is_known_by() -> None:
     page = (Path(__file__).parents[3] / "docs" / "imports.md").read_text(encoding="utf-8")
+    page = page.partition("## Which program it is")[2].partition("\n## ")[0]
     rows = {cells[1].strip(): cells[2] for line in page.splitlines() if len(cells := line.split("|")) > 3}
     wanted = {known.name: set(known.by or known.beside) for known in known_programs()}
     shown = {name: set(re.findall(r"`([^`]+)`", rows.get(name, ""))) for name in wanted}
     assert shown == wanted
+
+
+def test_overrides_that_state_a_whole_shape_leave_no_question_on_the_model() -> None:
+    shape = "num_layers=2 hidden_size=64 ffn_hidden_size=256 num_attention_heads=8 num_query_groups=8 kv_channels=8 "
+    shape += "gated_linear_unit=true add_bias_linear=false add_qkv_bias=false qk_layernorm=false normalization=RMSNorm "
+    shape += "share_embeddings_and_output_weights=false position_embedding_type=rope hidden_dropout=0.0 "
+    shape += "virtual_pipeline_model_parallel_size=null"
+    (taken,) = read_text("run_recipe.py " + " ".join(f"model.{one}" for one in shape.split()), "a.sh")
+    assert "model.catalogue" not in taken.asked
+    assert (taken.model["num_layers"], taken.model["qk_norm"], taken.plan["vpp"]) == (2, False, 1)
