@@ -230,7 +230,9 @@ def _last_run(text: str) -> Taken:
     at = max((at + 1 for at, one in enumerate(dumps) if fields_of(one) != fields_of(dumps[-1])), default=0)
     taken = dumps[-1]
     taken.log = "".join(parts[at:])
-    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (at > 0)
+    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (
+        at > 0
+    )
     return taken
 
 
@@ -278,6 +280,7 @@ def _script(
         programs = [one for one in programs if set(STARTERS) & {Path(word).name for word in one[0].words[:12]}]
     usual = [one for one in programs
              if all(script.usual.get(fork, at) == at for fork, at in one[0].branches.items())]  # fmt: skip
+    unusual = [one for one in programs if one not in usual] if usual else []
     programs = usual or programs
     different: dict[str, tuple[Run, _Ways]] = {}
     for run, ways, program in programs:
@@ -291,6 +294,7 @@ def _script(
         raise JobError(f"it starts {len(different)} runs that differ: {listed}; give one of these.")
     run, ways = [*different.values()][(chosen or 1) - 1 if len(different) > 1 else 0]
     taken = _taken_of(script, run, ways, others)
+    _mark_defaults(taken, script, [(other, program) for other, _, program in unusual], others)
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
@@ -311,6 +315,19 @@ def _refuse(script: Script, refused: Mapping[str, str]) -> None:
     if script.missing:
         names = _and([Path(one).name for one in script.missing[:3]])
         raise JobError(f"it starts or sources {names}, where its values are read: give that too.")
+
+
+def _mark_defaults(
+    taken: Taken, script: Script, unusual: Sequence[tuple[Run, Program]], others: Mapping[str, str]
+) -> None:  # fmt: skip
+    """Marks the fields that differ in runs which are started only where somebody gives a variable."""
+    fields = fields_of(taken)
+    for run, program in unusual:
+        fork = next(fork for fork, at in run.branches.items() if script.usual.get(fork, at) != at)
+        other = fields_of(program.read(program.parts[0])) | {
+            f"cluster.{name}": value for name, value in cluster_of(script, run, others).cluster.items()}  # fmt: skip
+        differ = [name for name in fields.keys() | other.keys() if fields.get(name) != other.get(name)]
+        taken.origins |= dict.fromkeys(differ, f"default of {script.conditions[fork] or run.place}")
 
 
 def _where(script: Script, run: Run) -> str:

@@ -13,6 +13,7 @@ from tree_sitter import Language, Node, Parser
 
 from jointopt.core.errors import JobError
 from jointopt.frameworks.shell_words import (
+    CLASSES,
     END,
     Piece,
     Text,
@@ -50,7 +51,6 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a"
 Value = Text | list[Text] | dict[str, Text]
 
 
-_CLASSES = {"digit": "[0-9]", "alpha": "[A-Za-z]", "alnum": "[A-Za-z0-9]", "space": r"\s", "upper": "[A-Z]"}
 _BRACES = re.compile(r"(?<!\$)\{([^{}\s$]*,[^{}\s$]*|-?\d+\.\.-?\d+)\}")
 
 
@@ -111,6 +111,7 @@ class Values(abc.ABC):
         self.output: list[Piece] | None = None  # of a command whose output is a word
         self.references: dict[str, str] = {}  # names that stand for other variables (declare -n)
         self.integers: set[str] = set()  # variables whose values are sums (declare -i)
+        self.status: bool | None = True  # whether the last command succeeded
         self.unread = ""  # a file that was sourced and not given, and may set any variable
         self.given: set[str] = set()  # variables that the caller states
         self.files: dict[str, str] = {}  # texts of other scripts by their names
@@ -158,24 +159,27 @@ class Values(abc.ABC):
     # --- conditions -------------------------------------------------------------------------------------------------
 
     def _run_test_command(self, node: Node) -> Answer:
+        def ask() -> bool | None:
+            inner = node.named_children[0] if node.named_children else None
+            if node.children[0].type == "[[":
+                return None if inner is None else self._test(inner)
+            if node.children[0].type == "((":
+                number = None if inner is None else self.number(inner)
+                return None if number is None else number != 0
+            return self._holds_of([*self._test_words(node)])
+
+        return self.answered(ask)
+
+    def answered(self, ask: Callable[[], bool | None]) -> Answer:
+        """The answer to a question, with whether it hangs on a default."""
         before, self.by_default = self.by_default, False
         try:
-            if node.children[0].type == "[[":
-                holds = self._test(node.named_children[0]) if node.named_children else None
-            elif node.children[0].type == "((":
-                number = self.number(node.named_children[0]) if node.named_children else None
-                holds = None if number is None else number != 0
-            else:
-                holds = self._holds_of([*self._test_words(node)])
-            return Answer(holds, self.by_default)
+            return Answer(ask(), self.by_default)
         finally:
             self.by_default = before
 
     def _do_test(self, words: list[Word], node: Node) -> Answer:
-        before, self.by_default = self.by_default, False
-        holds = self._holds_of([word for word in words if word != "]"])
-        default, self.by_default = self.by_default, before
-        return Answer(holds, default)
+        return self.answered(lambda: self._holds_of([word for word in words if word != "]"]))
 
     def _test_words(self, node: Node) -> Iterator[Word]:
         """The words of ``[ ... ]`` in order, whatever the grammar took them for."""
@@ -185,7 +189,11 @@ class Values(abc.ABC):
             elif child.type == "test_operator" or (not child.is_named and child.type not in "[]"):
                 yield Word(literal(raw_text(child), ""))
             elif child.is_named:
-                yield from self.fields([child])
+                words = self.fields([child])
+                for piece in () if words else self.pieces(child):
+                    self.by_default |= piece.default
+                    self.absent |= {piece.absent} - {""}
+                yield from words
 
     def _holds_of(self, words: list[Word]) -> bool | None:
         """The answer of ``test``: ``!``, ``-a``, ``-o``, and tests of one and two words."""
@@ -225,6 +233,9 @@ class Values(abc.ABC):
                 answers = [self._test(parts[0]), self._test(parts[2])]
                 wanted = operator == "||"
                 return wanted if wanted in answers else None if None in answers else not wanted
+            if parts[0].type == "unary_expression" and parts[0].children[0].type == "!":  # which binds less
+                same = self._two(self.text(parts[0].children[-1]), operator, (), parts[2])
+                return None if same is None else not same
             return self._two(self.text(parts[0]), operator, (), parts[2])
         return self._one("-n", self.text(node))
 
@@ -247,7 +258,7 @@ class Values(abc.ABC):
             return operator == "-z"
         value = self.known(text)
         if value is None:
-            visible = any(p.text for p in text)
+            visible = any(p.text or (p.unknown and p.unknown.filled) for p in text)
             return (operator == "-n") if visible else None
         return (value == "") == (operator == "-z")
 
@@ -257,7 +268,8 @@ class Values(abc.ABC):
             wanted = self.pattern(pattern)
             if first is None or wanted is None:
                 return None
-            return pattern_matches(wanted, first) == (operator != "!=")
+            found = pattern_matches(wanted, first)
+            return None if found is None else found == (operator != "!=")
         second = self.known(right if pattern is None else self.text(pattern))
         if first is None or second is None:
             return None
@@ -272,7 +284,7 @@ class Values(abc.ABC):
 
     def _matches(self, pattern: str, text: str) -> bool | None:
         """Whether an expression is found in a text, with its groups in BASH_REMATCH; None for one of another kind."""
-        pattern = re.sub(r"\[\[:(\w+):\]\]", lambda one: _CLASSES.get(one[1], one[0]), pattern)
+        pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern)
         if not re.fullmatch(r"[\w^$.\-/:, \[\]()|*+?\\{}=]*", pattern) or re.search(r"\)[*+{]|[*+?}][*+{]", pattern):
             return None
         try:
@@ -425,10 +437,6 @@ class Values(abc.ABC):
             before, self.by_default = self.by_default, False
             whole = len(node.named_children) == 1 and not node.has_error
             number = self.number(node.named_children[0]) if whole else None
-            if number is None and "$" in raw_text(node)[1:]:  # variables stand for parts of the sum
-                text = self.known(self._between(node, node.start_byte + 3 - (raw_text(node)[1] == "["),
-                                                node.end_byte - 2 + (raw_text(node)[1] == "["), r"[$`]"))  # fmt: skip
-                number = None if text is None or "$" in text else self.number_of(text)
             default, self.by_default = self.by_default, before or self.by_default
             if number is None:
                 return (Piece(quoted=False, unknown=Unknown(raw_text(node)[:60], "", self.place(node))),)
@@ -456,7 +464,9 @@ class Values(abc.ABC):
             return literal(str(len(self.arguments or ())), place, self.arguments is None)
         if name == "0":
             return literal(self.name or "bash", place)
-        if name in ("#", "?", "$", "!", "-", "_"):
+        if name == "?" and self.status:
+            return literal("0", place)
+        if name in ("?", "$", "!", "-", "_"):
             return (Piece(quoted=False, unknown=Unknown(f"${name}", "", place)),)
         value = self.looked_up(name, place)
         if isinstance(value, list):
@@ -574,7 +584,9 @@ class Values(abc.ABC):
         default, self.by_default = self.by_default, before or self.by_default
         value: Text | None = None
         if isinstance(found, dict):
-            value = None if key is None else found.get(key.strip("\"'"), ())
+            value = None if key is None else found.get(key.strip("\"'"))
+            if key is not None and value is None:
+                value = found.get(str(self.number_of(key)), ())
         elif isinstance(found, list) and number is not None and not any(_is_list(text) for text in found):
             at = number if number >= 0 else len(found) + number
             value = found[at] if 0 <= at < len(found) else ()

@@ -23,7 +23,8 @@ class Unknown(NamedTuple):
     fork: int = 0  # of one of several values: the fork that decides; 0: nothing is known
     ways: tuple[tuple[Text, ...], ...] = ()  # by the branch of that fork: the words of each value
     is_list: bool = False  # any number of words, also between quotes: "$@"
-    set_by: str = ""  # a file that was not given, and may set the variable
+    set_by: str = ""  # a file that was not given, or a batch system, that may set the variable
+    filled: bool = False  # it is not empty
 
 
 class Piece(NamedTuple):
@@ -39,6 +40,7 @@ class Piece(NamedTuple):
 
 
 Text = tuple[Piece, ...]
+CLASSES = {"digit": "0-9", "alpha": "A-Za-z", "alnum": "A-Za-z0-9", "space": " \\t", "upper": "A-Z", "lower": "a-z"}
 END = Piece(ends_word=True)
 
 
@@ -193,21 +195,40 @@ def joined_lists(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
     return [*lists[0][:shared], (Piece(place=place, unknown=rest),)]
 
 
-def pattern_matches(pattern: str, text: str) -> bool:
-    """Whether a pattern of file names matches a whole text."""
-    return len(pattern) < 2_000 and fnmatch.fnmatchcase(text, pattern.replace("[^", "[!"))
+def regex_of(pattern: str) -> str | None:
+    """The regular expression of a pattern of file names, also of ``@(a|b)``; None for one too long or nested."""
+    pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern).replace("[^", "[!")
+    found, at = "", 0
+    for group in re.finditer(r"([@?*+!])\(([^()]*)\)", pattern):
+        inner = "|".join(_plain_regex(part) for part in group[2].split("|"))
+        found += f"{_plain_regex(pattern[at : group.start()])}(?:{inner}){group[1].strip('@')}"
+        at = group.end()
+        if group[1] == "!" or len(pattern) > 100 or "*" in group[2]:
+            return None
+    return None if len(pattern) > 2_000 else found + _plain_regex(pattern[at:])
+
+
+def _plain_regex(pattern: str) -> str:
+    return re.sub(r"\\[zZ]$", "", fnmatch.translate(pattern))
+
+
+def pattern_matches(pattern: str, text: str) -> bool | None:
+    """Whether a pattern of file names matches a whole text; None where that is not known."""
+    found = regex_of(pattern)
+    return None if found is None else re.fullmatch(found, text[:10_000]) is not None
 
 
 def cut_off(text: str, operator: str, pattern: str) -> str | None:
     """``${X#pattern}``, ``##``, ``%`` and ``%%``: the text without its shortest or longest beginning or end."""
-    if len(text) > 500:
+    found = regex_of(pattern)
+    if len(text) > 500 or found is None:
         return None
     ends = range(len(text) + 1)
     from_start, longest = operator[0] == "#", len(operator) == 2
     lengths = reversed(ends) if longest else ends
     for length in lengths:
         part = text[:length] if from_start else text[len(text) - length :]
-        if pattern_matches(pattern, part):
+        if re.fullmatch(found, part):
             return text[length:] if from_start else text[: len(text) - length]
     return text
 
@@ -216,8 +237,9 @@ def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
     """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
     if len(text) > 10_000 or not pattern:
         return text if not pattern else None
-    inner = fnmatch.translate(pattern)
-    inner = re.sub(r"\\[zZ]$", "", inner)
+    inner = regex_of(pattern)
+    if inner is None:
+        return None
     found = {"/#": rf"\A{inner}", "/%": rf"{inner}\Z"}.get(operator, inner)
     return re.sub(found, lambda _: by, text, count=0 if operator == "//" else 1)
 
