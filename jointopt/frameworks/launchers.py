@@ -57,7 +57,8 @@ _OF_SLURM = tuple(f"SLURM_{name}" for name in (
     "JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "SUBMIT_DIR", "JOB_NAME", "PROCID", "NODEID", "LOCALID",
     "JOB_PARTITION", "TASKS_PER_NODE",
 ))  # fmt: skip
-_OF_PBS = ("PBS_JOBID", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_JOBNAME")
+_OF_PBS = ("PBS_JOBID", "PBS_O_WORKDIR", "PBS_JOBNAME")
+NODEFILE = "$PBS_NODEFILE"  # stands for the path of the file of nodes, in which a line is a rank
 # options of launchers, which stand before those of the program
 OPTIONS = frozenset((
     *(name for table in _LAUNCHERS.values() for name in table), "node_rank", "master_addr", "master_port", "rdzv_id",
@@ -97,10 +98,11 @@ class Started:
         self.asked[name] = (why, variable)
 
 
-def header_of(text: str, name: str) -> list[tuple[str, list[Word]]]:
+def header_of(text: str, name: str, values: Mapping[str, Text] | None = None) -> list[tuple[str, list[Word]]]:
     """(batch system, options) of each line of a batch header, which ends at the first command.
 
-    A quotation that does not end has none. ``name``: of the file.
+    A quotation that does not end has none. ``name``: of the file; ``values``: of variables that a shell around it put
+    in its place.
     """
     found: list[tuple[str, list[Word]]] = []
     for at, line in enumerate(text.splitlines(), 1):
@@ -111,7 +113,9 @@ def header_of(text: str, name: str) -> list[tuple[str, list[Word]]]:
                 words = shlex.split(match[2], comments=True)
             except ValueError:
                 continue
-            found.append((match[1].rstrip(":"), [Word(literal(word, f"{name}:{at}")) for word in words]))
+            rows = [[(values or {}).get(part[2:-1]) or literal(part, f"{name}:{at}") for part in
+                     re.split(r"(\$\{\w+\})", word) if part] for word in words]  # fmt: skip
+            found.append((match[1].rstrip(":"), [Word(piece for text in row for piece in text) for row in rows]))
     return found
 
 
@@ -130,12 +134,27 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
     names = _OF_SLURM if values else _OF_PBS if any(system == "PBS" for system, _ in header) else ()
     unknown = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by="the batch system", filled=True)),)
                for name in names}  # fmt: skip
+    if names is _OF_PBS:
+        unknown["PBS_NODEFILE"] = literal(NODEFILE, "")
     found = unknown | {name: literal(str(numbers[key]), places.get(key, place))
              for key, names in _SET_BY_SLURM.items() if key in numbers for name in names}  # fmt: skip
     if "typed" in values:
         found["SLURM_GPUS_PER_NODE"] = values["typed"].pieces
     if on_node:
         found["SLURM_GPUS_ON_NODE"] = literal(str(on_node), places.get("typed", places.get("gres", place)))
+    return found
+
+
+def nodefile_of(header: Sequence[tuple[str, list[Word]]]) -> list[Text]:
+    """The lines of the file of nodes that PBS writes, one for each rank of a node; none where that is not stated."""
+    stated = [word for system, line in header if system == "PBS" for word in _options(_LAUNCHERS["PBS"], line).values()]
+    select = next((found for word in reversed(stated) if (found := re.search(r"(?:select|nodes)=([^,]+)", word))), None)
+    found: list[Text] = []
+    for chunk in select[1].split("+") if select else ():
+        number, ranks = re.match(r"(\d{1,5})(?:$|:)", chunk), re.search(r":(?:mpiprocs|ppn)=(\d{1,3})(?:$|:)", chunk)
+        for _ in range(int(number[1]) if number else 1):
+            host = Unknown(f"$host{len(found)}", set_by="the batch system", filled=True)
+            found += [(Piece(unknown=host),)] * (int(ranks[1]) if ranks else 1)
     return found
 
 
@@ -178,7 +197,7 @@ def _state_variables(found: Started, run: Run, name: str) -> None:
 def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
     """(launcher, its options) from the batch header to the program; Slurm's header and srun are one."""
     header: dict[str, Word] = {}
-    for system, line in script.header:
+    for system, line in run.header:
         if system in _LAUNCHERS:
             values = _options(_LAUNCHERS[system], line)
             if system == "SBATCH":

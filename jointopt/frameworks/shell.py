@@ -438,7 +438,7 @@ class _Reader(Statements):
         if lines is not None:
             self.run_text(self.text_of(lines), self.place(node))
         elif (name := PurePosixPath(path).name) in self.files:
-            self.run_sourced(name, path)
+            self.run_sourced(name, path, words[1:])
         else:
             self.miss(path)
             if path and not _SETS_UP.search(path):

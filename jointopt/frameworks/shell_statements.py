@@ -14,7 +14,7 @@ from typing import Any
 
 from tree_sitter import Node
 
-from jointopt.frameworks.launchers import batch_variables, header_of
+from jointopt.frameworks.launchers import NODEFILE, batch_variables, header_of, nodefile_of
 from jointopt.frameworks.shell_values import MOST_DEEP, Answer, Fork, Value, Values, assigned_names, parse, raw_text
 from jointopt.frameworks.shell_words import (
     Piece,
@@ -29,6 +29,7 @@ from jointopt.frameworks.shell_words import (
     literal,
     pattern_matches,
     taken_apart,
+    words_of,
 )
 
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
@@ -48,9 +49,10 @@ _QUESTIONS = {
     "squeue", "curl", "wget", "nvcc", "rocm-smi", "getopt",
 }  # fmt: skip
 _REMOTE = {"ssh", "pdsh", "clush", "docker", "podman"}  # start a shell that inherits no variables
-_ALONE = {"-i", "--ignore-environment", "--cleanenv", "--export=NONE"}  # words by which other programs do so
-_STATES = re.compile(r"(?:^|,|--env=|--export=)([A-Za-z_]\w*)=([^,]*)")  # X=1 of env, -e X=1, --export=ALL,X=1
-_SUBMITS = {"sbatch", "qsub", "bsub"}
+# words by which other programs do so
+_ALONE = re.compile(r"-i|--ignore-environment|--cleanenv|--export=(?!.*\bALL\b).*", re.DOTALL)
+_STATES = re.compile(r"(?:--env=|--export=)?([A-Za-z_]\w*)=")  # X=1 of env, -e X=1, --export=ALL,X=1
+_SUBMITS = {"sbatch": "SBATCH", "qsub": "PBS", "bsub": "BSUB"}  # whose options count before those of that header
 
 
 class Statements(Values):
@@ -59,6 +61,8 @@ class Statements(Values):
     def __init__(self, name: str, files: Mapping[str, str], given: Mapping[str, str]) -> None:
         super().__init__(name)
         self.script = Script()
+        self.header = self.script.header  # of the batch job whose script is read
+        self.submitted: list[tuple[str, list[Word]]] = []  # the options by which it was submitted, until it is read
         self.files |= files
         self.functions: dict[str, Node] = {}
         self.prefix: list[Word] = []  # words before the program that a shell inside of them starts
@@ -68,6 +72,7 @@ class Statements(Values):
         self.statements = 0
         self.input: list[Text] | None = None  # lines that a command reads; None: not known
         self.written: dict[str, Text] = {}  # files that the script itself writes
+        self.nodefile: list[Text] = []  # lines of the file of nodes of PBS
         self.locals: list[dict[str, Value | None]] = []
         self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         for variable, value in given.items():
@@ -84,11 +89,16 @@ class Statements(Values):
     def run_text(self, text: str, place: str = "") -> None:
         """Reads a script: the one that was given, or one inside of it (``bash -c``, a heredoc)."""
         text = re.sub(r"\r\n?", "\n", text)
-        header = header_of(text, self.name)
-        self.script.header += header
+        stand_ins = {name: value for name in self.stand_ins if isinstance(value := self.variables.get(name), tuple)}
+        header = [*header_of(text, self.name, stand_ins), *self.submitted]
         for name, value in batch_variables(header).items():
-            self.variables.setdefault(name, value)
+            if name not in self.given and (self.submitted or name not in self.variables):
+                self.variables[name] = value
             self.exported.add(name)
+            self.of_batch.add(name)
+        self.nodefile = nodefile_of(header) or self.nodefile
+        self.header += header
+        self.submitted = []
         text = re.sub(r"\bIFS==(?=\s)", r"IFS=\=", text)  # which the grammar takes for a test
         root = parse(_EMPTY_COMMENT.sub(lambda found: " " * len(found[0]), text))
         outer, self.fixed_place = self.fixed_place, place or self.fixed_place
@@ -531,8 +541,8 @@ class Statements(Values):
 
     def lines_of_file(self, path: str | None) -> list[Text] | None:
         """The lines of a file that the script wrote, or that was given; None where they are not known."""
-        if path == "/dev/null":
-            return []
+        if path in ("/dev/null", NODEFILE):
+            return [*self.nodefile] if path == NODEFILE else []
         if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
             return None
         return lines_of(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
@@ -650,7 +660,7 @@ class Statements(Values):
             return
         whole = [*self.prefix, *(part for word in words if word != "\\" for part in taken_apart(word))]
         values = {key: value for key, value in self.variables.items() if isinstance(value, tuple)}
-        self.script.runs.append(Run(whole, self.place(node), values, dict(self.choices)))
+        self.script.runs.append(Run(whole, self.place(node), values, dict(self.choices), [*self.header]))
 
     def _starts_script(self, words: list[Word], node: Node) -> bool:
         """Whether the words start a script that is read: ``bash -c``, a file that was given or written, ``ssh``."""
@@ -676,7 +686,8 @@ class Statements(Values):
             if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
                 self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
                 return True
-        return bool({PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS)) and self._reads_input([], node)
+        starts = {PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS.keys())
+        return bool(starts) and self._reads_input(words, node)
 
     def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:
         """Whether a shell reads a script from its input, which is then read."""
@@ -692,19 +703,26 @@ class Statements(Values):
 
     def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
         """Acts in a shell that a program, which is started with these words before it, starts."""
-        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
-        remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix}) or bool(_ALONE & {*map(str, prefix)})
+        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header)
+        names = [PurePosixPath(word).name for word in prefix]
+        remote = bool(_REMOTE & {*names}) or any(_ALONE.fullmatch(w) for w in prefix if not w.unknown)
+        remote |= "qsub" in names and "-V" not in prefix
+        submits = next((at for at, name in enumerate(names) if name in _SUBMITS), None)
+        if submits is not None:  # a job of its own
+            self.submitted, self.header = [(_SUBMITS[names[submits]], [*prefix[submits + 1 :]])], []
         passed = {str(word) for at, word in enumerate(prefix) if at and prefix[at - 1] in ("-e", "--env")}
         self.variables = {name: value for name, value in self._inherited().items()
                           if not remote or name in self.stand_ins or name in passed}  # fmt: skip
         for word in prefix:
-            for found in _STATES.finditer(word) if word.unknown is None else ():
-                self.variables[found[1]] = literal(found[2], word.place, word.default)
-                self.exported.add(found[1])
+            for part in words_of((p._replace(quoted=False) for p in word.pieces), ","):
+                if found := _STATES.match(part):
+                    self.variables[found[1]] = tuple(p._replace(quoted=True) for p in part.rest(found.end()).pieces)
+                    self.exported.add(found[1])
         self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
-        self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
+        self.arguments = [one.pieces for one in arguments]
+        self.prefix = [*self.prefix, *prefix] if submits is None else []
         action()
-        self.variables, self.arguments, self.prefix, self.ended, self.functions = state
+        self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header = state
 
     def _inherited(self) -> dict[str, Value]:
         """The variables that a shell of its own gets: those exported that are no arrays."""
@@ -748,12 +766,14 @@ class Statements(Values):
         if path and path not in self.script.missing:
             self.script.missing.append(path)
 
-    def run_sourced(self, name: str, path: str) -> None:
-        """Reads a file whose text is known, with the variables of this shell."""
+    def run_sourced(self, name: str, path: str, arguments: Sequence[Word]) -> None:
+        """Reads a file whose text is known, with the variables of this shell, and its arguments where none are given."""
         self.script.read |= {name} | ({path} & self.written.keys())
-        before, self.name, self.fixed_place = (self.name, self.fixed_place), name, ""
+        before, self.name, self.fixed_place = (self.name, self.fixed_place, self.arguments), name, ""
+        self.arguments = [word.pieces for word in arguments] or self.arguments
         self.run_text(self.files[name])
-        self.name, self.fixed_place = before
+        self.name, self.fixed_place, outer = before
+        self.arguments = outer if arguments else self.arguments
         self.ended = "" if self.ended == "return" else self.ended
 
 

@@ -114,6 +114,7 @@ class Values(abc.ABC):
         self.status: bool | None = True  # whether the last command succeeded
         self.unread = ""  # a file that was sourced and not given, and may set any variable
         self.given: set[str] = set()  # variables that the caller states
+        self.of_batch: set[str] = set()  # and a batch system
         self.files: dict[str, str] = {}  # texts of other scripts by their names
 
     def has_file(self, path: str) -> bool:
@@ -144,10 +145,10 @@ class Values(abc.ABC):
             self.exported.add(name)
 
     def unsettle(self, file: str, place: str) -> None:
-        """After a file that was not given any variable may have another value, but for those that the caller states."""
+        """After a file that was not given any variable may have another value, but for those of the caller and the batch system."""
         self.unread = file
         for name, value in self.variables.items():
-            if name not in self.given and isinstance(value, tuple):
+            if name not in self.given | self.of_batch and isinstance(value, tuple):
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
 
     def separators(self) -> str:
