@@ -29,6 +29,8 @@ from jointopt.frameworks.model_names import models_of_shape
 from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, questions_of, read_config, read_traced
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
+from jointopt.frameworks.shell_statements import ENDINGS
+from jointopt.frameworks.shell_values import outside_quotes
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import load_model, model_names
@@ -120,7 +122,9 @@ def read_text(
         return [found]
     if (pods := kubernetes.pods_of(text)) is not None:
         return _of_pods(pods, name, others or {}, given or {}, run)
-    return _log(text) or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
+    quotes = text.startswith("#!") or name.endswith(ENDINGS)  # a script, perhaps with a log in a comment, or before one
+    log = [] if quotes and len(text) <= MOST_CHARACTERS and not _log(outside_quotes(text)) else _log(text)
+    return log or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
 
 
 def _of_pods(
@@ -299,7 +303,7 @@ def _script(
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
     taken.names = tuple(dict.fromkeys([*_configs_of(script, run), *(Path(one).name for one in script.missing)]))
-    taken.reads = tuple(script.read)
+    taken.reads += tuple(script.read)
     taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
     return [taken]
 
@@ -385,7 +389,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)
             found.asked |= program.asked
-            found.command = run.place or run.words[0]
+            found.command, found.reads = run.place or run.words[0], started.reads
             _leave_sharding(found, program.values, others)
             program.leave_open(found, [*others])
             continue

@@ -19,6 +19,7 @@ from typing import Any
 from tree_sitter import Node
 
 from jointopt.core.errors import JobError
+from jointopt.frameworks.launchers import BATCH
 from jointopt.frameworks.shell_statements import Statements
 from jointopt.frameworks.shell_values import Answer, raw_text
 from jointopt.frameworks.shell_words import Piece, Script, Text, Unknown, Word, literal, words_of
@@ -86,6 +87,23 @@ def _awk(options: Options, words: list[str], lines: Lines) -> Lines | None:
     return [row[-1 if found[2] == "NF" else int(found[2]) - 1] for row in rows]
 
 
+def _named(line: Text) -> str:
+    """The text of a line, or the node that it is; ValueError for any other that only a shell knows."""
+    if any(piece.unknown and piece.unknown.set_by != BATCH for piece in line):
+        raise ValueError
+    return Word(line)
+
+
+def _sort(options: Options, words: list[str], lines: list[Text]) -> list[Text]:
+    """``sort``, with ``-u``, ``-n`` and ``-r``."""
+    rows = {_named(line): line for line in lines}.values() if "-u" in options else lines
+    return sorted(rows, key=lambda row: int(_named(row)) if "-n" in options else _named(row), reverse="-r" in options)
+
+
+def _uniq(options: Options, words: list[str], lines: list[Text]) -> list[Text]:
+    return [line for at, line in enumerate(lines) if not at or _named(line) != _named(lines[at - 1])]
+
+
 # programs that change lines: their options, how many words before the files there are, whether they look into lines
 _FILTERS: dict[str, tuple[str, int, Callable[[Options, list[str], Any], Any], bool]] = {
     "cut": ("d:f:s", 0, _cut, True), "tr": ("d", 9, _tr, True), "sed": ("eEr", 1, _sed, True),
@@ -93,7 +111,8 @@ _FILTERS: dict[str, tuple[str, int, Callable[[Options, list[str], Any], Any], bo
     "tail": ("n:", 0, lambda o, w, lines: lines[-int(o.get("-n", 10)) :], False),
     "cat": ("", 0, lambda o, w, lines: lines, False), "tee": ("a", 9, lambda o, w, lines: lines, False),
     "wc": ("l", 0, lambda o, w, lines: [literal(str(len(lines)), "")] if o else None, False),
-    "xargs": ("", 0, lambda o, w, lines: [" ".join(lines)], True),
+    "xargs": ("", 0, lambda o, w, lines: [" ".join(lines)], True), "sort": ("unr", 0, _sort, False),
+    "uniq": ("", 0, _uniq, False),
 }  # fmt: skip
 
 

@@ -91,6 +91,20 @@ def written(raw: bytes) -> str:
     return _STAND_IN.sub(lambda one: chr(int(one[1], 16)), raw.decode())
 
 
+def outside_quotes(text: str) -> str:
+    """A script without what it only says: its comments, quotations and heredocs."""
+    root = parse(text)
+    said, nodes = [], [root]
+    while nodes:
+        node = nodes.pop()
+        if node.type in ("comment", "string", "raw_string", "heredoc_body"):
+            said.append((node.start_byte, node.end_byte))
+        else:
+            nodes += node.children
+    ends = [0, *(end for place in sorted(said) for end in place), None]
+    return written(b" ".join((root.text or b"")[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True)))
+
+
 class Values(abc.ABC):
     """The variables of a shell, and what words come to by them."""
 

@@ -222,8 +222,10 @@ def _row_of(words: list[Word], named: str) -> tuple[Known | None, int]:
             continue
         if before != "-m" and not end.endswith((".py", ".sh")) and PurePosixPath(end).name not in _first_words():
             continue
+        ends = (end, f"{end.replace('.', '/')}.py") if before == "-m" else (end,)
         for row in rows:
-            if any(_fits(pattern, end, words[at + 1 :], names) for pattern in row.by) and _beside(row, names):
+            fits = (_fits(pattern, one, words[at + 1 :], names) for pattern in row.by for one in ends)
+            if any(fits) and _beside(row, names):
                 return row, at
         at_script = at_script or end.endswith(".py")
     return next(((row, -1) for row in rows if not row.by and _beside(row, names)), (None, -1))
