@@ -94,7 +94,7 @@ def read_files(paths: Sequence[Path], given: Mapping[str, str] | None = None, ru
             raise JobError(f"{path}: {nested if isinstance(why, RecursionError) else why}") from why
         if not found[path] and path.name not in inside:
             raise JobError(f"jointopt cannot import {path}{_what_it_is(path, texts[path])}; expected {_KINDS}.")
-    return [taken for path in paths for taken in found[path] if path.name not in inside]
+    return [one for path in paths for one in found[path] if path.name not in inside or (one.format and not one.command)]
 
 
 def _text_of(path: Path) -> str:
@@ -274,6 +274,7 @@ def _script(
 ) -> list[Taken]:  # fmt: skip
     """The program that a script starts, and where; JobError where it trains no decoder, or starts what is not given."""
     script = read_script(text, name, others, given)
+    written = {Path(path).name: inner for path, inner in script.written.items()}
     refused: dict[str, str] = {}
     starts = [(run, _variants(run, script, given.get("program", ""), refused)) for run in script.runs]
     programs = [(run, ways, program) for run, ways in starts
@@ -297,15 +298,17 @@ def _script(
         listed = ", ".join(f"--run {at} ({_where(script, run)})" for at, (run, _) in enumerate(different.values(), 1))
         raise JobError(f"it starts {len(different)} runs that differ: {listed}; give one of these.")
     run, ways = [*different.values()][(chosen or 1) - 1 if len(different) > 1 else 0]
-    taken = _taken_of(script, run, ways, others)
+    taken = _taken_of(script, run, ways, {**written, **others})
     _mark_defaults(taken, script, [(other, program) for other, _, program in unusual], others)
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
-    taken.names = tuple(dict.fromkeys([*_configs_of(script, run), *(Path(one).name for one in script.missing)]))
+    made = {name: found for name in _configs_of(script, run) if (found := read_text(written.get(name, ""), name))}
+    named = (*_configs_of(script, run), *(Path(one).name for one in script.missing))
+    taken.names = tuple(name for name in dict.fromkeys(named) if name not in made)
     taken.reads += tuple(script.read)
     taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
-    return [taken]
+    return [taken, *(one for configs in made.values() for one in configs)]
 
 
 def _refuse(script: Script, refused: Mapping[str, str]) -> None:

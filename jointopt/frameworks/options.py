@@ -245,7 +245,7 @@ class Taken:
     source: str = ""  # the file's name
     process: int = 0  # the number of the running one whose arguments they are
     origins: dict[str, str] = field(default_factory=dict)  # of fields such as plan.tp: file and line, or whose default
-    reads: tuple[str, ...] = ()  # names of scripts among those given that it sources or starts
+    reads: tuple[str, ...] = ()  # names of files among those given that it sources, starts or looks into
     asked: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
 
 

@@ -545,6 +545,8 @@ class Statements(Values):
             return [*self.nodefile] if path == NODEFILE else []
         if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
             return None
+        if path not in self.written and not path.endswith(ENDINGS):
+            self.script.read.add(PurePosixPath(path).name)
         return lines_of(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
 
     def write(self, path: str, lines: Sequence[Text] | None, adds: bool = False) -> None:
