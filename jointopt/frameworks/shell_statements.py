@@ -36,7 +36,7 @@ _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
 _MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
-ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
+ENDINGS = (".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf")  # of scripts
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _QUIET = {
     "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch",
@@ -682,7 +682,12 @@ class Statements(Values):
             if (
                 base in self.files
                 and base != self.name
-                and (at == 0 or base.endswith(ENDINGS) or self.files[base][:2] == "#!")
+                and (
+                    at == 0
+                    or base.endswith(ENDINGS)
+                    or self.files[base][:2] == "#!"
+                    or _SUBMITS.keys() & {PurePosixPath(one).name for one in words[:at]}
+                )
             ):
                 return self._run_file(str(word), rest, words[:at], node)
             if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
