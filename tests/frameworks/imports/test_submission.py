@@ -73,7 +73,7 @@ def test_a_comment_behind_a_continuation_ends_the_command_and_megatron_has_no_mi
 
 
 def test_each_submitted_job_has_a_header_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "b.sbatch").write_text(JOB.replace("NODES", "2"))
+    (tmp_path / "b.sbatch").write_text(f"#SBATCH -N 2\ntorchrun --nnodes $SLURM_NNODES --nproc_per_node 8 {GPT}")
     (tmp_path / "a.sh").write_text("for n in 2 4; do sbatch --nodes=$n b.sbatch; done\n")
     with pytest.raises(JobError, match="it starts 2 runs that differ"):
         import_([tmp_path / "a.sh", tmp_path / "b.sbatch"], gpu="h100-sxm5-80gb")
