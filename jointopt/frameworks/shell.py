@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import getopt
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,9 +20,19 @@ from tree_sitter import Node
 
 from jointopt.core.errors import JobError
 from jointopt.frameworks.launchers import BATCH
-from jointopt.frameworks.shell_statements import Statements
-from jointopt.frameworks.shell_values import Answer, raw_text
-from jointopt.frameworks.shell_words import Piece, Script, Text, Unknown, Word, literal, words_of
+from jointopt.frameworks.shell_statements import ENDINGS, Statements
+from jointopt.frameworks.shell_values import Answer, free_variable, raw_text
+from jointopt.frameworks.shell_words import (
+    CLASSES,
+    Piece,
+    Script,
+    Text,
+    Unknown,
+    Word,
+    literal,
+    pattern_matches,
+    words_of,
+)
 
 # files that set up an environment, and none of the variables of a script
 _SETS_UP = re.compile(
@@ -31,6 +41,10 @@ _SETS_UP = re.compile(
 )
 _FORMATTED = re.compile(r"%(?:(%)|(-?0?\d*)([sdi]))")
 _SAFE = re.compile(r"[\w .,:=/@#^$\-\[\]*+?()|<>\"';{}\\]*")  # of a regular expression: what Python takes alike
+_COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
+    "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
+}  # fmt: skip
 UNKNOWN = "$"  # begins what only a shell knows of a word
 MOST_CHARACTERS = 200_000  # of a script, as of a job file
 _MOST_LINES = 10_000  # of one command's output
@@ -134,6 +148,7 @@ def read_script(
     for written, inner in reader.written.items():  # a script that something else than a shell starts
         if written not in reader.script.read and not any(len(run.words) > 3 for run in reader.script.runs):
             reader.run_text(reader.script_of(inner))
+    reader.script.read |= {one for one in reader.looked_into if not one.endswith(ENDINGS)}
     reader.script.written = {path: reader.plain(inner) or "" for path, inner in reader.written.items()}
     return reader.script
 
@@ -151,6 +166,138 @@ class _Reader(Statements):
     def _do_eval(self, words: list[Word], node: Node) -> None:
         pieces = tuple(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
         self.run_text(self.script_of(pieces), self.place(node))
+
+    # --- conditions -------------------------------------------------------------------------------------------------
+
+    def _run_test_command(self, node: Node) -> Answer:
+        def ask() -> bool | None:
+            inner = node.named_children[0] if node.named_children else None
+            if node.children[0].type == "[[":
+                return None if inner is None else self._test(inner)
+            if node.children[0].type == "((":
+                number = None if inner is None else self.number(inner)
+                return None if number is None else number != 0
+            return self._holds_of([*self._test_words(node)])
+
+        return self.answered(ask)
+
+    def _do_test(self, words: list[Word], node: Node) -> Answer:
+        return self.answered(lambda: self._holds_of([word for word in words if word != "]"]))
+
+    def _test_words(self, node: Node) -> Iterator[Word]:
+        """The words of ``[ ... ]`` in order, whatever the grammar took them for."""
+        for child in node.children:
+            if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
+                yield from self._test_words(child)
+            elif child.type == "test_operator" or (not child.is_named and child.type not in "[]"):
+                yield Word(literal(raw_text(child), ""))
+            elif child.is_named:
+                words = self.fields([child])
+                for piece in () if words else self.pieces(child):
+                    self.by_default |= piece.default
+                    self.absent |= {piece.absent} - {""}
+                yield from words
+
+    def _holds_of(self, words: list[Word]) -> bool | None:
+        """The answer of ``test``: ``!``, ``-a``, ``-o``, and tests of one and two words."""
+        for sign, wanted in (("-o", True), ("-a", False)):
+            if sign in words[1:-1] and not (len(words) == 3 and words[1] == sign and words[0] in ("!", "(")):
+                at = words.index(sign, 1)  # type: ignore[arg-type]
+                found = [self._holds_of(words[:at]), self._holds_of(words[at + 1 :])]
+                return wanted if wanted in found else None if None in found else not wanted
+        if words[:1] == ["!"]:
+            found_inside = self._holds_of(words[1:])
+            return None if found_inside is None else not found_inside
+        if len(words) == 2:
+            return self._one(str(words[0]), words[1].pieces)
+        if len(words) == 1:
+            if words[0] in ("-z", "-n") and words[0].unknown is None:
+                return words[0] == "-z"
+            return self._one("-n", words[0].pieces)
+        if len(words) == 3:
+            right = words[2].pieces
+            return self._two(words[0].pieces, str(words[1]), right, None)
+        return False if not words else None
+
+    def _test(self, node: Node) -> bool | None:
+        """The answer of a tree inside of ``[[ ... ]]``."""
+        parts = [child for child in node.children if child.type not in ("(", ")")]
+        if node.type == "parenthesized_expression":
+            return self._test(parts[0])
+        if node.type == "unary_expression":
+            operator, operand = raw_text(parts[0]), parts[-1]
+            if operator == "!":
+                found = self._test(operand)
+                return None if found is None else not found
+            return self._one(operator, self.text(operand))
+        if node.type == "binary_expression" and len(parts) == 3:
+            operator = raw_text(parts[1])
+            if operator in ("&&", "||"):
+                answers = [self._test(parts[0]), self._test(parts[2])]
+                wanted = operator == "||"
+                return wanted if wanted in answers else None if None in answers else not wanted
+            if parts[0].type == "unary_expression" and parts[0].children[0].type == "!":  # which binds less
+                same = self._two(self.text(parts[0].children[-1]), operator, (), parts[2])
+                return None if same is None else not same
+            return self._two(self.text(parts[0]), operator, (), parts[2])
+        return self._one("-n", self.text(node))
+
+    def _one(self, operator: str, text: Text) -> bool | None:
+        """A test of one word; a variable that nobody gave counts as empty, by default."""
+        if operator == "-v":
+            name = self.known(text) or ""
+            if self.unread and name not in self.variables:
+                return None
+            self.by_default |= name not in self.variables
+            self.absent |= {name} - self.variables.keys()
+            return name in self.variables
+        if operator not in ("-z", "-n"):  # of files, which are not looked at: those that were given are there
+            name = self.known(text) or ""
+            return True if operator in ("-f", "-e", "-r", "-s") and self.has_file(name) else None
+        self.absent |= {p.absent for p in text if p.absent}
+        if variable := free_variable(text):
+            self.by_default = True
+            self.absent.add(variable)
+            return operator == "-z"
+        value = self.known(text)
+        if value is None:
+            visible = any(p.text or (p.unknown and p.unknown.filled) for p in text)
+            return (operator == "-n") if visible else None
+        return (value == "") == (operator == "-z")
+
+    def _two(self, left: Text, operator: str, right: Text, pattern: Node | None) -> bool | None:
+        first = self.known(left)
+        if pattern is not None and operator in ("==", "=", "!="):
+            wanted = self.pattern(pattern)
+            if first is None or wanted is None:
+                return None
+            found = pattern_matches(wanted, first)
+            return None if found is None else found == (operator != "!=")
+        second = self.known(right if pattern is None else self.text(pattern))
+        if first is None or second is None:
+            return None
+        if operator in _COMPARED:
+            numbers = [self.number_of(text) for text in (first, second)]
+            return None if numbers[0] is None or numbers[1] is None else _COMPARED[operator](numbers[0], numbers[1])
+        if operator in ("=", "==", "!="):
+            return (first == second) == (operator != "!=")
+        if operator == "=~":
+            return self._matches(second, first)
+        return {"<": first < second, ">": first > second}.get(operator)
+
+    def _matches(self, pattern: str, text: str) -> bool | None:
+        """Whether an expression is found in a text, with its groups in BASH_REMATCH; None for one of another kind."""
+        pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern)
+        if not re.fullmatch(r"[\w^$.\-/:, \[\]()|*+?\\{}=]*", pattern) or re.search(r"\)[*+{]|[*+?}][*+{]", pattern):
+            return None
+        try:
+            found = re.search(pattern, text[:1000])
+        except re.error:
+            return None
+        if found:
+            groups = [found[0], *(group or "" for group in found.groups())]
+            self.variables["BASH_REMATCH"] = [literal(group, "", self.by_default) for group in groups]
+        return found is not None
 
     # --- variables --------------------------------------------------------------------------------------------------
 
@@ -275,8 +422,10 @@ class _Reader(Statements):
         if lines is not None and len(plain) == len(words) and None not in known and len(operands) >= min(before, 1):
             with suppress(ValueError, IndexError):  # a number that is none, a column that is not there
                 found = change(dict(pairs), operands, known if looks else lines)
-        place = self.place(node)
-        made = None if found is None else [literal(one, place) if isinstance(one, str) else one for one in found]
+        place, default = self.place(node), any(p.default for line in lines or () for p in line)
+        made = (
+            None if found is None else [literal(one, place, default) if isinstance(one, str) else one for one in found]
+        )
         if target:
             self.write(target, made)
         elif made is None:
@@ -303,7 +452,7 @@ class _Reader(Statements):
             self.arguments = None if unknown else [word.pieces for word in inner]
 
     def _do_shift(self, words: list[Word], node: Node) -> Answer:
-        count = int(words[0]) if words and words[0].isdecimal() else 1
+        count = int(words[0]) if words and words[0].isdecimal() else int(not words)
         if self.arguments is None:
             self.shifted += count
             return Answer(True)
@@ -457,7 +606,11 @@ class _Reader(Statements):
         if lines is not None:
             self.run_text(self.text_of(lines), self.place(node))
         elif (name := PurePosixPath(path).name) in self.files:
+            before = dict(self.variables)
             self.run_sourced(name, path, words[1:])
+            for variable in [*self.variables] if words[0].default else ():  # another file may be read instead
+                if self.variables[variable] != before.get(variable):
+                    self.mark_default(variable)
         else:
             self.miss(path)
             if path and not _SETS_UP.search(path):

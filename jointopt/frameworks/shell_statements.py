@@ -14,7 +14,7 @@ from typing import Any
 
 from tree_sitter import Node
 
-from jointopt.frameworks.launchers import NODEFILE, batch_variables, header_of, nodefile_of
+from jointopt.frameworks.launchers import batch_variables, header_of, nodefile_of
 from jointopt.frameworks.shell_values import MOST_DEEP, Answer, Fork, Value, Values, assigned_names, parse, raw_text
 from jointopt.frameworks.shell_words import (
     Piece,
@@ -23,6 +23,8 @@ from jointopt.frameworks.shell_words import (
     Text,
     Unknown,
     Word,
+    alike,
+    certain_lines,
     joined,
     joined_lists,
     lines_of,
@@ -30,10 +32,12 @@ from jointopt.frameworks.shell_words import (
     pattern_matches,
     taken_apart,
     words_of,
+    without_end,
 )
 
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
 _MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
+_MOST_FORKS_OF_A_LOOP = 10  # what one with more of them sets is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
 ENDINGS = (".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf")  # of scripts
@@ -52,6 +56,7 @@ _REMOTE = {"ssh", "pdsh", "clush", "docker", "podman"}  # start a shell that inh
 # words by which other programs do so
 _ALONE = re.compile(r"-i|--ignore-environment|--cleanenv|--export=(?!.*\bALL\b).*", re.DOTALL)
 _STATES = re.compile(r"(?:--env=|--export=)?([A-Za-z_]\w*)=")  # X=1 of env, -e X=1, --export=ALL,X=1
+_OUTPUT = "(...)"  # stands for what was written, among variables
 _SUBMITS = {"sbatch": "SBATCH", "qsub": "PBS", "bsub": "BSUB"}  # whose options count before those of that header
 
 
@@ -71,10 +76,9 @@ class Statements(Values):
         self.ended = ""  # exit, return, break or continue
         self.statements = 0
         self.input: list[Text] | None = None  # lines that a command reads; None: not known
-        self.written: dict[str, Text] = {}  # files that the script itself writes
-        self.nodefile: list[Text] = []  # lines of the file of nodes of PBS
         self.locals: list[dict[str, Value | None]] = []
-        self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
+        self.left: list[tuple[str, int, int, dict[int, dict[str, Value]]]] = []  # ways of forks that ended early
+        self.shells = 0  # around this one: subshells, and those of $(...)
         for variable, value in given.items():
             self.variables[variable] = literal(value, f"--set {variable}")
             self.exported.add(variable)
@@ -135,8 +139,11 @@ class Statements(Values):
 
     def _apart(self, action: Callable[[], Answer]) -> Answer:
         """Acts in a shell of its own, whose variables are lost."""
-        state = (dict(self.variables), set(self.exported), self.arguments)
+        state, mark = (dict(self.variables), set(self.exported), self.arguments), len(self.left)
+        self.shells += 1
         answer = action()
+        self.shells -= 1
+        self._settle(mark, "exit")
         self.variables, self.exported, self.arguments = state
         self.ended = "" if self.ended == "exit" else self.ended
         return answer
@@ -212,7 +219,7 @@ class Statements(Values):
             self.output = state[1] if last else []
             answer = self._apart(functools.partial(self.run, part) if isinstance(part, Node) else part)
             if not last:
-                self.input = _certain_lines(self.output or ())
+                self.input = certain_lines(self.output or ())
         self.input, self.output = state
         return answer
 
@@ -245,13 +252,13 @@ class Statements(Values):
                 after = functools.partial(self._piped, [action, *one.named_children])
         answer = after()
         if target:
-            self.write(target, _certain_lines(self.output or ()), adds)
+            self.write(target, certain_lines(self.output or ()), adds)
         self.input, self.output = state
         return answer
 
     def lines_from(self, node: Node) -> list[Text] | None:
         if node.type == "process_substitution":
-            return _certain_lines(self.written_by(*node.named_children))
+            return certain_lines(self.written_by(*node.named_children))
         try:
             return self.lines_of_file(self.known(self.text(node)))
         except Fork:
@@ -307,6 +314,8 @@ class Statements(Values):
             act(True)
             self.ended = ""
             self._forget(*bodies)
+            if self.output is not None and bodies:
+                self.say(None, [], bodies[0])
             return Answer(None)
         if answer.holds is None or answer.default:
             absent = self.absent - self.variables.keys()
@@ -326,7 +335,7 @@ class Statements(Values):
             return Answer(None)
         return act(answer.holds)
 
-    def _by_default(self, name: str) -> None:
+    def mark_default(self, name: str) -> None:
         """Marks the value of a variable as the script's default: something from outside could say otherwise."""
         value = self.variables.get(name, ())
         if isinstance(value, tuple):
@@ -347,25 +356,61 @@ class Statements(Values):
         if not fork:
             fork = len(self.script.conditions) + 1
             self.script.conditions[fork] = words
-        before, arguments, choices = dict(self.variables), self.arguments, dict(self.choices)
-        states: list[dict[str, Value]] = []
-        alive: list[int] = []
+        before, arguments, choices, files = self._state(), self.arguments, dict(self.choices), dict(self.files)
+        alive: dict[int, dict[str, Value]] = {}
+        gone: dict[int, dict[str, Value]] = {}  # ways that leave a function, a loop or a shell of its own
+        kinds: set[str] = set()
+        written = []
         for at, action in enumerate(actions):
-            self.variables, self.arguments, self.choices = dict(before), arguments, {**choices, fork: at}
+            self.arguments, self.choices, self.files = arguments, {**choices, fork: at}, dict(files)
+            self._resume(before)
             action()
-            if self.ended not in ("exit", "return"):
-                alive.append(at)
-                states.append(self.variables)
+            if self.ended and (self.ended != "exit" or self.shells):
+                gone[at] = self._state()
+                kinds.add(self.ended)
+            elif not self.ended:
+                alive[at] = self._state()
+            written.append(self.files)
             self.ended = ""
-        self.choices, self.arguments = choices, arguments
-        if not alive:
+        self.choices, self.arguments, self.files = choices, arguments, alike(written)
+        if not alive and not gone:
             self.ended = "exit"
-        elif len(alive) == 1:
-            self.variables = states[0]
-            self.choices = {**choices, fork: alive[0]}
-        else:
-            self.variables = self._joined(fork, states) if len(alive) == len(actions) else states[-1]
+            return fork
+        rest = alive or gone
+        states = [rest.get(at, next(iter(rest.values()))) for at in range(len(actions))]
+        self._resume(states[0] if len(rest) == 1 else self._joined(fork, states))
+        kind = next((kind for kind in ("exit", "return", "break", "continue") if kind in kinds), "")
+        if not alive:
+            self.ended = kind
+        elif gone:
+            self.left.append((kind, fork, len(actions), gone))
+        if len(rest) == 1:
+            self.choices = {**choices, fork: next(iter(rest))}
         return fork
+
+    def _state(self) -> dict[str, Value]:
+        """The variables, and what was written."""
+        return self.variables | ({} if self.output is None else {_OUTPUT: tuple(self.output)})
+
+    def _resume(self, state: Mapping[str, Value]) -> None:
+        """Goes on from a state."""
+        self.variables = dict(state)
+        output = self.variables.pop(_OUTPUT, ())
+        if self.output is not None and isinstance(output, tuple):
+            self.output = [*output]
+
+    def _settle(self, mark: int, *kinds: str) -> None:
+        """Joins the ways of forks that left what ends here (a loop, a function) with those that went on.
+
+        ``mark``: how many ways had left something when it began.
+        """
+        for at in range(len(self.left) - 1, mark - 1, -1):
+            kind, fork, ways, gone = self.left[at]
+            if kind in kinds:
+                del self.left[at]
+                now = self._state()
+                self.choices.pop(fork, None)
+                self._resume(self._joined(fork, [gone.get(way, now) for way in range(ways)]))
 
     def _joined(self, fork: int, states: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
         found: dict[str, Value] = {}
@@ -414,7 +459,15 @@ class Statements(Values):
         rest = [one for item in items for one in item.named_children]
         return self._choose(lambda: Answer(True) if falls else self.answered(ask), rest, act)
 
+    def _loop(self, action: Callable[[], None]) -> None:
+        mark = len(self.left)
+        action()
+        self._settle(mark, "break")
+
     def _run_for_statement(self, node: Node) -> None:
+        self._loop(functools.partial(self._for_loop, node))
+
+    def _for_loop(self, node: Node) -> None:
         body, variable = node.child_by_field_name("body"), node.child_by_field_name("variable")
         values = node.children_by_field_name("value")
         if body is None or variable is None:
@@ -429,71 +482,79 @@ class Statements(Values):
             name = raw_text(variable)
             self.variables[name] = (Piece(unknown=Unknown(f"${name}", "", self.place(node))),)
             free = not values or any(word.unknown and (word.unknown.variable or word.unknown.is_list) for word in words)
-            self._perhaps(lambda: self.run(body), body, free)
+            self._perhaps(lambda: self._turn(body), body, free)
             return
         for word in words[:_MOST_TURNS]:
             self.variables[raw_text(variable)] = word.pieces
-            self.run(body)
-            if self._leaves_loop():
-                return
+            if self._turn(body):
+                break
         if len(words) > _MOST_TURNS:
             self._forget(node)
+        for name in assigned_names([body]) if any(word.default for word in words) else ():
+            self.mark_default(name)  # how often it is set hangs on a default
 
     def _run_c_style_for_statement(self, node: Node) -> None:
-        body = node.child_by_field_name("body")
+        self._loop(functools.partial(self._c_style_for_loop, node))
+
+    def _c_style_for_loop(self, node: Node) -> None:
         for one in node.children_by_field_name("initializer"):
             self.run(one) if one.type == "variable_assignment" else self.number(one)
-        conditions, updates = node.children_by_field_name("condition"), node.children_by_field_name("update")
-        for _ in range(_MOST_TURNS):
-            held = [self.number(one) for one in conditions if one.is_named]
-            if body is None or (held and held[-1] is None):
-                break
-            if held and held[-1] == 0:
-                return
-            self.run(body)
-            if self._leaves_loop():
-                return
-            for one in updates:
-                self.number(one)
-        else:
-            self._forget(node)
-            return
-        if body is not None:
-            self._perhaps(lambda: self.run(body), body)
+        conditions = [one for one in node.children_by_field_name("condition") if one.is_named]
+        self._turns(
+            node, lambda: self.answered(lambda: [True, *map(self._is_not_zero, conditions)][-1]),
+            lambda: [self.number(one) for one in node.children_by_field_name("update")],
+        )  # fmt: skip
 
     def _run_while_statement(self, node: Node) -> None:
-        body, conditions = node.child_by_field_name("body"), node.children_by_field_name("condition")
-        wanted = node.children[0].type == "while"
-        if body is None:
-            return
+        conditions, wanted = node.children_by_field_name("condition"), node.children[0].type == "while"
+
+        def ask() -> Answer:
+            holds, default = self._holds(conditions)
+            return Answer(None if holds is None else holds == wanted, default)
+
+        self._loop(lambda: self._turns(node, ask, lambda: None))
+
+    def _turns(self, node: Node, ask: Callable[[], Answer], update: Callable[[], Any]) -> None:
+        """Reads the body of a loop as long as its condition holds."""
+        body, last, hinges = node.child_by_field_name("body") or node, None, False
+        forks = len(self.script.conditions)
         for _ in range(_MOST_TURNS):
             self.missing = ""
+            if len(self.script.conditions) > forks + _MOST_FORKS_OF_A_LOOP:
+                self._forget(node)
+                break
             try:
-                answer = self._holds(conditions)
+                answer = ask()
             except Fork:
                 answer = Answer(None)
-            if answer.holds is None or answer.default:
-                self._perhaps(lambda: self.run(body), body, answer.default or bool(self.missing))
-                return
-            if answer.holds != wanted:
-                return
-            before = (dict(self.variables), self.arguments, len(self.input or ()))
-            self.run(body)
-            if self._leaves_loop() or before == (self.variables, self.arguments, len(self.input or ())):
-                return
-        self._forget(body)
+            if answer.holds is None or (answer.default and not answer.holds):
+                self._perhaps(lambda: self._turn(body), body, answer.default or bool(self.missing))
+                break
+            hinges |= answer.default
+            state = (dict(self.variables), self.arguments, len(self.input or ()))
+            if not answer.holds or state == last or self._turn(body):
+                break
+            last = state
+            update()
+        else:
+            self._forget(node)
+        for name in assigned_names([node]) if hinges else ():  # how often it is set hangs on a default
+            self.mark_default(name)
 
     def _forget(self, *nodes: Node, before: Mapping[str, Value] | None = None) -> None:
         """Makes what statements set unknown, but for what has a value of before, which is then a default."""
         for name in assigned_names(nodes):
             if before and before.get(name):
                 self.variables[name] = before[name]
-                self._by_default(name)
+                self.mark_default(name)
             else:
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(nodes[0]))),)
 
-    def _leaves_loop(self) -> bool:
-        """Whether a loop ends by what its body did; ``break 2`` also leaves the one around it."""
+    def _turn(self, body: Node) -> bool:
+        """Reads the body of a loop once; whether that ends it. ``break 2`` also leaves the loop around it."""
+        mark = len(self.left)
+        self.run(body)
+        self._settle(mark, "continue")
         leaves = self.ended in ("break", "exit", "return") or self.levels > 1
         if self.ended in ("break", "continue") and self.levels > 1:
             self.levels -= 1
@@ -530,51 +591,12 @@ class Statements(Values):
         if nodes[0].type == "file_redirect":  # $(< file)
             lines = self.lines_from(nodes[0].named_children[-1])
         else:
-            lines = _certain_lines(self.written_by(*nodes))
+            lines = certain_lines(self.written_by(*nodes))
         if lines is None:
             text = " ".join("; ".join(raw_text(node) for node in nodes).split())[:60]
             return (Piece(quoted=False, unknown=Unknown(f"$({text})", "", self.place(nodes[0]))),)
-        while lines and not any(piece.text or piece.unknown for piece in lines[-1]):
-            lines.pop()
         whole = tuple(piece for at, line in enumerate(lines) for piece in ((Piece("\n"),) * bool(at) + line))
-        return tuple(piece._replace(quoted=False) for piece in whole)
-
-    def lines_of_file(self, path: str | None) -> list[Text] | None:
-        """The lines of a file that the script wrote, or that was given; None where they are not known."""
-        if path in ("/dev/null", NODEFILE):
-            return [*self.nodefile] if path == NODEFILE else []
-        if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
-            return None
-        if path not in self.written and not path.endswith(ENDINGS):
-            self.script.read.add(PurePosixPath(path).name)
-        return lines_of(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
-
-    def write(self, path: str, lines: Sequence[Text] | None, adds: bool = False) -> None:
-        """Notes the text of a file that the script writes; of one that is not known, that it is not."""
-        name = PurePosixPath(path).name
-        if path.startswith("/dev/"):
-            return
-        if lines is None:
-            if self.written.pop(path, None) is not None or not name.endswith(".log"):
-                self.files.pop(name, None)
-            return
-        text = tuple(piece for line in lines for piece in (*line, Piece("\n", line[0].place if line else "")))
-        self.written[path] = (self.written.get(path, ()) if adds else ()) + text
-        self.files[name] = self.text_of(lines_of(self.written[path]))
-
-    def text_of(self, lines: Sequence[Text]) -> str:
-        """The text that a shell reads of lines."""
-        return "".join(f"{self.script_of(line)}\n" for line in lines)
-
-    def say(self, text: str | None, words: Sequence[Word], node: Node) -> None:
-        """Writes the output of a command where it is a word of another; None: it is not known."""
-        if self.output is None:
-            return
-        if text is None or any(word.unknown for word in words):
-            name = " ".join(raw_text(node).split())[:40]
-            self.output.append(Piece(unknown=Unknown(f"$({name})", "", self.place(node), is_list=True)))
-        else:
-            self.output += literal(f"{text}\n", self.place(node), any(word.default for word in words))
+        return tuple(piece._replace(quoted=False) for piece in without_end(whole))
 
     @abc.abstractmethod
     def builtin(self, name: str) -> Callable[[list[Word], Node], Answer | None] | None:
@@ -643,10 +665,14 @@ class Statements(Values):
         if self.depth > MOST_DEEP - 8:
             self._forget(self.functions[name])
             return Answer(None)
-        before, self.arguments = self.arguments, [word.pieces for word in arguments]
+        before, unknown = self.arguments, [word.unknown for word in arguments]
+        if before is not None or len(unknown) != 1 or not unknown[0] or unknown[0].name not in ("$@", "$*"):
+            self.arguments = [word.pieces for word in arguments]
         references = dict(self.references)
         self.locals.append({})
+        mark = len(self.left)
         answer = self.run(self.functions[name])
+        self._settle(mark, "return", "break", "continue")
         self.arguments, self.references = before, references
         for variable, value in self.locals.pop().items():
             self._set_back(variable, value)
@@ -737,21 +763,6 @@ class Statements(Values):
             key: value for key, value in self.variables.items() if key in self.exported and isinstance(value, tuple)
         }
 
-    def script_of(self, pieces: Text) -> str:
-        """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
-        parts, first = [], next((piece.place for piece in pieces if piece.text), "")
-        for piece in pieces:
-            plain = not piece.unknown and not piece.default
-            if plain and (piece.place == first or not re.fullmatch(r"[\w\s.,:/=+-]+", piece.text)):
-                parts.append(piece.text)
-            else:
-                name = f"__{len(self.stand_ins)}"
-                self.stand_ins.append(name)
-                self.variables[name] = (piece,)
-                self.exported.add(name)
-                parts.append(f"${{{name}}}")
-        return "".join(parts)
-
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
         """Reads a script that another starts, where its text was given; whether it was."""
         name = PurePosixPath(path).name
@@ -799,11 +810,3 @@ def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
             (body if then or node.type == "else_clause" else conditions).append(child)
     rest = [branch for one in after for branch in _branches(one)]
     return [(conditions, body), *rest]
-
-
-def _certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
-    """The lines of what a command writes; None where a program writes some of them."""
-    found = [*pieces]
-    if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
-        return None
-    return lines_of(found)

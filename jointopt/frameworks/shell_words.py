@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,6 +129,36 @@ def lines_of(pieces: Iterable[Piece]) -> list[Text]:
     return [tuple(line) for line in (lines if lines[-1] else lines[:-1])]
 
 
+def alike(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The files that have one text in all branches in which they are written."""
+    found = {name: text for one in files for name, text in one.items()}
+    return {name: text for name, text in found.items() if all(one.get(name, text) == text for one in files)}
+
+
+def without_end(text: Text) -> Text:
+    """A text without the ends of lines behind it, in each of its branches."""
+    rest = [*text]
+    while rest:
+        last = rest.pop()
+        if last.unknown and last.unknown.fork:
+            ways = tuple((*way[:-1], without_end(way[-1])) if way else way for way in last.unknown.ways)
+            return (*rest, last._replace(unknown=last.unknown._replace(ways=ways)))
+        if last.unknown or (cut := last.text.rstrip("\n")):
+            return (*rest, last if last.unknown else last._replace(text=cut))
+    return ()
+
+
+def certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
+    """The lines of what a command writes; None where a program writes some of them."""
+    found = [*pieces]
+    if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
+        return None
+    for piece in found[:-1]:  # one of several texts, which may be of several lines
+        if piece.unknown and "\n" in "".join(p.text for way in piece.unknown.ways for text in way for p in text):
+            return None
+    return lines_of(found)
+
+
 def words_of(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
     """The words that pieces come to, split at blanks, or other signs, outside of quotes."""
     words: list[Word] = []
@@ -235,8 +265,10 @@ def cut_off(text: str, operator: str, pattern: str) -> str | None:
 
 def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
     """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
-    if len(text) > 10_000 or not pattern:
-        return text if not pattern else None
+    if not pattern:
+        return {"/#": by + text, "/%": text + by}.get(operator, text)
+    if len(text) > 10_000:
+        return None
     inner = regex_of(pattern)
     if inner is None:
         return None

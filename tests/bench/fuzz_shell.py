@@ -59,6 +59,7 @@ export STACK
 """
 OTHERS = {
     "ssh": '#!/bin/bash\nshift\nexec env -i PATH="$PATH" RAN="$RAN" bash -c "$*"\n',
+    "sbatch": '#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nexec bash "$@"\n',
     "scontrol": '#!/bin/bash\nfor ((i = 1; i <= SLURM_NNODES; i++)); do echo n$i; done\n',
     "python3": "#!/bin/bash\nexec /usr/bin/env -i PATH=/usr/bin:/bin python3 \"$@\"\n",
 }  # fmt: skip
@@ -208,9 +209,9 @@ def started(script: Script, variables: Mapping[str, str], args: Sequence[str], f
 
 @functools.lru_cache(maxsize=2000)
 def _of_words(words: tuple[str, ...]) -> dict[str, Any] | None:
-    """The fields of a command of known words; None where an option lacks its value, which ends the program."""
+    """The fields of a command of known words; None where a program would refuse them: no value, a blank word."""
     (taken,) = read_text(sh_command(words), "truth.sh")
-    if any(not name.startswith("cluster.") for name in taken.asked):
+    if "" in words or any(not name.startswith("cluster.") for name in taken.asked):
         return None
     return {name: value for name, value in fields_of(taken).items() if not name.startswith("cluster.")}
 
@@ -272,6 +273,7 @@ def judged(seed: int, folder: Path) -> tuple[Counter[str], str]:
         (dict.fromkeys(script.free, ""), [""] * len(script.args)),
         (script.free, script.args),
     ]
+    ways = ways if script.free or script.args else ways[:1]  # they are alike
     starts = [started(script, variables, args, folder) for variables, args in ways]
     found_truths = [[truth_of(script, words) for words in row] for row in starts]
     truths = [truth for row in found_truths for truth in row if truth is not None]
