@@ -167,8 +167,9 @@ def plugin_taken(values: Mapping[str, Any]) -> Taken:
     return Taken("", plan=plan, rest=megatron.chunks_of(options))
 
 
-def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
-    """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
-    taken = config_taken_by(programs()["words"], pairs, {})
-    taken.format, taken.program, taken.model = form, "", with_facts(taken.model, facts_in(pairs, "words"))
+def trainer_taken(pairs: Mapping[str, Any], form: str, table: str = "words") -> Taken:
+    """The statements of the words of a Hugging Face trainer by its table: model, batch of a device, length, precision."""
+    taken = config_taken_by(programs()[table], pairs, {"deepspeed": config_taken})
+    taken.format, taken.model = form, with_facts(taken.model, facts_in(pairs, "words"))
+    taken.program = "" if table == "words" else taken.program
     return taken

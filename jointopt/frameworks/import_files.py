@@ -26,7 +26,7 @@ from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
-from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of
+from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of, with_references
 from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, questions_of, read_config, read_traced
 from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
 from jointopt.frameworks.shell_statements import ENDINGS
@@ -124,7 +124,10 @@ def read_text(
         return _of_pods(pods, name, others or {}, given or {}, run)
     quotes = text.startswith("#!") or name.endswith(ENDINGS)  # a script, perhaps with a log in a comment, or before one
     log = [] if quotes and len(text) <= MOST_CHARACTERS and not _log(outside_quotes(text)) else _log(text)
-    return log or _config(text, name, others or {}) or _script(text, name, others or {}, given or {}, run)
+    return (
+        log or _config(text, name, others or {}, given or {})
+        or _script(text, name, others or {}, given or {}, run)
+    )  # fmt: skip
 
 
 def _of_pods(
@@ -240,7 +243,7 @@ def _last_run(text: str) -> Taken:
     return taken
 
 
-def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
+def _config(text: str, name: str, others: Mapping[str, str], given: Mapping[str, str]) -> list[Taken]:
     """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
     if len(text) > MOST_CHARACTERS:
         return []
@@ -250,11 +253,14 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
             toml = tomllib.loads(text)
     if torchtitan.is_torchtitan(toml):
         return [read_config(torchtitan.config_taken, toml, {name: text})]
+    twice: list[str] = []
     try:
-        config = parse_yaml(text)
+        config: Mapping[str, Any] = with_references(parse_yaml(text, twice), given)
     except JobError:
         return []
+    remarks = (f"{', '.join(twice[:3])} stands twice; the last counts",) * bool(twice)
     if taken := _of_program(config, {name: text} | dict(others)):
+        taken.remarks += remarks
         return [taken]
     inner = config.get("training")
     config = inner if isinstance(inner, Mapping) and megatron_bridge.is_nemo(inner) else config
@@ -263,7 +269,11 @@ def _config(text: str, name: str, others: Mapping[str, str]) -> list[Taken]:
         (megatron_bridge.is_bridge, megatron_bridge.bridge_taken),
     )  # fmt: skip
     found = next((read for known, read in readers if known(config)), None)
-    return [read_config(found, config, {name: text})] if found else []
+    if found is None:
+        return []
+    taken = read_config(found, config, {name: text}, asks=True)
+    taken.remarks += remarks
+    return [taken]
 
 
 _Ways = list[tuple[dict[int, int], list[Word], Program | None]]
@@ -394,7 +404,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.remarks += _remark_on_more(words, found.asked)
             found.asked |= program.asked
             found.command, found.reads = run.place or run.words[0], started.reads
-            _leave_sharding(found, program.values, others)
+            _leave_sharding(found, program, others)
             program.leave_open(found, [*others])
             continue
         known, unknown = program.parts
@@ -423,14 +433,28 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
     return found
 
 
-def _leave_sharding(taken: Taken, values: Mapping[str, Any], others: Mapping[str, str]) -> None:
-    """Leaves ZeRO to DeepSpeed's config where the command is given one and does not say itself."""
-    config = values.get("deepspeed_config") or values.get("deepspeed")
-    if not isinstance(config, str) or "zero_stage" in values or re.fullmatch(r"zero[0-3](_offload)?", config):
-        return
-    taken.plan.pop("zero_stage", None)
-    if Path(config).name not in others:
-        taken.asked["plan.zero_stage"] = Question(f"{Path(config).name} is not given")
+# options that name a config of DeepSpeed, Accelerate or FSDP, and what it fills in
+_FILLED_IN = {
+    "deepspeed": ("plan.zero_stage",), "deepspeed_config": ("plan.zero_stage",), "fsdp_config": ("plan.recompute",),
+    "config_file": ("plan.zero_stage", "plan.recompute", "training.dtype"),
+}  # fmt: skip
+
+
+def _leave_sharding(taken: Taken, program: Program, others: Mapping[str, str]) -> None:
+    """Leaves what a config of DeepSpeed, Accelerate or FSDP fills in to it, and asks where that is not given."""
+    values = {**dict(pairs_of(program.words)), **program.values}
+    for option, fields in _FILLED_IN.items():
+        config, launches = values.get(option), "accelerate" in {Path(word).name for word in program.words[:12]}
+        if not isinstance(config, str) or not _FILE_WORDS.search(config) or (option == "config_file" and not launches):
+            continue
+        if not program.known.table and "zero_stage" in values:
+            continue
+        for field in fields:
+            section, _, key = field.partition(".")
+            if is_default(taken, field) or (field not in fields_of(taken) and field not in taken.asked):
+                getattr(taken, section).pop(key, None)
+                if Path(config).name not in others:
+                    taken.asked[field] = Question(f"{Path(config).name} is not given", "", True)
 
 
 def _places_of(words: Sequence[Word]) -> dict[str, str]:
@@ -510,16 +534,19 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     whole = _joined(files, remarks)
     options = {key: value for key, value in given.items() if value is not None and key != "set"}
     _answer(whole, options, given.get("set") or {})
+    own = (options.get("framework") or whole.framework or "generic") in _OF_SCRIPTS
+    _ask_unstated(whole, own)
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
     if question := whole.asked.pop("model.config", None):  # which takes no time
         remarks.append(f"details of the model are not known ({question.why}): exports write the usual ones")
     open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation", "program")]
-    sized = not any(field.startswith(("plan.", "cluster.", "accumulation", "training.global")) for field in open_)
+    sized = not any(field.startswith(_SIZING) for field in open_)
     if sized:
-        _fill_batch(whole, cluster, missing, remarks)
+        _fill_batch(whole, cluster, missing)
     model = None if any(field.split(".")[0] == "model" for field in open_) else _model(whole, options, remarks, missing)
-    missing += [key for key in ("seq_length", "global_batch_size")[: 1 + sized] if not whole.training.get(key)]
+    unsized = sized or (whole.accumulation is None and (own or not whole.plan.get("micro_batch_size")))
+    missing += [key for key in ("seq_length", "global_batch_size")[: 1 + unsized] if not whole.training.get(key)]
     if missing or open_:
         raise JobError(_missing(whole, files, missing, open_, remarks))
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
@@ -537,6 +564,26 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     return Resolved(job, plan, tuple(remarks), origins)
 
 
+# frameworks whose plan is that of a script of one's own, and fields on which the sizes of a run hang
+_OF_SCRIPTS = ("generic", "deepspeed", "fsdp")
+_SIZING = (*(f"plan.{name}" for name in (*DEGREES, "micro_batch_size")), "cluster.", "accumulation", "training.global")
+
+
+def _ask_unstated(whole: Taken, own: bool) -> None:
+    """Asks for what decides time and memory and no file states, not even as a program's default.
+
+    ``own``: of a script that has no degrees but dp, unless a file states them.
+    """
+    names = [] if "tp" in whole.plan and not own else ["plan.zero_stage", "plan.recompute", "training.dtype"]
+    names += [] if "tp" in whole.plan or own else ["plan.tp", "plan.pp"]
+    batch = whole.training.get("global_batch_size") and whole.accumulation
+    names += [] if batch or "training.global_batch_size" in whole.asked else ["plan.micro_batch_size"]
+    for name in names:
+        section, _, key = name.partition(".")
+        if getattr(whole, section).get(key) is None:
+            whole.asked.setdefault(name, Question("no file states it"))
+
+
 def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str]) -> None:
     """Puts options in the place of what files state, and takes away the questions that they answer."""
     for section, names in (("training", _TRAINING), ("cluster", _CLUSTER)):
@@ -552,7 +599,10 @@ def _answer(whole: Taken, options: Mapping[str, Any], fields: Mapping[str, str])
             words = {"true": True, "false": False}
             getattr(whole, section)[key] = words.get(text.lower(), text) if number is None else number
             whole.origins[field] = f"--set {field}"
-            whole.asked.pop(field, None)
+            question = whole.asked.pop(field, None)
+            if field == "plan.tp" and question and whole.asked.get("plan.sequence_parallel") == question:
+                whole.plan["sequence_parallel"] = number != 1  # it is on, but for a single rank
+                del whole.asked["plan.sequence_parallel"]
     if "nodes" in options or ("gpus_per_node" in options and whole.cluster.get("nodes")):
         whole.cluster.pop("num_gpus", None)
         whole.plan.pop("dp", None)
@@ -577,12 +627,13 @@ def _missing(
     for field in open_:
         by_why.setdefault(whole.asked[field], []).append(field)
     for question, fields in by_why.items():
+        why = question.why.replace("states it", "states them") if len(fields) > 1 else question.why
         ways = [f"--set {question.variable}=..."] if question.variable else []
         ways += [f"--{_ANSWERS[field].replace('_', '-')}" for field in fields if field in _ANSWERS]
         others = [field for field in fields if field not in _ANSWERS and not question.variable]
         ways += [f"--set {field}=..." for field in others[: 1 if ways else 3]]
         named = ["the model" if field == "model.catalogue" else field for field in fields]
-        wanted.append(f"{_and(named)} ({question.why}; {' or '.join(dict.fromkeys(ways))})")
+        wanted.append(f"{_and(named)} ({why}; {' or '.join(dict.fromkeys(ways))})")
     sources = [*dict.fromkeys(one.source for one in files)]
     unseen = [*dict.fromkeys(name for one in files for name in _unseen(one, files))]
     more = f", or {_and(unseen)} too, which may state more" if unseen else ""
@@ -722,8 +773,8 @@ def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
     return sizes | {key: stated[key] for key in _CLUSTER if key in stated and key not in sizes}
 
 
-def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str], remarks: list[str]) -> None:
-    """dp, the micro-batch and the batch, each from the others; a rank passes once where no file says how often."""
+def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str]) -> None:
+    """dp, the micro-batch and the batch, each from the others; a rank passes once where its program does by itself."""
     plan, training = whole.plan, whole.training
     if cluster["nodes"] and cluster["gpus_per_node"]:
         every = cluster["nodes"] * cluster["gpus_per_node"]
@@ -741,19 +792,18 @@ def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str], re
     elif plan.get("dp") is None:
         missing.append("nodes")
         return
-    steps, micro_batch = whole.accumulation or 1, plan.get("micro_batch_size")
+    own = (whole.framework or "generic") in _OF_SCRIPTS
+    steps, micro_batch = whole.accumulation or (0 if own else 1), plan.get("micro_batch_size")
     batch = training.get("global_batch_size")
     if batch and micro_batch and batch % (micro_batch * plan["dp"]):
         raise JobError(
             f"The batch of {batch} sequences is no multiple of the {micro_batch * plan['dp']} that dp {plan['dp']} and "
             f"micro-batches of {micro_batch} make; give --global-batch-size, or --nodes and --gpus-per-node."
         )
-    if not training.get("global_batch_size") and micro_batch:
+    if not batch and micro_batch:
         training["global_batch_size"] = micro_batch * steps * plan["dp"]
-    elif training.get("global_batch_size") and not micro_batch:
-        plan["micro_batch_size"] = max(training["global_batch_size"] // (plan["dp"] * steps), 1)
-        if not whole.accumulation:
-            remarks.append("no file states the micro-batch; a rank is taken to pass its batch at once")
+    elif batch and not micro_batch and steps:
+        plan["micro_batch_size"] = max(batch // (plan["dp"] * steps), 1)
 
 
 def _model(

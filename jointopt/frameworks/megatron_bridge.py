@@ -291,7 +291,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     """The statements of a NeMo config: ``trainer`` for the cluster and the precision, ``model`` for the rest."""
     flat = flattened(config)
     peft = {name[11:]: flat.pop(name) for name in list(flat) if name.startswith("model.peft.")}
-    values = _megatron_names(_resolved({n[6:]: v for n, v in flat.items() if n.startswith("model.")}))
+    values = _megatron_names({n[6:]: v for n, v in flat.items() if n.startswith("model.")})
     values |= _read_precision(str(flat.get("trainer.precision", "")))
     values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
     taken = _of_a_recipe(options_taken(values, "NeMo config"))
@@ -384,19 +384,3 @@ def _read_precision(text: str) -> dict[str, Any]:
         return found | {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}
     recipe = next((_RECIPES[word] for word in words if word in _RECIPES), None)
     return found | ({"fp8_format": "hybrid"} | ({"fp8_recipe": recipe} if recipe else {}) if "fp8" in words else {})
-
-
-def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """OmegaConf's references within a section: ``${.hidden_size}``, ``${multiply:4, ${.hidden_size}}``."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        text = re.sub(r"\$\{(?:[\w.]*\.)?(\w+)\}", lambda found: str(values.get(found[1], "?")), str(value))
-        product = re.fullmatch(r"\$\{multiply:\s*(\d+),\s*(\d+)\}", text)
-        quotient = re.fullmatch(r"\$\{divide(?:_ceil)?:\s*(\d+),\s*(\d+)\}", text)
-        if product:
-            out[name] = int(product[1]) * int(product[2])
-        elif quotient:
-            out[name] = -(-int(quotient[1]) // int(quotient[2]))
-        else:
-            out[name] = text if isinstance(value, str) else value
-    return out

@@ -279,6 +279,67 @@ def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return out
 
 
+# References of configs: OmegaConf's ${model.x}, ${.x}, ${..x}, ${oc.env:X,1}, NeMo's products, Primus's ${X:1}
+
+
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_DEEPEST = 10  # references to references
+_COMPUTED: Mapping[str, Callable[[int, int], int]] = {
+    "multiply": int.__mul__, "divide": int.__floordiv__, "divide_floor": int.__floordiv__,
+    "divide_ceil": lambda a, b: -(-a // b), "sum": int.__add__,
+}  # fmt: skip
+
+
+def with_references(config: Mapping[str, Any], given: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A config with its references to other keys of its own, or to variables, filled in as far as they are known.
+
+    ``given``: values of variables.
+    """
+    flat = flattened(config)
+
+    def filled(value: Any, at: str) -> Any:
+        if isinstance(value, Mapping):
+            return {name: filled(inner, f"{at}.{name}".lstrip(".")) for name, inner in value.items()}
+        for _ in range(_DEEPEST):
+            found = [*_REFERENCE.finditer(value)] if isinstance(value, str) else []
+            known = next(((one, it) for one in found if (it := _referred(one[1], flat, at, given or {})) is not None), None)
+            if known is None:
+                return value
+            whole = known[0][0] == value
+            value = known[1] if whole else value.replace(known[0][0], str(known[1]))
+            value = None if value in ("null", "") else value
+        return value
+
+    return {name: filled(value, name) for name, value in config.items()}
+
+
+def _referred(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str, str]) -> Any:
+    """What a reference at a key stands for; None where nothing says it."""
+    name, colon, rest = (part.strip() for part in inside.partition(":"))
+    if colon and name in _COMPUTED:
+        numbers = [whole_of(part) for part in rest.split(",")]
+        return _COMPUTED[name](*numbers) if len(numbers) == 2 and None not in numbers and numbers[1] else None  # type: ignore[arg-type]
+    if name == "oc.decode":
+        return rest
+    usual: str | None = None
+    if name in ("oc.env", "oc.select"):
+        name, comma, usual = (part.strip() for part in rest.partition(","))
+        usual = usual if comma else None
+    elif colon:
+        usual = rest if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else None
+    up = len(name) - len(name.lstrip("."))
+    place = [*at.split(".")[:-up], name[up:]] if up else name.split(".")
+    for start in range(len(place)):  # its file may be the part of a larger one
+        if (found := flat.get(".".join(place[start:]))) is not None and (start < len(place) - 1 or not start):
+            return found
+    return given.get(name, usual)
+
+
+def open_references(config: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a config whose references lead nowhere, with what stands there."""
+    return {key: value for key, value in flattened(config).items() if isinstance(value, str) and "${" in value}
+
+
 def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """(name, value) of ``--name value``, ``--name=value`` and ``--name``, names with underscores; several make a list.
 

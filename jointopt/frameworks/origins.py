@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jointopt.frameworks.options import Question, Taken, flattened
-from jointopt.frameworks.shell_words import Word, literal, unknown_of
+from jointopt.frameworks.options import Question, Taken, flattened, open_references
+from jointopt.frameworks.shell_words import Piece, Unknown, Word, literal, unknown_of
 
 SECTIONS = ("model", "training", "plan", "cluster")
 Reader = Callable[[Mapping[str, Any]], Taken]
 _NUMBERS = ("3", "7")
+_VARIABLE = re.compile(r"\$\{(?:oc\.env:)?(\w+)\}")
 _MOST_KEYS = 300  # of a config whose lines are looked for
 _MOST_MOVED = (
     8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
@@ -55,26 +56,41 @@ def read_traced(
         for other in _tries(value)  # each alone: a model without its layers is none, one with others is
     ]
     taken.origins |= _origins(taken, fields, moves)
-    for one in fields:
-        if one in taken.asked and one.partition(".")[0] in SECTIONS:
-            section, _, key = one.partition(".")
-            getattr(taken, section).pop(key, None)
+    _leave_asked(taken)
     return taken
 
 
-def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str]) -> Taken:
+def _leave_asked(taken: Taken) -> None:
+    """Takes away the statements that are asked."""
+    for one in taken.asked:
+        section, _, key = one.partition(".")
+        if section in SECTIONS:
+            getattr(taken, section).pop(key, None)
+
+
+def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str], asks: bool = False) -> Taken:
     """The statements of a config, each field with the line that states it, or as a default of its program.
 
-    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted
-    names has no lines.
+    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted names
+    has no lines. ``asks``: a key whose references lead nowhere is a question on what it could move; else the reader asks.
     """
+    hidden = open_references(config) if asks else {}
+    config = nested({key: value for key, value in flattened(config).items() if key not in hidden}) if hidden else config
     taken = read(config)
     fields, flat = fields_of(taken), flattened(config)
     place = next(iter(texts)) or taken.format
     taken.origins = dict.fromkeys(fields, place)
+    files = {name or place: text.splitlines() for name, text in texts.items()}
+    unknown: dict[str, Word] = {}
+    for key, value in hidden.items():
+        variable = found[1] if (found := _VARIABLE.fullmatch(value)) else ""
+        line = next((f"{name}:{at}" for name, lines in files.items() if (at := _line_of(key, lines))), place)
+        unknown[key] = Word([Piece(unknown=Unknown(value, variable, line))])
+    taken.asked |= questions_of(lambda options: read(nested(options)), flat, unknown) if unknown else {}
+    _leave_asked(taken)
+    fields = fields_of(taken)
     if len(flat) > _MOST_KEYS or fields_of(read(nested(flat))) != fields:
         return taken
-    files = {name or place: text.splitlines() for name, text in texts.items()}
     moves = []
     for key, value in flat.items():
         tries = (None, not value) if isinstance(value, bool) else _tries(value)
@@ -187,10 +203,16 @@ def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 
 def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option means something by its value: readings of two numbers, or of two words, differ."""
+    """Whether an option means something by its value: readings of two numbers, or of two words, differ.
+
+    One that means true where it stands alone, and asks where it is neither true nor false, needs none.
+    """
     first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
     if first != second or _is_flag(read, known, name):
         return first != second
+    alone, true, odd = (fields_of(read({**known, name: value})) for value in (True, "true", "no-word"))
+    if alone == true != odd:
+        return False
     readings = [fields_of(read({**known, name: word})) for word in _WORDS]
     return any(one != readings[0] for one in readings)
 

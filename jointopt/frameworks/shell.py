@@ -566,6 +566,11 @@ class _Reader(Statements):
         number = self.number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
         self.say(None if number is None else str(number), words, node)
 
+    def _do_bc(self, words: list[Word], node: Node) -> None:
+        lines = [self.known(line) for line in self.input or ()]
+        number = self.number_of(lines[0]) if len(lines) == 1 and lines[0] and not words else None
+        self.say(None if number is None else str(number), words, node)
+
     def _do_scontrol(self, words: list[Word], node: Node) -> None:
         """``scontrol show hostnames``: as many lines as the job has nodes."""
         found = self.looked_up("SLURM_NNODES", "")

@@ -151,10 +151,14 @@ _TOKENS = {  # of PyYAML's parser, as a message writes them
 class _JobLoader(yaml.SafeLoader):
     """YAML without the traps: a key given twice is refused, and ``9e3`` is a number as in YAML 1.2."""
 
+    twice: list[str] | None = None  # gains keys given twice, of which the last counts, instead of a refusal
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.value in seen:
+            if self.twice is not None and isinstance(key, yaml.ScalarNode) and key.value in seen:
+                self.twice.append(f"{key.value} (line {key.start_mark.line + 1})")
+            elif not isinstance(key, yaml.ScalarNode) or key.value in seen:
                 place = f"line {key.start_mark.line + 1}"
                 raise JobError(f"{place}: the key {quoted_value(key.value)} is given twice or is not a word.")
             seen.add(key.value)
@@ -199,13 +203,18 @@ def dump_yaml(mapping: Mapping[str, Any]) -> str:
     return text
 
 
-def parse_yaml(text: str) -> Mapping[str, Any]:
-    """A YAML document that is one mapping; anchors, tags, deep nesting and keys given twice are refused."""
+def parse_yaml(text: str, twice: list[str] | None = None) -> Mapping[str, Any]:
+    """A YAML document that is one mapping; anchors, tags, deep nesting and keys given twice are refused.
+
+    ``twice``: gains the keys that are given twice; then the last counts, as programs read them.
+    """
     if len(text) > _MOST_YAML_CHARACTERS:
         raise JobError(f"it has {len(text):,} characters; a job file has at most {_MOST_YAML_CHARACTERS:,}.")
     try:
         _refuse_exotic_yaml(text)
-        parsed = yaml.load(text, Loader=_JobLoader)
+        loader = _JobLoader(text)
+        loader.twice = twice
+        parsed = loader.get_single_data()
     except _CONSTRUCTION_ERRORS as error:
         mark = getattr(error, "problem_mark", None)
         if mark is None or not isinstance(error, yaml.MarkedYAMLError):

@@ -50,6 +50,7 @@ class Known:
     beside: tuple[str, ...] = ()
     does: str = ""  # what a program does that is refused
     read: str = ""
+    table: str = ""
     usual: Mapping[str, Any] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
     short: Mapping[str, str] = field(default_factory=dict)
@@ -167,12 +168,14 @@ def started_program(words: list[Word], named: str = "") -> Program | Known | Non
     starter = set(STARTERS) & {Path(word).name for word in words[:12]}
     if not starter and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
         return None
-    return _program(Known("", read="trainer"), words, -1)
+    return _program(Known("", read="table", table="words"), words, -1)
 
 
 def _program(known: Known, words: list[Word], at: int) -> Program:
     """The program of a row: its own options are those behind its name."""
     own = [word for word in words[at + 1 :] if known.read not in _OVERRIDDEN or not _OVERRIDE.fullmatch(word)]
+    if known.table:  # launchers of trainers have options of their own
+        own, at = words, -1
     found = {name: value for name, value in pairs_of(own) if at >= 0 or name not in OPTIONS}
     values, read = _READERS[known.read](known, words, found)
     if any(name in found for name in known.whole):
@@ -220,7 +223,7 @@ def _row_of(words: list[Word], named: str) -> tuple[Known | None, int]:
         before, end = words[at - 1] if at else "", _known_end(word)
         if not end or word.startswith("-") or (at_script and before.startswith("-")):
             continue
-        if before != "-m" and not end.endswith((".py", ".sh")) and PurePosixPath(end).name not in _first_words():
+        if before not in ("-m", "--module") and not end.endswith((".py", ".sh")) and PurePosixPath(end).name not in _first_words():
             continue
         ends = (end, f"{end.replace('.', '/')}.py") if before == "-m" else (end,)
         for row in rows:
@@ -241,7 +244,7 @@ def _names_of(words: Sequence[str]) -> Iterator[str]:
         if word.startswith("-"):
             yield word.lstrip("-").partition("=")[0].replace("-", "_")
         elif match := _OVERRIDE.fullmatch(word):
-            yield match[1].removeprefix("training.")
+            yield match[1].removeprefix("training.") + "="
 
 
 def _known_end(word: Word) -> str:
@@ -349,30 +352,15 @@ def _lora(values: Mapping[str, Any]) -> dict[str, Any]:
             "target_modules": values.get("target_modules", "all")}  # fmt: skip
 
 
-def _read_swift(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
-    def read(values: Mapping[str, Any]) -> Taken:
-        taken = deepspeed.trainer_taken(known.under(values), "launch script")
-        word = {"bfloat16": "bf16", "float16": "fp16"}.get(str(values.get("torch_dtype")))
-        taken.training |= {"dtype": word} if word else {}
-        taken.training |= {"attention": "flash2"} if str(values.get("attn_impl")).startswith("flash_attn") else {}
-        if "lora" in str(values.get("train_type", values.get("tuner_type", "lora"))):
-            taken.training |= megatron_bridge.adapters_of(_lora(values), "dim")
-        stage = re.fullmatch(r"zero([0-3])(_offload)?", str(values.get("deepspeed", "")))
-        taken.framework = "deepspeed" if "deepspeed" in values else ""
-        if stage:
-            taken.plan |= {"zero_stage": int(stage[1])} | ({"offload": "optimizer"} if stage[2] else {})
-        return taken
-
-    return {name: _one_word(value) for name, value in pairs.items()}, read
-
-
-def _read_trainer(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+def _read_table(known: Known, words: list[Word], pairs: dict[str, Any]) -> tuple[dict[str, Any], Reader]:
+    """Options of a program by the table of its configs; without any, all is in its config."""
+    if not pairs:
+        return _read_config(known, words, pairs)
     starter = "deepspeed" in {Path(word).name for word in words[:12]}
-    uses = starter or {"deepspeed", "deepspeed_config"} & pairs.keys()
 
     def read(values: Mapping[str, Any]) -> Taken:
-        taken = deepspeed.trainer_taken(values, "launch script")
-        taken.framework = "deepspeed" if uses else ""
+        taken = deepspeed.trainer_taken(values, "launch script", known.table)
+        taken.framework = "deepspeed" if starter else taken.framework
         return taken
 
     return {name: _one_word(value) for name, value in pairs.items()}, read
@@ -478,7 +466,7 @@ def _plain(value: Any) -> Any:
 
 _OVERRIDDEN = ("bridge", "overrides", "nemo_run")
 _READERS: Mapping[str, _Reading] = {
-    "megatron": _read_megatron, "swift_megatron": _read_swift_megatron, "swift": _read_swift, "trainer": _read_trainer,
+    "megatron": _read_megatron, "swift_megatron": _read_swift_megatron, "table": _read_table,
     "titan": _read_titan, "config": _read_config, "bridge": _read_bridge, "overrides": _read_overrides,
     "nemo_run": _read_nemo_run,
 }  # fmt: skip

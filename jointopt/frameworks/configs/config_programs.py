@@ -16,12 +16,19 @@ from typing import Any
 
 from jointopt.core.schema import LORA_TARGETS, evaluate
 from jointopt.frameworks.model_names import catalogue_name
-from jointopt.frameworks.options import Options, Question, Taken, flags_of, flattened, matching, whole_of
+from jointopt.frameworks.options import (
+    Options,
+    Question,
+    Taken,
+    flags_of,
+    flattened,
+    matching,
+    whole_of,
+    with_references,
+)
 from jointopt.jobs.reading import package_yaml
 
 _SECTIONS = ("model", "training", "plan", "cluster")
-_REFERENCE = re.compile(r"\$\{(?:oc\.(?:env|select):)?([^${},:]*)(?:[,:]\s*([^${}]*))?\}")  # OmegaConf's, Primus's
-_DEEPEST = 5  # references to references
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
@@ -48,6 +55,10 @@ class Program:
 
 class _UnsaidError(Exception):
     """Why what a field rests on is not known."""
+
+
+class _AskedError(_UnsaidError):
+    """Why a table asks for what any other file may state."""
 
 
 @functools.cache
@@ -131,7 +142,7 @@ class _Keys:
         flat = {key: value for key, value in flattened(config).items() if not program.unsaid or value != program.unsaid}
         if program.dashes:
             flat = {key.replace("-", "_"): value for key, value in flat.items()}
-        self._flat = {key: _resolved(value, flat, key) for key, value in flat.items()}
+        self._flat = with_references(flat)
         self._program = program
         self.options = Options(self._flat)
         self.unread: tuple[str, ...] = ()  # by the readers of parts of it
@@ -162,7 +173,7 @@ class _Keys:
         try:
             return evaluate(expression, fields, self.functions)
         except _UnsaidError as reason:
-            return Question(str(reason))
+            return Question(str(reason), "", isinstance(reason, _AskedError))
         except (TypeError, ValueError, ArithmeticError):
             return None
 
@@ -228,7 +239,7 @@ class _Keys:
         """The functions that expressions may call (the head of ``words.yaml`` lists them), and tables of words."""
 
         def ask(why: str) -> None:
-            raise _UnsaidError(why)
+            raise _AskedError(why)
 
         def file(names: str) -> str | None:
             value = self._take(names)[1]
@@ -261,22 +272,6 @@ def _number(value: object) -> float | None:
         return float(str(value))
     except ValueError:
         return None
-
-
-def _resolved(value: Any, flat: Mapping[str, Any], at: str) -> Any:
-    """A value with its references to other keys, or to variables with a default, filled in as far as they are known."""
-    for _ in range(_DEEPEST):
-        found = _REFERENCE.search(value) if isinstance(value, str) else None
-        if found is None:
-            return value
-        inside = found[1].strip()
-        key = f"{at.rpartition('.')[0]}{inside}".lstrip(".") if inside.startswith(".") else inside
-        known = flat.get(key, found[2])
-        if known is None:
-            return value
-        value = known if found[0] == value else value.replace(found[0], str(known))
-        value = None if value in ("null", "") else value
-    return value
 
 
 def python_config(text: str) -> tuple[str, dict[str, Any]]:
