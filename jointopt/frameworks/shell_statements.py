@@ -624,9 +624,10 @@ class Statements(Values):
             return Answer(True)
         inside = {name: self.variables.get(name) for name in own}
         self.variables |= own
-        exported, self.exported = self.exported, self.exported | own.keys()
+        added = own.keys() - self.exported
+        self.exported |= added
         answer = self._command(words, node)
-        self.exported = exported
+        self.exported -= added  # and not what a function or a sourced file exports
         for name, before in inside.items():
             self._set_back(name, before)
         return answer
@@ -743,14 +744,14 @@ class Statements(Values):
         submits = next((at for at, name in enumerate(names) if name in _SUBMITS), None)
         if submits is not None:  # a job of its own
             self.submitted, self.header = [(_SUBMITS[names[submits]], [*prefix[submits + 1 :]])], []
-        passed = {str(word) for at, word in enumerate(prefix) if at and prefix[at - 1] in ("-e", "--env")}
+        parts = [one for word in prefix for one in words_of((p._replace(quoted=False) for p in word.pieces), ",")]
+        passed = {re.sub("^--(env|export)=", "", one) for one in parts}  # X of -e X, --export=X
         self.variables = {name: value for name, value in self._inherited().items()
                           if not remote or name in self.stand_ins or name in passed}  # fmt: skip
-        for word in prefix:
-            for part in words_of((p._replace(quoted=False) for p in word.pieces), ","):
-                if found := _STATES.match(part):
-                    self.variables[found[1]] = tuple(p._replace(quoted=True) for p in part.rest(found.end()).pieces)
-                    self.exported.add(found[1])
+        for one in parts:
+            if found := _STATES.match(one):
+                self.variables[found[1]] = tuple(p._replace(quoted=True) for p in one.rest(found.end()).pieces)
+                self.exported.add(found[1])
         self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
         self.arguments = [one.pieces for one in arguments]
         self.prefix = [*self.prefix, *prefix] if submits is None else []

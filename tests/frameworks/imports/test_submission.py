@@ -26,6 +26,8 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [  # files of one run, and w
     ({"a.sh": f"N=2\ncat > j_$N.sbatch <<EOF\n{JOB.replace('NODES', '${N}')}\nEOF\nsbatch j_$N.sbatch"}, {"nodes": 2}),
     ({"a.sh": "sbatch -N 4 --export=ALL,TP=8 b.sbatch", "b.sbatch": JOB.replace("NODES", "2")}, {"nodes": 4, "tp": 8}),
     ({"a.sh": "export TP=8\nsbatch --export=A=1 b.sbatch", "b.sbatch": JOB.replace("NODES", "2")}, {"tp": 1}),
+    ({"a.sh": ". ./c.sh\nsbatch --export=TP b.sbatch", "b.sbatch": JOB.replace("NODES", "2"), "c.sh": "export TP=4"},
+     {"tp": 4}),
     ({"a.sh": "export TP=8\nqsub -l select=2:ngpus=4 b.pbs", "b.pbs": f"#PBS -l select=8:ngpus=4\nmpiexec python {GPT}"},
      {"nodes": 2, "gpus_per_node": 4, "tp": 1}),
     ({"a.sh": "export TP=4\nsource b.sh 2 --sequence-parallel", "b.sh": f"N=$1\nshift\ntorchrun --nnodes $N --nproc_per_node 8 {GPT} $@"},
