@@ -19,7 +19,7 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, kubernetes, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
-from jointopt.frameworks.commands.programs import STARTERS, Known, Program, shards_for_bf16, started_program
+from jointopt.frameworks.commands.programs import FILE_WORDS, STARTERS, Known, Program, shards_for_bf16, started_program
 from jointopt.frameworks.configs.config_programs import config_taken, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.launchers import cluster_of
@@ -43,13 +43,7 @@ from jointopt.jobs.reading import parse_json, parse_yaml
 _MOST_BYTES = 500_000_000
 _MOST_POINTS = 200  # in a line of TOML, whose parser takes the square of the parts of a name in time
 _MOST_VARIANTS = 32  # of a command
-_FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
-_VARIABLES = (
-    "NCCL_",
-    "NVTE_",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "TORCH_NCCL_",
-)  # of the environment, which libraries read
+_VARIABLES = ("NCCL_", "NVTE_", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_NCCL_")  # which libraries read
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _ARGUMENTS = re.compile(r"^[^\n]*-{8,} arguments -{8,}", re.MULTILINE)
 _KINDS = (
@@ -121,11 +115,9 @@ def read_text(
         return [found]
     if (pods := kubernetes.pods_of(text)) is not None:
         return _of_pods(pods, name, others or {}, given or {}, run)
-    scripted = [] if not _SHEBANG.match(text) else _script(text, name, others or {}, given or {}, run)
-    return (
-        scripted or _log(text) or _config(text, name, others or {}, given or {})
-        or _script(text, name, others or {}, given or {}, run)
-    )  # fmt: skip
+    script = functools.partial(_script, text, name, others or {}, given or {}, run)
+    scripted = script() if _SHEBANG.match(text) else []
+    return scripted or _log(text) or _config(text, name, others or {}, given or {}) or script()
 
 
 def _of_pods(
@@ -235,7 +227,8 @@ def _last_run(text: str) -> Taken:
     at = max((at + 1 for at, one in enumerate(dumps) if fields_of(one) != fields_of(dumps[-1])), default=0)
     taken = dumps[-1]
     taken.log = "".join(parts[at:])
-    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (at > 0)
+    if at:
+        taken.remarks += ("it holds runs whose arguments differ; the last ones count, and what was logged since",)
     return taken
 
 
@@ -381,7 +374,6 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.remarks += _remark_on_more(words, found.asked)
             found.asked |= program.asked
             found.command = run.place or run.words[0]
-            _leave_sharding(found, program, others)
             program.leave_open(found, [*others])
             continue
         known, unknown = program.parts
@@ -410,30 +402,6 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
     return found
 
 
-# options that name a config of DeepSpeed, Accelerate or FSDP, and what it fills in
-_FILLED_IN = {
-    "deepspeed": ("plan.zero_stage",), "deepspeed_config": ("plan.zero_stage",), "fsdp_config": ("plan.recompute",),
-    "config_file": ("plan.zero_stage", "plan.recompute", "training.dtype"),
-}  # fmt: skip
-
-
-def _leave_sharding(taken: Taken, program: Program, others: Mapping[str, str]) -> None:
-    """Leaves what a config of DeepSpeed, Accelerate or FSDP fills in to it, and asks where that is not given."""
-    values = {**dict(pairs_of(program.words)), **program.values}
-    for option, fields in _FILLED_IN.items():
-        config, launches = values.get(option), "accelerate" in {Path(word).name for word in program.words[:12]}
-        if not isinstance(config, str) or not _FILE_WORDS.search(config) or (option == "config_file" and not launches):
-            continue
-        if not program.known.table and "zero_stage" in values:
-            continue
-        for field in fields:
-            section, _, key = field.partition(".")
-            if is_default(taken, field) or (field not in fields_of(taken) and field not in taken.asked):
-                getattr(taken, section).pop(key, None)
-                if Path(config).name not in others:
-                    taken.asked[field] = Question(f"{Path(config).name} is not given", "", True)
-
-
 def _places_of(words: Sequence[Word]) -> dict[str, str]:
     """The places of options by their names, and whether they are a script's default."""
     names = {
@@ -457,13 +425,10 @@ def _configs_of(script: Script, run: Run) -> Iterator[str]:
     """Names of the configs that the commands of a script are given."""
     for words in script.commands:
         for name, value in pairs_of(words):
-            if (
-                ("config" in name or name in ("deepspeed", "yaml_cfg"))
-                and isinstance(value, str)
-                and _FILE_WORDS.search(value)
-            ):
+            names = "config" in name or name in ("deepspeed", "yaml_cfg")
+            if names and isinstance(value, str) and FILE_WORDS.search(value):
                 yield Path(value).name
-    if _FILE_WORDS.search(named := run.environment.get("CONFIG_FILE", "")):
+    if FILE_WORDS.search(named := run.environment.get("CONFIG_FILE", "")):
         yield Path(named).name
 
 
@@ -512,7 +477,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     options = {key: value for key, value in given.items() if value is not None and key != "set"}
     _answer(whole, options, given.get("set") or {})
     own = (options.get("framework") or whole.framework or "generic") in _OF_SCRIPTS
-    _ask_unstated(whole, own)
+    if any(one.format != "Hugging Face config" for one in files):  # which is of a model, and of no run
+        _ask_unstated(whole, own)
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
     if question := whole.asked.pop("model.config", None):  # which takes no time
@@ -621,22 +587,22 @@ def _and(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
-# which files count more: what ran, then what DeepSpeed takes from its own file, the command line, and configs
-_RANKS = ("plan", "process", "log", "DeepSpeed config", "", "config", "Hugging Face config")
+# which files count more: a log, then what DeepSpeed takes from its own file, the command line, and configs
+_RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config")
 
 
 def _rank(one: Taken) -> int:
-    """How far behind others a file counts, whatever the order in which files are given."""
+    """How far behind others a file counts, in whatever order they are given; what a process has before all of them."""
     kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
-    kind = "process" if one.process else "log" if one.log else "" if one.command else max(kinds, key=len) or "config"
-    return _RANKS.index(kind)
+    kind = "log" if one.log else "" if one.command else max(kinds, key=len) or "config"
+    return _RANKS.index(kind) - (len(_RANKS) if one.process else 0)
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """All files in one, those of the first ranks first: what states a value before what has it by default.
 
-    What counts less and differs is remarked on; what differs among files of one rank is asked. Of what runs (a process, a
-    log) defaults count too.
+    What counts less and differs is remarked on; what differs among files of one rank is asked. Of what runs (a process,
+    a log) defaults count too.
     """
     whole = Taken("")
     by: dict[str, Taken] = {}
@@ -690,12 +656,13 @@ def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[s
 
 def _answered(name: str, question: Question, asking: Taken, files: Sequence[Taken]) -> bool:
     """Whether a file states what another one asks: one that counts more; for what no word states, any."""
-    any_will_do = question.loose or name.startswith("cluster.")
+    any_will_do = question.loose or name.startswith("cluster.") or name in ("model", "model.catalogue")
     for one in files:
         if one is not asking and (any_will_do or _rank(one) < _rank(asking)):
             fields = fields_of(one)
             named = name in ("model", "model.catalogue") and one.model
-            if named or (name in fields and (question.loose or not is_default(one, name))):
+            counts = question.loose or one.source in asking.names or not is_default(one, name)
+            if named or (name in fields and counts):
                 return True
     return False
 
@@ -706,7 +673,7 @@ def _unseen(one: Taken, files: Sequence[Taken]) -> list[str]:
 
 def _runs(one: Taken) -> bool:
     """Whether a file shows what runs: a process or a log."""
-    return one.process or bool(one.log)
+    return bool(one.process or one.log)
 
 
 def _agree(key: str, value: Any, other: Any) -> bool:
@@ -737,9 +704,8 @@ def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
     unsure = {"cluster.nodes", "cluster.gpus_per_node"} & whole.asked.keys()
     if per_node is None and usual and not unsure:
         per_node = min(usual, every or usual)
-    if (
-        nodes is None and per_node and "cluster.nodes" not in unsure
-    ):  # launchers start on one node where none are stated
+    # launchers start on one node where none are stated
+    if nodes is None and per_node and "cluster.nodes" not in unsure:
         nodes = -(-every // per_node) if every else 1 if stated.get("gpus_per_node") else None
     missing += [key for key, value in (("gpus_per_node", per_node), ("nodes", nodes)) if not value and "gpu" in stated]
     if "cluster.nodes" in unsure and every:  # GPUs per node follow

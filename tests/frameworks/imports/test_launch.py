@@ -32,7 +32,7 @@ STARTS: list[tuple[str, dict[str, Any], str]] = [
         {"gpus_per_node": 8, "gpu": "h100-sxm5-80gb"}, "",
     ),
     ("srun --gres=gpu:mystery:8 python x.py", {"gpus_per_node": 8}, ""),
-    ("accelerate launch --num_machines 2 --num_processes 16 x.py", {"nodes": 2, "num_gpus": 16}, ""),
+    ("accelerate launch --num_machines 2 --num_processes 16 x.py", {"nodes": 2, "gpus_per_node": 8}, ""),
     ("accelerate launch --num_processes 16 --num_gpus 8 x.py", {"gpus_per_node": 8, "num_gpus": 16}, ""),
     ("mpirun -np 16 python x.py", {"num_gpus": 16}, "nodes"),
     ("mpirun -np 16 --map-by ppr:8:node python x.py", {"nodes": 2, "gpus_per_node": 8}, ""),
