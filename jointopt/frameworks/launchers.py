@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from jointopt.frameworks.options import whole_of
-from jointopt.frameworks.shell_words import Run, Script, Text, Word, literal, unknown_of
+from jointopt.frameworks.shell_words import Piece, Run, Script, Text, Unknown, Word, literal, unknown_of
 from jointopt.jobs.catalog.gpus import known_gpu
 
 # options of each launcher (dashes and underscores alike) and what they state
@@ -52,6 +52,12 @@ _VARIABLES = {
                       "NGPUS_PER_NODE"),
     "num_gpus": ("WORLD_SIZE",),
 }  # fmt: skip
+# variables that a batch system sets in every job
+_OF_SLURM = tuple(f"SLURM_{name}" for name in (
+    "JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "SUBMIT_DIR", "JOB_NAME", "PROCID", "NODEID", "LOCALID",
+    "JOB_PARTITION", "TASKS_PER_NODE",
+))  # fmt: skip
+_OF_PBS = ("PBS_JOBID", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_JOBNAME")
 # options of launchers, which stand before those of the program
 OPTIONS = frozenset((
     *(name for table in _LAUNCHERS.values() for name in table), "node_rank", "master_addr", "master_port", "rdzv_id",
@@ -122,7 +128,10 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
     on_node = on_node or (each * numbers["gpus_per_task"] if each and "gpus_per_task" in numbers else None)
     place = next((word.place for word in values.values()), "")
     places = {key: word.place for key, word in values.items()}
-    found = {name: literal(str(numbers[key]), places.get(key, place))
+    names = _OF_SLURM if values else _OF_PBS if any(system == "PBS" for system, _ in header) else ()
+    unknown = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by="the batch system", filled=True)),)
+               for name in names}  # fmt: skip
+    found = unknown | {name: literal(str(numbers[key]), places.get(key, place))
              for key, names in _SET_BY_SLURM.items() if key in numbers for name in names}  # fmt: skip
     if "typed" in values:
         found["SLURM_GPUS_PER_NODE"] = values["typed"].pieces
@@ -185,6 +194,8 @@ def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
         if slurm and "--overlap" in words:  # a step beside another one: it says where it runs, not on how many nodes
             continue
         values = _options(_LAUNCHERS[name], words)
+        if slurm and {"tasks", "tasks_per_node"} & values.keys():  # of a step of its own
+            header = {key: word for key, word in header.items() if key not in ("tasks", "tasks_per_node")}
         yield name, (header | values if slurm else values)
         header = header | values if slurm else header
 
@@ -269,8 +280,8 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     ranks = each or (tasks // nodes if tasks and nodes and tasks % nodes == 0 else None) if inner else None
     per_node = next(filter(None, (
         numbers.get("gpus_per_node"), each * each_task if each and each_task else None,
-        ranks if ranks and ranks > 1 else None, of_gres, gpus // nodes if gpus and nodes and gpus % nodes == 0 else None,
-        ranks,
+        ranks if ranks and ranks > 1 else None, of_gres,
+        gpus // nodes if gpus and nodes and gpus % nodes == 0 else None, ranks,
     )), None)  # fmt: skip
     found.state(
         "gpus_per_node",

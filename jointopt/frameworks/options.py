@@ -340,6 +340,11 @@ def open_references(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in flattened(config).items() if isinstance(value, str) and "${" in value}
 
 
+def listed_words(parts: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
 def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """(name, value) of ``--name value``, ``--name=value`` and ``--name``, names with underscores; several make a list.
 

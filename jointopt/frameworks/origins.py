@@ -121,17 +121,18 @@ def _line_of(key: str, lines: Sequence[str]) -> int:
 
 
 def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str], str]]) -> dict[str, str]:
-    """The place of each field: of the option that moves the fewest others with it, else its program's default.
+    """The place of each field: of a default that moves it, of the option that moves the fewest others with it,
+    else its program's default.
 
     ``moves``: the fields that an option moves, and its place.
     """
-    fewest: dict[str, tuple[int, str]] = {}
+    fewest: dict[str, tuple[bool, int, str]] = {}  # one that hangs on a default is one, whatever else moves it
     for moved, place in moves:
         for one in moved if len(moved) <= _MOST_MOVED else ():
-            if one not in fewest or len(moved) < fewest[one][0]:
-                fewest[one] = (len(moved), place)
+            found = (not place.startswith("default of "), len(moved), place)
+            fewest[one] = min(found, fewest.get(one, found), key=lambda way: way[:2])
     usual = default_of(taken)
-    return {one: fewest[one][1] if one in fewest else usual for one in fields}
+    return {one: fewest[one][2] if one in fewest else usual for one in fields}
 
 
 def default_of(taken: Taken) -> str:

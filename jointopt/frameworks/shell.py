@@ -1,59 +1,114 @@
 """The commands of a shell script, without running it, from the tree that tree-sitter's grammar of bash makes of it.
 
-A value is known, one of several, or unknown (`jointopt.frameworks.shell_words`). Where only a shell could say which
-branch is taken, each is read, and what differs after them is one of several. No file is opened: what a script sources
-or starts is read where its text was given. What variables stand for is bounded, since a few lines can state a text that
-doubles with each of them: a script beyond it is a JobError.
+A value is known, one of several, or unknown (`jointopt.frameworks.shell_words`). Here are the builtins of a shell and
+programs that change lines of text; `jointopt.frameworks.shell_statements` follows the rest. No file is opened: what a
+script sources or starts is read where its text was given. What variables stand for is bounded, since a few lines can
+state a text that doubles with each of them: a script beyond it is a JobError.
 """
 
 from __future__ import annotations
 
+import functools
+import getopt
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
 from tree_sitter import Node
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.launchers import batch_variables, header_of
-from jointopt.frameworks.shell_commands import Commands, is_filter
-from jointopt.frameworks.shell_values import MOST_DEEP, Answer, Fork, Value, assigned_names, parse, raw_text
+from jointopt.frameworks.shell_statements import Statements
+from jointopt.frameworks.shell_values import Answer, free_variable, raw_text
 from jointopt.frameworks.shell_words import (
+    CLASSES,
     Piece,
-    Run,
     Script,
     Text,
     Unknown,
     Word,
-    joined,
-    joined_lists,
-    lines_of,
     literal,
     pattern_matches,
-    taken_apart,
+    words_of,
 )
 
+# files that set up an environment, and none of the variables of a script
+_SETS_UP = re.compile(
+    r"(?:^|/)(?:activate|conda\.sh|mamba\.sh|\.?bashrc|\.?bash_profile|\.?profile|modules?(?:\.sh)?|bash|sh|"
+    r"setvars\.sh|set_?env\.sh|nvm\.sh|spack[\w.-]*|\S*venv\S*)$|^/(?:etc|usr|opt|cvmfs)/"
+)
+_FORMATTED = re.compile(r"%(?:(%)|(-?0?\d*)([sdi]))")
+_SAFE = re.compile(r"[\w .,:=/@#^$\-\[\]*+?()|<>\"';{}\\]*")  # of a regular expression: what Python takes alike
+_COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
+    "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
+}  # fmt: skip
 UNKNOWN = "$"  # begins what only a shell knows of a word
 MOST_CHARACTERS = 200_000  # of a script, as of a job file
-_MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
-_MOST_FORKS = 60  # branches that only a shell could choose; what later ones set is unknown
-_MOST_TURNS = 1_000  # of a loop
-_EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
-_ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
-_SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
-_QUIET = {
-    "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch", "cp",
-    "mv", "ln", "chmod", "alias", "hash", "conda", "pip", "kill", "popd", "disown",
+_MOST_LINES = 10_000  # of one command's output
+Lines = list[str]
+Options = dict[str, str]
+
+
+def _cut(options: Options, words: list[str], lines: Lines) -> Lines | None:
+    """``cut -d, -f2`` and ``-f2-3``."""
+    sign, spec = options.get("-d", "\t"), re.fullmatch(r"(\d+)(-?)(\d*)", options.get("-f", ""))
+    if spec is None:
+        return None
+    first, last = int(spec[1]), int(spec[3]) if spec[3] else None if spec[2] else int(spec[1])
+    return [sign.join(line.split(sign)[first - 1 : last]) if sign in line else line for line in lines]
+
+
+def _tr(options: Options, words: list[str], lines: Lines) -> Lines | None:
+    """``tr a-z A-Z`` and ``tr -d x``, without classes."""
+    sets = [
+        re.sub(r"(.)-(.)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), word.replace("\\n", "\n"))
+        for word in words
+    ]
+    if any("[:" in word or "\\" in word for word in sets) or "-s" in options or "-c" in options:
+        return None
+    text = "".join(f"{line}\n" for line in lines)
+    if "-d" in options and len(sets) == 1:
+        text = re.sub(f"[{re.escape(sets[0])}]", "", text)
+    elif len(sets) == 2 and sets[1]:
+        text = text.translate({ord(old): sets[1][min(at, len(sets[1]) - 1)] for at, old in enumerate(sets[0])})
+    else:
+        return None
+    return text.removesuffix("\n").split("\n")
+
+
+def _sed(options: Options, words: list[str], lines: Lines) -> Lines | None:
+    """``sed s/a/b/g``."""
+    found = re.fullmatch(r"s([/|,#:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)", options.get("-e") or words[0])
+    if found is None or not _SAFE.fullmatch(found[2]) or "&" in found[3]:
+        return None
+    pattern = found[2]
+    if not {"-E", "-r"} & options.keys():  # where ( and + mean themselves, and \( what ( means elsewhere
+        pattern = re.sub(r"\\?[()+?|{}]", lambda one: one[0][1:] if len(one[0]) == 2 else f"\\{one[0]}", pattern)
+    return [re.sub(pattern, found[3], line, count=0 if found[4] else 1) for line in lines]
+
+
+def _awk(options: Options, words: list[str], lines: Lines) -> Lines | None:
+    """``awk '{print $2}'``."""
+    found = re.fullmatch(r"\s*\{\s*print\s+(\$?)(\d+|NF)\s*;?\s*\}\s*", words[0])
+    rows = [line.split(options.get("-F")) for line in lines]
+    if found is None or (not found[1] and found[2] != "NF") or found[2] == "0" or len(options.get("-F", " ")) > 1:
+        return None
+    if not found[1]:
+        return [str(len(row)) for row in rows]
+    return [row[-1 if found[2] == "NF" else int(found[2]) - 1] for row in rows]
+
+
+# programs that change lines: their options, how many words before the files there are, whether they look into lines
+_FILTERS: dict[str, tuple[str, int, Callable[[Options, list[str], Any], Any], bool]] = {
+    "cut": ("d:f:s", 0, _cut, True), "tr": ("d", 9, _tr, True), "sed": ("eEr", 1, _sed, True),
+    "awk": ("F:", 1, _awk, True), "head": ("n:", 0, lambda o, w, lines: lines[: int(o.get("-n", 10))], False),
+    "tail": ("n:", 0, lambda o, w, lines: lines[-int(o.get("-n", 10)) :], False),
+    "cat": ("", 0, lambda o, w, lines: lines, False), "tee": ("a", 9, lambda o, w, lines: lines, False),
+    "wc": ("l", 0, lambda o, w, lines: [literal(str(len(lines)), "")] if o else None, False),
+    "xargs": ("", 0, lambda o, w, lines: [" ".join(lines)], True),
 }  # fmt: skip
-_SAYING = {"pushd", "pwd", "date", "hostname", "nproc", "whoami", "uname", "realpath", "readlink", "id", "tput", "jobs"}
-# programs whose exit status is a question
-_QUESTIONS = {
-    "grep", "which", "command", "type", "ls", "stat", "pgrep", "nvidia-smi", "diff", "cmp", "ping", "nc", "mountpoint",
-    "squeue", "curl", "wget", "nvcc", "rocm-smi", "getopt",
-}  # fmt: skip
-_REMOTE = {"ssh", "pdsh", "clush"}  # start a shell that inherits no variables
-_SUBMITS = {"sbatch", "qsub", "bsub"}
 
 
 def read_script(
@@ -78,452 +133,153 @@ def read_script(
     return reader.script
 
 
-class _Reader(Commands):
-    """The state of a shell while it reads a script."""
+class _Reader(Statements):
+    """The builtins of a shell, and programs that change lines of text."""
 
-    def __init__(self, name: str, files: Mapping[str, str], given: Mapping[str, str]) -> None:
-        super().__init__(name)
-        self.script = Script()
-        self.files |= files
-        self.functions: dict[str, Node] = {}
-        self.prefix: list[Word] = []  # words before the program that a shell inside of them starts
-        self.records = True  # whether programs that are started are runs of the script
-        self.levels = 1  # of loops that break or continue leaves
-        self.ended = ""  # exit, return, break or continue
-        self.statements = 0
-        self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
-        for variable, value in given.items():
-            self.variables[variable] = literal(value, f"--set {variable}")
-            self.exported.add(variable)
-            self.given.add(variable)
-        numbers = [int(key) for key in given if key.isdecimal() and 0 < int(key) < 100]
-        if numbers:
-            texts = [literal(given.get(str(at), ""), f"--set {at}") for at in range(1, max(numbers) + 1)]
-            self.arguments = texts
+    def builtin(self, name: str) -> Callable[[list[Word], Node], Answer | None] | None:
+        """What a shell does itself by that name, or a program whose output is followed."""
+        found = getattr(self, f"_do_{ {'.': 'source', '[': 'test'}.get(name, name) }", None)
+        if found is None and name in _FILTERS:
+            found = functools.partial(self.filtered, name)
+        return found
 
-    # --- statements -------------------------------------------------------------------------------------------------
+    def _do_eval(self, words: list[Word], node: Node) -> None:
+        pieces = tuple(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
+        self.run_text(self.script_of(pieces), self.place(node))
 
-    def run_text(self, text: str, place: str = "") -> None:
-        """Reads a script: the one that was given, or one inside of it (``bash -c``, a heredoc)."""
-        text = re.sub(r"\r\n?", "\n", text)
-        header = header_of(text, self.name)
-        self.script.header += header
-        for name, value in batch_variables(header).items():
-            self.variables.setdefault(name, value)
-            self.exported.add(name)
-        text = re.sub(r"\bIFS==(?=\s)", r"IFS=\=", text)  # which the grammar takes for a test
-        root = parse(_EMPTY_COMMENT.sub(lambda found: " " * len(found[0]), text))
-        outer, self.fixed_place = self.fixed_place, place or self.fixed_place
-        self.mentioned |= assigned_names([root])
-        if self.depth < MOST_DEEP:
-            self.depth += 1
-            self.run_all(root.children)
-            self.depth -= 1
-        self.fixed_place = outer
+    # --- conditions -------------------------------------------------------------------------------------------------
 
-    def run_all(self, nodes: Iterable[Node]) -> Answer:
-        """Reads statements in order, up to one that leaves them; whether the last of them succeeds."""
-        answer = Answer(True)
-        row = [node for node in nodes if node.is_named or node.type == "&"]
-        for at, node in enumerate(row):
-            if self.ended:
-                break
-            if not node.is_named or node.type == "comment":
-                continue
-            if at + 1 < len(row) and row[at + 1].type == "&":
-                self._apart(lambda node=node: self._run_ways(node))  # type: ignore[misc]
-                answer = Answer(True)
-            else:
-                answer = self._run_ways(node)
-        return answer
+    def _run_test_command(self, node: Node) -> Answer:
+        def ask() -> bool | None:
+            inner = node.named_children[0] if node.named_children else None
+            if node.children[0].type == "[[":
+                return None if inner is None else self._test(inner)
+            if node.children[0].type == "((":
+                number = None if inner is None else self.number(inner)
+                return None if number is None else number != 0
+            return self._holds_of([*self._test_words(node)])
 
-    def _run_ways(self, node: Node) -> Answer:
-        """Reads a statement, once for each branch of a fork that it hangs on."""
-        try:
-            return self.run(node)
-        except Fork as found:
-            self._fork([lambda: self._run_ways(node)] * found.ways, found.fork, "")
-            return Answer(None)
+        return self.answered(ask)
 
-    def _apart(self, action: Callable[[], Answer]) -> Answer:
-        """Acts in a shell of its own, whose variables are lost."""
-        state = (dict(self.variables), set(self.exported), self.arguments)
-        answer = action()
-        self.variables, self.exported, self.arguments = state
-        self.ended = "" if self.ended == "exit" else self.ended
-        return answer
+    def _do_test(self, words: list[Word], node: Node) -> Answer:
+        return self.answered(lambda: self._holds_of([word for word in words if word != "]"]))
 
-    def run(self, node: Node) -> Answer:
-        """Reads one statement; whether it succeeds, which is taken for granted of what is no question."""
-        self.statements += 1
-        if self.statements > _MOST_STATEMENTS or self.depth > MOST_DEEP:
-            self._leave_out(node)
-            return Answer(None)
-        self.depth += 1
-        try:
-            method = getattr(self, f"_run_{node.type}", None)
-            found = None if method is None else method(node)
-            if method is None:
-                self._leave_out(node)
-                self.run_all([child for child in node.children if hasattr(self, f"_run_{child.type}")])
-            return found if isinstance(found, Answer) else Answer(True)
-        finally:
-            self.depth -= 1
+    def _test_words(self, node: Node) -> Iterator[Word]:
+        """The words of ``[ ... ]`` in order, whatever the grammar took them for."""
+        for child in node.children:
+            if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
+                yield from self._test_words(child)
+            elif child.type == "test_operator" or (not child.is_named and child.type not in "[]"):
+                yield Word(literal(raw_text(child), ""))
+            elif child.is_named:
+                words = self.fields([child])
+                for piece in () if words else self.pieces(child):
+                    self.by_default |= piece.default
+                    self.absent |= {piece.absent} - {""}
+                yield from words
 
-    def _leave_out(self, node: Node) -> None:
-        if len(self.script.left_out) < 100:
-            self.script.left_out.append(" ".join(raw_text(node)[:200].split()))
+    def _holds_of(self, words: list[Word]) -> bool | None:
+        """The answer of ``test``: ``!``, ``-a``, ``-o``, and tests of one and two words."""
+        for sign, wanted in (("-o", True), ("-a", False)):
+            if sign in words[1:-1] and not (len(words) == 3 and words[1] == sign and words[0] in ("!", "(")):
+                at = words.index(sign, 1)  # type: ignore[arg-type]
+                found = [self._holds_of(words[:at]), self._holds_of(words[at + 1 :])]
+                return wanted if wanted in found else None if None in found else not wanted
+        if words[:1] == ["!"]:
+            found_inside = self._holds_of(words[1:])
+            return None if found_inside is None else not found_inside
+        if len(words) == 2:
+            return self._one(str(words[0]), words[1].pieces)
+        if len(words) == 1:
+            if words[0] in ("-z", "-n") and words[0].unknown is None:
+                return words[0] == "-z"
+            return self._one("-n", words[0].pieces)
+        if len(words) == 3:
+            right = words[2].pieces
+            return self._two(words[0].pieces, str(words[1]), right, None)
+        return False if not words else None
 
-    def _run_do_group(self, node: Node) -> Answer:
-        return self.run_all(node.children)
+    def _test(self, node: Node) -> bool | None:
+        """The answer of a tree inside of ``[[ ... ]]``."""
+        parts = [child for child in node.children if child.type not in ("(", ")")]
+        if node.type == "parenthesized_expression":
+            return self._test(parts[0])
+        if node.type == "unary_expression":
+            operator, operand = raw_text(parts[0]), parts[-1]
+            if operator == "!":
+                found = self._test(operand)
+                return None if found is None else not found
+            return self._one(operator, self.text(operand))
+        if node.type == "binary_expression" and len(parts) == 3:
+            operator = raw_text(parts[1])
+            if operator in ("&&", "||"):
+                answers = [self._test(parts[0]), self._test(parts[2])]
+                wanted = operator == "||"
+                return wanted if wanted in answers else None if None in answers else not wanted
+            if parts[0].type == "unary_expression" and parts[0].children[0].type == "!":  # which binds less
+                same = self._two(self.text(parts[0].children[-1]), operator, (), parts[2])
+                return None if same is None else not same
+            return self._two(self.text(parts[0]), operator, (), parts[2])
+        return self._one("-n", self.text(node))
 
-    def _run_compound_statement(self, node: Node) -> Answer:
-        return self._sum_holds(node) if node.children and node.children[0].type == "((" else self.run_all(node.children)
+    def _one(self, operator: str, text: Text) -> bool | None:
+        """A test of one word; a variable that nobody gave counts as empty, by default."""
+        if operator == "-v":
+            name = self.known(text) or ""
+            if self.unread and name not in self.variables:
+                return None
+            self.by_default |= name not in self.variables
+            self.absent |= {name} - self.variables.keys()
+            return name in self.variables
+        if operator not in ("-z", "-n"):  # of files, which are not looked at: those that were given are there
+            name = self.known(text) or ""
+            return True if operator in ("-f", "-e", "-r", "-s") and self.has_file(name) else None
+        self.absent |= {p.absent for p in text if p.absent}
+        if variable := free_variable(text):
+            self.by_default = True
+            self.absent.add(variable)
+            return operator == "-z"
+        value = self.known(text)
+        if value is None:
+            visible = any(p.text or (p.unknown and p.unknown.filled) for p in text)
+            return (operator == "-n") if visible else None
+        return (value == "") == (operator == "-z")
 
-    def _sum_holds(self, node: Node) -> Answer:
-        before, self.by_default, number = self.by_default, False, None
-        for child in node.named_children:
-            number = self.number(child)
-        default, self.by_default = self.by_default, before
-        return Answer(None if number is None else number != 0, default)
-
-    def _run_subshell(self, node: Node) -> Answer:
-        return self._apart(lambda: self.run_all(node.children))
-
-    def _run_list(self, node: Node) -> Answer:
-        left, sign, right = node.children[0], node.children[1].type, node.children[-1]
-        if sign not in ("&&", "||"):
-            return self.run_all(node.children)
-        if sign == "||" and left.type == "list" and left.children[1].type == "&&":  # a && b || c
-            first, second = left.children[0], left.children[-1]
-
-            def either(held: bool) -> Answer:
-                return self._choose(lambda: self.run(second), [right], lambda done: Answer(True) if done else
-                                    self.run(right)) if held else self.run(right)  # fmt: skip
-
-            return self._choose(lambda: self.run(first), [second, right], either)
-        wanted = sign == "&&"
-        return self._choose(
-            lambda: self.run(left), [right], lambda held: self.run(right) if held == wanted else Answer(held)
-        )
-
-    def _run_negated_command(self, node: Node) -> Answer:
-        holds, default = self.run(node.children[-1])
-        return Answer(None if holds is None else not holds, default)
-
-    def _run_pipeline(self, node: Node) -> Answer:
-        return self._piped([child for child in node.children if child.is_named])
-
-    def _piped(self, parts: Sequence[Node | Callable[[], Answer]]) -> Answer:
-        """Reads commands of which each reads what the one before it writes, each in a shell of its own."""
-        state, answer = (self.input, self.output), Answer(True)
-        for at, part in enumerate(parts):
-            last = at == len(parts) - 1
-            self.output = state[1] if last else []
-            act = (lambda part=part: self.run(part)) if isinstance(part, Node) else part
-            answer = self._apart(act)
-            if not last:
-                self.input = _certain_lines(self.output or ())
-        self.input, self.output = state
-        return answer
-
-    def _run_redirected_statement(self, node: Node) -> Answer:
-        body = node.child_by_field_name("body")
-        action = (lambda: self.run(body)) if body else lambda: Answer(True)
-        return self._redirected(node.children_by_field_name("redirect"), action)
-
-    def _redirected(self, redirects: Sequence[Node], action: Callable[[], Answer]) -> Answer:
-        """Acts with the input, and into the file, that redirects state."""
-        state, target, adds, after = (self.input, self.output), "", False, action
-        inside = [one for redirect in redirects for one in (redirect, *redirect.named_children)]
-        for one in inside:
-            if one.type == "heredoc_redirect":
-                self.input = lines_of(self._heredoc(one))
-            elif one.type == "herestring_redirect":
-                self.input = lines_of(self.text(one.named_children[-1])) or [()]
-            elif one.type == "file_redirect" and one.named_children:
-                sign = next((child.type for child in one.children if not child.is_named), "")
-                where, place = one.child_by_field_name("descriptor"), one.named_children[-1]
-                if sign == "<":
-                    self.input = self._lines_from(place)
-                elif sign != "<&" and (where is None or raw_text(where) == "1"):
-                    self.output, adds = [], sign.endswith(">>")
-                    target = "" if sign == ">&" else self.plain(self.text(place)) or ""
-            elif one.type == "pipeline" and one.parent and one.parent.type == "heredoc_redirect":
-                rest = list(one.named_children)
-                after = lambda rest=rest: self._piped([action, *rest])  # noqa: E731
-        answer = after()
-        if target:
-            self.write(target, _certain_lines(self.output or ()), adds)
-        self.input, self.output = state
-        return answer
-
-    def _lines_from(self, node: Node) -> list[Text] | None:
-        if node.type == "process_substitution":
-            return _certain_lines(self.written_by(*node.named_children))
-        try:
-            return self.lines_of_file(self.known(self.text(node)))
-        except Fork:
+    def _two(self, left: Text, operator: str, right: Text, pattern: Node | None) -> bool | None:
+        first = self.known(left)
+        if pattern is not None and operator in ("==", "=", "!="):
+            wanted = self.pattern(pattern)
+            if first is None or wanted is None:
+                return None
+            found = pattern_matches(wanted, first)
+            return None if found is None else found == (operator != "!=")
+        second = self.known(right if pattern is None else self.text(pattern))
+        if first is None or second is None:
             return None
+        if operator in _COMPARED:
+            numbers = [self.number_of(text) for text in (first, second)]
+            return None if numbers[0] is None or numbers[1] is None else _COMPARED[operator](numbers[0], numbers[1])
+        if operator in ("=", "==", "!="):
+            return (first == second) == (operator != "!=")
+        if operator == "=~":
+            return self._matches(second, first)
+        return {"<": first < second, ">": first > second}.get(operator)
 
-    def _heredoc(self, node: Node) -> Text:
-        body = next((child for child in node.children if child.type == "heredoc_body"), None)
-        start = next((child for child in node.children if child.type == "heredoc_start"), None)
-        if body is None:
-            return ()
-        if start is not None and re.search(r"['\"\\]", raw_text(start)):
-            pieces: Text = literal(raw_text(body), self.place(body))
-        else:
-            pieces = self._between(body, body.start_byte, body.end_byte, r"[$`\\]")
-        if raw_text(node).startswith("<<-"):
-            pieces = tuple(p._replace(text=re.sub(r"(?m)^\t+", "", p.text)) for p in pieces)
-        return pieces
-
-    def _run_if_statement(self, node: Node) -> Answer:
-        return self._if(_branches(node))
-
-    def _if(self, branches: list[tuple[list[Node], list[Node]]]) -> Answer:
-        """Reads the branch of an ``if`` that is taken; of each its conditions (none of ``else``) and its body."""
-        conditions, body = branches[0] if branches else ([], [])
-        if not conditions:
-            return self.run_all(body)
-        bodies = [one for _, nodes in branches for one in nodes]
-        return self._choose(
-            lambda: self._holds(conditions), bodies,
-            lambda held: self.run_all(body) if held else self._if(branches[1:]),
-        )  # fmt: skip
-
-    def _holds(self, conditions: Iterable[Node]) -> Answer:
-        found = Answer(True)
-        for node in conditions:
-            if node.is_named:
-                found = self.run(node)
-        return found
-
-    def _choose(
-        self, ask: Callable[[], Answer], bodies: Sequence[Node], act: Callable[[bool], Answer]
-    ) -> Answer:  # fmt: skip
-        """Acts by the answer to a condition: one way, or both where only a shell knows, or where it hangs on a fork."""
-        self.absent, self.missing = set(), ""
+    def _matches(self, pattern: str, text: str) -> bool | None:
+        """Whether an expression is found in a text, with its groups in BASH_REMATCH; None for one of another kind."""
+        pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern)
+        if not re.fullmatch(r"[\w^$.\-/:, \[\]()|*+?\\{}=]*", pattern) or re.search(r"\)[*+{]|[*+?}][*+{]", pattern):
+            return None
         try:
-            answer = ask()
-        except Fork as found:
-            self._fork([lambda: self._choose(ask, bodies, act)] * found.ways, found.fork, "")
-            return Answer(None)
-        if self.ended:
-            return answer
-        if (answer.holds is None or answer.default) and len(self.script.conditions) >= _MOST_FORKS:
-            act(True)
-            self.ended = ""
-            self._forget(*bodies)
-            return Answer(None)
-        if answer.holds is None or answer.default:
-            absent = self.absent - self.variables.keys()
-            place, variable = next((self.place(node) for node in bodies), ""), self.missing
+            found = re.search(pattern, text[:1000])
+        except re.error:
+            return None
+        if found:
+            groups = [found[0], *(group or "" for group in found.groups())]
+            self.variables["BASH_REMATCH"] = [literal(group, "", self.by_default) for group in groups]
+        return found is not None
 
-            def take(held: bool) -> None:
-                if held != answer.holds:  # what was taken for absent is given
-                    for name in absent:
-                        self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place)),)
-                act(held)
-
-            fork = self._fork([lambda: take(True), lambda: take(False)], 0, self._words_of_condition(bodies))
-            if variable and answer.holds is None:
-                self.script.deciding[fork] = variable
-            if answer.default:
-                self.script.usual[fork] = 0 if answer.holds else 1
-            return Answer(None)
-        return act(answer.holds)
-
-    def _by_default(self, name: str) -> None:
-        """Marks the value of a variable as the script's default: something from outside could say otherwise."""
-        value = self.variables.get(name, ())
-        if isinstance(value, tuple):
-            marked = tuple(p._replace(default=True) for p in value)
-            self.variables[name] = marked or (Piece(default=True),)
-        elif isinstance(value, list):
-            self.variables[name] = [tuple(p._replace(default=True) for p in text) for text in value]
-
-    def _words_of_condition(self, bodies: Iterable[Node]) -> str:
-        first = next(iter(bodies), None)
-        above = first.parent if first else None
-        while above is not None and above.type in ("do_group", "else_clause", "elif_clause", "case_item"):
-            above = above.parent
-        return "" if above is None else f"{raw_text(above).splitlines()[0].strip()[:60]} ({self.place(above)})"
-
-    def _fork(self, actions: Sequence[Callable[[], Any]], fork: int, words: str) -> int:
-        """Reads each way from here, and joins the variables; the number of the fork, new where it is given as 0."""
-        if not fork:
-            fork = len(self.script.conditions) + 1
-            self.script.conditions[fork] = words
-        before, arguments, choices = dict(self.variables), self.arguments, dict(self.choices)
-        states: list[dict[str, Value]] = []
-        alive: list[int] = []
-        for at, action in enumerate(actions):
-            self.variables, self.arguments, self.choices = dict(before), arguments, {**choices, fork: at}
-            action()
-            if self.ended not in ("exit", "return"):
-                alive.append(at)
-                states.append(self.variables)
-            self.ended = ""
-        self.choices, self.arguments = choices, arguments
-        if not alive:
-            self.ended = "exit"
-        elif len(alive) == 1:
-            self.variables = states[0]
-            self.choices = {**choices, fork: alive[0]}
-        else:
-            self.variables = self._joined(fork, states) if len(alive) == len(actions) else states[-1]
-        return fork
-
-    def _joined(self, fork: int, states: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-        found: dict[str, Value] = {}
-        for name in dict.fromkeys(name for state in states for name in state):
-            values = [state.get(name) for state in states]
-            if all(value is values[0] or value == values[0] for value in values):
-                found[name] = states[0][name]
-            elif any(isinstance(value, dict) for value in values):
-                found[name] = next(value for value in values if isinstance(value, dict))
-            elif any(isinstance(value, list) for value in values):
-                lists = [value if isinstance(value, list) else [value] if isinstance(value, tuple) else []
-                         for value in values]  # fmt: skip
-                found[name] = joined_lists(fork, name, lists)
-            else:
-                found[name] = joined(fork, name, [value if isinstance(value, tuple) else () for value in values])
-        return found
-
-    def _run_case_statement(self, node: Node) -> Answer:
-        value = node.child_by_field_name("value")
-        return self._case(value, [child for child in node.named_children if child.type == "case_item"])
-
-    def _case(self, value: Node | None, items: list[Node], falls: bool = False) -> Answer:
-        """Reads the items of a ``case`` that match; ``falls``: the first one whatever its pattern (``;&``)."""
-        if not items or value is None:
-            return Answer(True)
-        patterns = items[0].children_by_field_name("value")
-        ends = (";", ";;", ";&", ";;&", ")", "|", "(")
-        bodies = [child for child in items[0].children if child not in patterns and child.type not in ends]
-        end = next((raw_text(child) for child in items[0].children_by_field_name("fallthrough")), "")
-
-        def ask() -> Answer:
-            before, self.by_default = self.by_default, False
-            text = self.known(self.text(value))
-            answers = [None if text is None else pattern_matches(self.pattern(one), text) for one in patterns]
-            default, self.by_default = self.by_default, before
-            everything = any(raw_text(one) == "*" for one in patterns)
-            return Answer(True if True in answers or everything else None if None in answers else False, default)
-
-        def act(held: bool) -> Answer:
-            if not held:
-                return self._case(value, items[1:])
-            answer = self.run_all(bodies)
-            return self._case(value, items[1:], end == ";&") if end in (";&", ";;&") and not self.ended else answer
-
-        rest = [one for item in items for one in item.named_children]
-        return self._choose((lambda: Answer(True)) if falls else ask, rest, act)
-
-    def _run_for_statement(self, node: Node) -> None:
-        body, variable = node.child_by_field_name("body"), node.child_by_field_name("variable")
-        values = node.children_by_field_name("value")
-        if body is None or variable is None:
-            return
-        if not values:
-            values_known = self.arguments is not None
-            words = [Word(text) for text in self.arguments or []]
-        else:
-            words = self.fields(values)
-            values_known = not any(word.unknown for word in words)
-        if not values_known:
-            name = raw_text(variable)
-            self.variables[name] = (Piece(unknown=Unknown(f"${name}", "", self.place(node))),)
-            free = not values or any(word.unknown and (word.unknown.variable or word.unknown.is_list) for word in words)
-            self._perhaps(lambda: self.run(body), body, free)
-            return
-        for word in words[:_MOST_TURNS]:
-            self.variables[raw_text(variable)] = word.pieces
-            self.run(body)
-            if self._leaves_loop():
-                return
-        if len(words) > _MOST_TURNS:
-            self._forget(body)
-
-    def _run_c_style_for_statement(self, node: Node) -> None:
-        body = node.child_by_field_name("body")
-        for one in node.children_by_field_name("initializer"):
-            self._run_variable_assignment(one) if one.type == "variable_assignment" else self.number(one)
-        conditions, updates = node.children_by_field_name("condition"), node.children_by_field_name("update")
-        for _ in range(_MOST_TURNS):
-            held = [self.number(one) for one in conditions if one.is_named]
-            if body is None or (held and held[-1] is None):
-                break
-            if held and held[-1] == 0:
-                return
-            self.run(body)
-            if self._leaves_loop():
-                return
-            for one in updates:
-                self.number(one)
-        else:
-            self._forget(node)
-            return
-        if body is not None:
-            self._perhaps(lambda: self.run(body), body)
-
-    def _run_while_statement(self, node: Node) -> None:
-        body, conditions = node.child_by_field_name("body"), node.children_by_field_name("condition")
-        wanted = node.children[0].type == "while"
-        if body is None:
-            return
-        for _ in range(_MOST_TURNS):
-            self.missing = ""
-            try:
-                answer = self._holds(conditions)
-            except Fork:
-                answer = Answer(None)
-            if answer.holds is None or answer.default:
-                self._perhaps(lambda: self.run(body), body, answer.default or bool(self.missing))
-                return
-            if answer.holds != wanted:
-                return
-            before = (dict(self.variables), self.arguments, len(self.input or ()))
-            self.run(body)
-            if self._leaves_loop() or before == (self.variables, self.arguments, len(self.input or ())):
-                return
-        self._forget(body)
-
-    def _forget(self, *nodes: Node, before: Mapping[str, Value] | None = None) -> None:
-        """Makes what statements set unknown, but for what has a value of before, which is then a default."""
-        for name in assigned_names(nodes):
-            if before and before.get(name):
-                self.variables[name] = before[name]
-                self._by_default(name)
-            else:
-                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(nodes[0]))),)
-
-    def _leaves_loop(self) -> bool:
-        """Whether a loop ends by what its body did; ``break 2`` also leaves the one around it."""
-        leaves = self.ended in ("break", "exit", "return") or self.levels > 1
-        if self.ended in ("break", "continue") and self.levels > 1:
-            self.levels -= 1
-        elif self.ended in ("break", "continue"):
-            self.ended = ""
-        return leaves
-
-    def _perhaps(self, action: Callable[[], Any], body: Node, free: bool = False) -> None:
-        """A loop of turns that only a shell knows: what it sets is unknown, or the value of before, as a default.
-
-        ``free``: it hangs on what nobody gave.
-        """
-        before = dict(self.variables)
-        if len(self.script.conditions) < _MOST_FORKS:
-            self._fork([lambda: None, action], 0, self._words_of_condition([body]))
-        self.levels = 1
-        self._forget(body, before=before if free else None)
-
-    def _run_function_definition(self, node: Node) -> None:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
-            self.functions[raw_text(name)] = body
+    # --- variables --------------------------------------------------------------------------------------------------
 
     def _run_variable_assignment(self, node: Node) -> None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -627,239 +383,220 @@ class _Reader(Commands):
             else:
                 self.variables.pop(self.references.get(name, name), None)
 
-    def written_by(self, *nodes: Node) -> list[Piece]:
-        """What commands write, in a shell of their own whose programs are no runs of the script."""
-        state = (self.output, self.records)
-        self.output, self.records = [], False
-        self._apart(lambda: self.run_all(nodes))
-        found, (self.output, self.records) = self.output, state
-        return found
-
-    def captured(self, *nodes: Node) -> Text:
-        """What commands write, where that is certain; else one piece that is unknown."""
-        if nodes[0].type == "file_redirect":  # $(< file)
-            lines = self._lines_from(nodes[0].named_children[-1])
-        else:
-            lines = _certain_lines(self.written_by(*nodes))
-        if lines is None:
-            text = " ".join("; ".join(raw_text(node) for node in nodes).split())[:60]
-            return (Piece(quoted=False, unknown=Unknown(f"$({text})", "", self.place(nodes[0]))),)
-        while lines and not any(piece.text or piece.unknown for piece in lines[-1]):
-            lines.pop()
-        whole = tuple(piece for at, line in enumerate(lines) for piece in ((Piece("\n"),) * bool(at) + line))
-        return tuple(piece._replace(quoted=False) for piece in whole)
-
-    # --- commands ---------------------------------------------------------------------------------------------------
-
-    def _run_command(self, node: Node) -> Answer:
-        redirects = [child for child in node.named_children if child.type.endswith("_redirect")]
-        return self._redirected(redirects, lambda: self._simple(node)) if redirects else self._simple(node)
-
-    def _simple(self, node: Node) -> Answer:
-        arguments = [child for child in node.named_children if child.type != "variable_assignment"
-                     and not child.type.endswith("_redirect")]  # fmt: skip
-        assignments = [child for child in node.named_children if child.type == "variable_assignment"]
-        own: dict[str, Value] = {}
-        for one in assignments:
-            named, stated = one.child_by_field_name("name"), one.child_by_field_name("value")
-            if named is not None:
-                own[raw_text(named)] = () if stated is None else self.text(stated)
-        words = self.fields(arguments)
-        if not words:
-            for name, value in own.items():
-                self.assign(name, value)
-            return Answer(True)
-        inside = {name: self.variables.get(name) for name in own}
-        self.variables |= own
-        exported, self.exported = self.exported, self.exported | own.keys()
-        answer = self._command(words, node)
-        self.exported = exported
-        for name, before in inside.items():
-            self._set_back(name, before)
-        return answer
-
-    def _set_back(self, name: str, before: Value | None) -> None:
-        if before is None:
-            self.variables.pop(name, None)
-        else:
-            self.variables[name] = before
-
-    def _command(self, words: list[Word], node: Node) -> Answer:
-        name, rest = str(words[0]), words[1:]
-        if name in ("command", "builtin") and rest and not rest[0].startswith("-"):
-            return self._command(rest, node)
-        if name in self.functions and self.depth < MOST_DEEP - 8:
-            return self._call(name, rest)
-        if name in ("exit", "return", "break", "continue"):
-            self.ended = name
-            self.levels = int(rest[0]) if name in ("break", "continue") and rest and rest[0].isdecimal() else 1
-            number = self.number_of(str(rest[0])) if rest and rest[0].unknown is None else None
-            return Answer(number == 0 if rest and number is not None else None if rest else True)
-        if name in ("true", "false", ":"):
-            return Answer(name != "false")
-        builtin = getattr(self, f"_do_{name}", None) if name.isidentifier() else None
-        builtin = {".": self._do_source, "[": self._do_test}.get(name, builtin)
-        if builtin is not None:
-            found = builtin(rest, node)
-            return found if isinstance(found, Answer) else Answer(True)
-        if name in _QUIET and not (name == "conda" and rest[:1] == ["run"]):
-            return Answer(True)
-        if is_filter(name):
-            self.filtered(name, rest, node)
-        elif name in _SAYING or name in _QUESTIONS:
+    def filtered(self, name: str, words: list[Word], node: Node) -> None:
+        """Writes the lines that a program makes of its input or of a file, where both are known."""
+        spelling, before, change, looks = _FILTERS[name]
+        target = str(words[-1]) if name == "sed" and any(word.startswith("-i") for word in words) else ""
+        words = [word for word in words if not word.startswith("-i")] if target else words
+        found: list[Any] | None = None
+        plain = [re.sub(r"^-(\d+)$", r"-n\1", word) for word in words if word.unknown is None]
+        try:
+            pairs, operands = getopt.gnu_getopt(plain, spelling)
+        except getopt.GetoptError:
+            pairs, operands = [], ["", *[""] * before]
+        lines = self.input if len(operands) <= before else self.lines_of_file(operands[before])
+        if name == "tee":
+            for path in operands:
+                self.write(path, self.input, "-a" in dict(pairs))
+        known = [self.known(line) for line in lines or ()] if looks else []
+        if lines is not None and len(plain) == len(words) and None not in known and len(operands) >= min(before, 1):
+            with suppress(ValueError, IndexError):  # a number that is none, a column that is not there
+                found = change(dict(pairs), operands, known if looks else lines)
+        place, default = self.place(node), any(p.default for line in lines or () for p in line)
+        made = (
+            None if found is None else [literal(one, place, default) if isinstance(one, str) else one for one in found]
+        )
+        if target:
+            self.write(target, made)
+        elif made is None:
             self.say(None, words, node)
+        elif self.output is not None:
+            self.output += [piece for line in made for piece in (*line, Piece("\n", place))]
+
+    def declare(self, word: Word) -> None:
+        """``declare "$name=value"``: what the grammar takes for no assignment."""
+        name, equals, _ = word.partition("=")
+        if re.fullmatch(r"\w+", name) and equals:
+            self.assign(name, word.rest(len(name) + 1).pieces)
+
+    # --- builtins ---------------------------------------------------------------------------------------------------
+
+    def _do_set(self, words: list[Word], node: Node) -> None:
+        self.exports_all |= any(word in ("-a", "-o") and "allexport" in [*words, "allexport"] for word in words[:1])
+        if words and words[0] in ("+a",):
+            self.exports_all = False
+        inner = words[1:] if words and words[0] == "--" else words
+        if words and (words[0] == "--" or not words[0].startswith(("-", "+"))):
+            lone = inner[0].unknown if len(inner) == 1 and inner[0].many else None
+            unknown = lone is not None and not lone.fork and self.arguments is None  # what getopt makes of arguments
+            self.arguments = None if unknown else [word.pieces for word in inner]
+
+    def _do_shift(self, words: list[Word], node: Node) -> Answer:
+        count = int(words[0]) if words and words[0].isdecimal() else int(not words)
+        if self.arguments is None:
+            self.shifted += count
+            return Answer(True)
+        if count <= len(self.arguments):
+            self.arguments = self.arguments[count:]
+            return Answer(True)
+        return Answer(False)
+
+    def _do_let(self, words: list[Word], node: Node) -> None:
+        for word in words:
+            self.number_of(str(word))
+
+    def _do_read(self, words: list[Word], node: Node) -> Answer:
+        try:
+            pairs, operands = getopt.getopt([str(word) for word in words], "ersa:d:i:n:N:p:t:u:")
+        except getopt.GetoptError:
+            pairs, operands = [("-d", "")], [str(word) for word in words]
+        options = dict(pairs)
+        array, names = options.get("-a"), [*operands, *([options["-a"]] if "-a" in options else [])] or ["REPLY"]
+        if self.input is None or {"-n", "-N", "-u"} & options.keys() or options.get("-d"):
+            for name in names:
+                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, self.place(node))),)
+            return Answer(None)
+        if "-d" in options:  # all lines, and no end of them
+            self.input = [tuple(p for line in self.input for p in (*line, Piece("\n")))]
+        held = bool(self.input)
+        pieces = self.input.pop(0) if self.input else ()
+        given = words_of((p._replace(quoted=False) for p in pieces), self.separators())
+        if array:
+            self.assign(array, [word.pieces for word in given])
+            return Answer(held)
+        for at, name in enumerate(names):
+            parts = given[at:] if at == len(names) - 1 else given[at : at + 1]
+            self.assign(name, tuple(p for k, one in enumerate(parts) for p in ((Piece(" "),) * bool(k) + one.pieces)))
+        return Answer(held)
+
+    def _do_mapfile(self, words: list[Word], node: Node) -> None:
+        name = str(words[-1]) if words and not words[-1].startswith("-") else "MAPFILE"
+        unknown = Unknown(f"${{{name}[@]}}", "", self.place(node), is_list=True)
+        self.assign(name, [(Piece(unknown=unknown),)] if self.input is None else list(self.input))
+
+    _do_readarray = _do_mapfile
+
+    def _do_getopts(self, words: list[Word], node: Node) -> Answer:
+        if len(words) > 1:
+            self.variables[str(words[1])] = (Piece(unknown=Unknown(f"${words[1]}", "", self.place(node))),)
+            self.variables["OPTARG"] = (Piece(unknown=Unknown("$OPTARG", "", self.place(node))),)
+        return Answer(False, True) if self.arguments is None else Answer(None)
+
+    def _do_echo(self, words: list[Word], node: Node) -> None:
+        end: tuple[Piece, ...] = (Piece("\n", self.place(node)),)
+        while words and words[0] in ("-n", "-e", "-ne", "-en"):
+            end = () if "n" in words[0] else end
+            if "e" in words[0]:
+                words = [Word(p._replace(text=p.text.replace("\\n", "\n").replace("\\t", "\t")) for p in word.pieces)
+                         for word in words]  # fmt: skip
+            words = words[1:]
+        if self.output is not None:
+            self.output += [p for at, w in enumerate(words) for p in ((Piece(" "),) * bool(at) + w.pieces)]
+            self.output += end
+
+    def _do_printf(self, words: list[Word], node: Node) -> None:
+        if words[:1] == ["-v"] and len(words) > 2:
+            self.assign(str(words[1]), self._formatted(words[2:], node))
+        elif self.output is not None and words:
+            self.output += self._formatted(words[1:] if words[0] == "--" else words, node)
+
+    def _formatted(self, words: list[Word], node: Node) -> Text:
+        form = words[0].replace("\\n", "\n").replace("\\t", "\t")
+        wanted, rest, place = _FORMATTED.findall(form), [*words[1:]], self.place(node)
+        known = all(word.unknown is None for word in rest)
+        if words[0].unknown or "%" in _FORMATTED.sub("", form) or "\\" in form or (not known and form.strip() != "%s"):
+            return (Piece(unknown=Unknown("$(printf)", "", place)),)
+        count = sum(1 for percent, *_ in wanted if not percent)
+        found: list[Piece] = []
+        while True:
+            at = 0
+            for match in _FORMATTED.finditer(form):
+                found += literal(form[at : match.start()], place)
+                at = match.end()
+                word = None if match[1] or not rest else rest.pop(0)
+                if match[1] or word is None:
+                    found += literal("%" if match[1] else "0" if match[3] != "s" else "", place)
+                elif match[2]:
+                    number = self.number_of(str(word)) if match[3] != "s" else str(word)
+                    found += literal(
+                        f"%{match[2]}{match[3]}" % number if number is not None else "0", place, word.default
+                    )
+                else:
+                    found += word.pieces
+            found += literal(form[at:], place)
+            if not rest or not count:
+                return tuple(found)
+
+    def _do_basename(self, words: list[Word], node: Node) -> None:
+        name = "" if not words else PurePosixPath(str(words[0])).name
+        ending = str(words[1]) if len(words) > 1 else ""
+        self.say(name.removesuffix(ending) if name != ending else name, words, node)
+
+    def _do_dirname(self, words: list[Word], node: Node) -> None:
+        self.say(str(PurePosixPath(str(words[0])).parent) if words else "", words, node)
+
+    def _do_seq(self, words: list[Word], node: Node) -> None:
+        numbers = [int(word) for word in words if re.fullmatch(r"-?\d{1,9}", word)]
+        first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
+        known = len(numbers) == len(words) and numbers and step
+        row = range(first, numbers[-1] + (1 if step > 0 else -1), step) if known else range(0)
+        self.say("\n".join(map(str, row)) if known and len(row) <= _MOST_LINES else None, words, node)
+
+    def _do_expr(self, words: list[Word], node: Node) -> None:
+        number = self.number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
+        self.say(None if number is None else str(number), words, node)
+
+    def _do_scontrol(self, words: list[Word], node: Node) -> None:
+        """``scontrol show hostnames``: as many lines as the job has nodes."""
+        found = self.looked_up("SLURM_NNODES", "")
+        nodes = self.known(found) if words[:2] == ["show", "hostnames"] and isinstance(found, tuple) else None
+        if nodes and nodes.isdecimal() and self.output is not None:
+            name = Piece(unknown=Unknown("$(scontrol)", "", self.place(node)))
+            self.output += [name, Piece("\n", self.place(node))] * int(nodes)
         else:
-            self.start(words, node)
-            self.ended = "exit" if name == "exec" and rest else self.ended
-        return Answer(None if name in _QUESTIONS else True)
+            self.say(None, words, node)
 
-    def _call(self, name: str, arguments: list[Word]) -> Answer:
-        before, self.arguments = self.arguments, [word.pieces for word in arguments]
-        references = dict(self.references)
-        self.locals.append({})
-        answer = self.run(self.functions[name])
-        self.arguments, self.references = before, references
-        for variable, value in self.locals.pop().items():
-            self._set_back(variable, value)
-        self.ended = "" if self.ended in ("return", "break", "continue") else self.ended
-        return answer
+    def _do_xargs(self, words: list[Word], node: Node) -> None:
+        """A program with its input among its words."""
+        mark = next((word[2:] or "{}" for word in words if word.startswith("-I")), "")
+        lines = [*words_of(p for line in self.input or () for p in (*line, Piece(" ", quoted=False)))]
+        if self.input is None:
+            lines = [Word((Piece(quoted=False, unknown=Unknown("$(xargs)", "", self.place(node))),))]
+        at = next((k for k, word in enumerate(words) if not word.startswith("-") and word != mark), len(words))
+        inner = words[at:]
+        if not inner:
+            self.filtered("xargs", [], node)
+        elif mark and len(lines) == 1:
+            self.start([lines[0] if word == mark else word for word in inner], node)
+        else:
+            self.start([*inner, *lines], node)
 
-    def start(self, words: list[Word], node: Node) -> None:
-        """A program, or the script that a shell among its words is given."""
-        if self._starts_script(words, node):
-            return
-        self.say(None, words, node)
-        if not self.records:
-            return
-        whole = [*self.prefix, *(part for word in words if word != "\\" for part in taken_apart(word))]
-        values = {key: value for key, value in self.variables.items() if isinstance(value, tuple)}
-        self.script.runs.append(Run(whole, self.place(node), values, dict(self.choices)))
+    def _do_cp(self, words: list[Word], node: Node) -> None:
+        """A copy of a file whose text is known."""
+        paths = [str(word) for word in words if not word.startswith("-")]
+        if len(paths) == 2:
+            self.write(paths[1], self.lines_of_file(paths[0]))
 
-    def _starts_script(self, words: list[Word], node: Node) -> bool:
-        """Whether the words start a script that is read: ``bash -c``, a file that was given or written, ``ssh``."""
-        for at, word in enumerate(words):
-            base, rest = PurePosixPath(str(word)).name, words[at + 1 :]
-            if base in _SHELLS:
-                while rest and rest[0].startswith("-"):
-                    option, rest = rest[0], rest[1:]
-                    if re.fullmatch(r"-[a-z]*c", option) and rest:
-                        self._inside(words[:at], self.script_of(rest[0].pieces), rest[2:], node)
-                        return True
-                if not rest or words[at + 1 : at + 2] == ["-s"]:
-                    return self._reads_input(words[:at], node)
-                return self._run_file(str(rest[0]), rest[1:], words[:at], node) or at == 0
-            if word.startswith("-") or word.unknown:
-                continue
-            if (
-                base in self.files
-                and base != self.name
-                and (at == 0 or base.endswith(_ENDINGS) or self.files[base][:2] == "#!")
-            ):
-                return self._run_file(str(word), rest, words[:at], node)
-            if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
-                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
-                return True
-        return bool({PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS)) and self._reads_input([], node)
+    _do_mv = _do_cp
 
-    def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:
-        """Whether a shell reads a script from its input, which is then read."""
-        if not self.input:
-            return False
-        pieces = tuple(piece for line in self.input for piece in (*line, Piece("\n", line[0].place if line else "")))
-        self.input = None
-        self._inside(prefix, self.script_of(pieces), [], node)
-        return True
-
-    def _inside(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
-        """Reads a text as a shell of its own does, with the variables that it inherits."""
-        self._in_shell(prefix, arguments, lambda: self.run_text(text, self.place(node)))
-
-    def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
-        """Acts in a shell that a program, which is started with these words before it, starts."""
-        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
-        remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix})
-        self.variables = {name: value for name, value in self._inherited().items()
-                          if not remote or name in self.stand_ins}  # fmt: skip
-        self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
-        self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
-        action()
-        self.variables, self.arguments, self.prefix, self.ended, self.functions = state
-
-    def _inherited(self) -> dict[str, Value]:
-        """The variables that a shell of its own gets: those exported that are no arrays."""
-        return {
-            key: value for key, value in self.variables.items() if key in self.exported and isinstance(value, tuple)
-        }
-
-    def script_of(self, pieces: Text) -> str:
-        """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
-        parts = []
-        for piece in pieces:
-            plain = not piece.unknown and not piece.default
-            if plain and (piece.place == pieces[0].place or not re.fullmatch(r"[\w\s.,:/=+-]*", piece.text)):
-                parts.append(piece.text)
-            else:
-                name = f"__{len(self.stand_ins)}"
-                self.stand_ins.append(name)
-                self.variables[name] = (piece,)
-                self.exported.add(name)
-                parts.append(f"${{{name}}}")
-        return "".join(parts)
-
-    def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
-        """Reads a script that another starts, where its text was given; whether it was."""
-        name = PurePosixPath(path).name
-        if name not in self.files:
-            if name.endswith(_ENDINGS):
-                self.miss(path)
-            return False
-        self.script.read.add(name)
-        if path in self.written:
-            self.script.read.add(path)
-        place = (self.name, self.fixed_place)
-        self.name, self.fixed_place = name, ""
-        self._in_shell(prefix, arguments, lambda: self.run_text(self.files[name]))
-        self.name, self.fixed_place = place
-        return True
-
-    def miss(self, path: str) -> None:
-        """Notes a script that was not given."""
-        if path and path not in self.script.missing:
-            self.script.missing.append(path)
-
-    def run_sourced(self, name: str, path: str) -> None:
-        """Reads a file whose text is known, with the variables of this shell."""
-        self.script.read |= {name} | ({path} & self.written.keys())
-        before, self.name, self.fixed_place = (self.name, self.fixed_place), name, ""
-        self.run_text(self.files[name])
-        self.name, self.fixed_place = before
-        self.ended = "" if self.ended == "return" else self.ended
-
-    def _do_eval(self, words: list[Word], node: Node) -> None:
-        pieces = tuple(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
-        self.run_text(self.script_of(pieces), self.place(node))
+    def _do_source(self, words: list[Word], node: Node) -> None:
+        path = str(words[0]) if words else ""
+        made = next((child for child in node.named_children if child.type == "process_substitution"), None)
+        lines = self.input if path == "/dev/stdin" else None if made is None else self.lines_from(made)
+        if lines is not None:
+            self.run_text(self.text_of(lines), self.place(node))
+        elif (name := PurePosixPath(path).name) in self.files:
+            before = dict(self.variables)
+            self.run_sourced(name, path)
+            for variable in [*self.variables] if words[0].default else ():  # another file may be read instead
+                if self.variables[variable] != before.get(variable):
+                    self.mark_default(variable)
+        else:
+            self.miss(path)
+            if path and not _SETS_UP.search(path):
+                self.unsettle(name, self.place(node))
 
 
-def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
-    """(conditions, body) of an ``if`` and each of its ``elif`` and ``else``."""
-    conditions: list[Node] = []
-    body: list[Node] = []
-    after = []
-    then = False
-    for child in node.children:
-        if child.type in ("elif_clause", "else_clause"):
-            after.append(child)
-        elif child.type == "then":
-            then = True
-        elif child.is_named:
-            (body if then or node.type == "else_clause" else conditions).append(child)
-    rest = [branch for one in after for branch in _branches(one)]
-    return [(conditions, body), *rest]
-
-
-def _certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
-    """The lines of what a command writes; None where a program writes some of them."""
-    found = [*pieces]
-    if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
-        return None
-    return lines_of(found)
+def is_filter(name: str) -> bool:
+    """Whether a program changes lines of text."""
+    return name in _FILTERS and name != "xargs"

@@ -1,11 +1,12 @@
-"""What words of a script come to: expansions, tests and sums, over the tree of tree-sitter's grammar of bash."""
+"""What words of a script come to: expansions and sums, over the tree of tree-sitter's grammar of bash."""
 
 from __future__ import annotations
 
 import abc
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import tree_sitter_bash
@@ -20,23 +21,21 @@ from jointopt.frameworks.shell_words import (
     Word,
     cut_off,
     decided,
+    lines_of,
     literal,
     merged,
-    pattern_matches,
     replaced,
     words_of,
 )
 
 MOST_OF_A_VALUE = 2**16  # characters of a variable
 MOST_EXPANDED = 2**20  # characters that variables are replaced by, in all
+_OF_SHELL = {"BASH", "BASH_SOURCE", "BASH_VERSION", "HOSTNAME", "LINENO", "OSTYPE", "PPID", "PWD", "RANDOM", "SECONDS",
+             "SHLVL", "UID", "EUID", "HOSTTYPE", "MACHTYPE"}  # fmt: skip
 _MOST_WORDS = 1_000  # of braces
 _MOST_NESTED = 100  # nodes of a tree inside of each other that are looked at for names
 _NAMED = ("variable_name", "word")
 MOST_DEEP = 60  # statements, words and sums inside of each other
-_COMPARED: dict[str, Callable[[int, int], bool]] = {
-    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
-    "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
-}  # fmt: skip
 _SUMS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "&": lambda a, b: a & b,
     "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1), "|": lambda a, b: a | b,
@@ -50,7 +49,6 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a"
 Value = Text | list[Text] | dict[str, Text]
 
 
-_CLASSES = {"digit": "[0-9]", "alpha": "[A-Za-z]", "alnum": "[A-Za-z0-9]", "space": r"\s", "upper": "[A-Z]"}
 _BRACES = re.compile(r"(?<!\$)\{([^{}\s$]*,[^{}\s$]*|-?\d+\.\.-?\d+)\}")
 
 
@@ -111,8 +109,11 @@ class Values(abc.ABC):
         self.output: list[Piece] | None = None  # of a command whose output is a word
         self.references: dict[str, str] = {}  # names that stand for other variables (declare -n)
         self.integers: set[str] = set()  # variables whose values are sums (declare -i)
+        self.status: bool | None = True  # whether the last command succeeded
         self.unread = ""  # a file that was sourced and not given, and may set any variable
         self.given: set[str] = set()  # variables that the caller states
+        self.written: dict[str, Text] = {}  # files that the script itself writes
+        self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         self.files: dict[str, str] = {}  # texts of other scripts by their names
 
     def has_file(self, path: str) -> bool:
@@ -149,140 +150,69 @@ class Values(abc.ABC):
             if name not in self.given and isinstance(value, tuple):
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
 
+    def lines_of_file(self, path: str | None) -> list[Text] | None:
+        """The lines of a file that the script wrote, or that was given; None where they are not known."""
+        if path == "/dev/null":
+            return []
+        if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
+            return None
+        return lines_of(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
+
+    def write(self, path: str, lines: Sequence[Text] | None, adds: bool = False) -> None:
+        """Notes the text of a file that the script writes; of one that is not known, that it is not."""
+        name = PurePosixPath(path).name
+        if path.startswith("/dev/"):
+            return
+        if lines is None:
+            if self.written.pop(path, None) is not None or not name.endswith(".log"):
+                self.files.pop(name, None)
+            return
+        text = tuple(piece for line in lines for piece in (*line, Piece("\n", line[0].place if line else "")))
+        self.written[path] = (self.written.get(path, ()) if adds else ()) + text
+        self.files[name] = self.text_of(lines_of(self.written[path]))
+
+    def text_of(self, lines: Sequence[Text]) -> str:
+        """The text that a shell reads of lines."""
+        return "".join(f"{self.script_of(line)}\n" for line in lines)
+
+    def say(self, text: str | None, words: Sequence[Word], node: Node) -> None:
+        """Writes the output of a command where it is a word of another; None: it is not known."""
+        if self.output is None:
+            return
+        if text is None or any(word.unknown for word in words):
+            name = " ".join(raw_text(node).split())[:40]
+            self.output.append(Piece(unknown=Unknown(f"$({name})", "", self.place(node), is_list=True)))
+        else:
+            self.output += literal(f"{text}\n", self.place(node), any(word.default for word in words))
+
+    def script_of(self, pieces: Text) -> str:
+        """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
+        parts, first = [], next((piece.place for piece in pieces if piece.text), "")
+        for piece in pieces:
+            plain = not piece.unknown and not piece.default
+            if plain and (piece.place == first or not re.fullmatch(r"[\w\s.,:/=+-]+", piece.text)):
+                parts.append(piece.text)
+            else:
+                name = f"__{len(self.stand_ins)}"
+                self.stand_ins.append(name)
+                self.variables[name] = (piece,)
+                self.exported.add(name)
+                parts.append(f"${{{name}}}")
+        return "".join(parts)
+
     def separators(self) -> str:
         """The signs that separate words of a value."""
         signs = self.variables.get("IFS")
         plain = self.plain(signs) if isinstance(signs, tuple) else None
         return " \t\n" if plain is None else plain
 
-    # --- conditions -------------------------------------------------------------------------------------------------
-
-    def _run_test_command(self, node: Node) -> Answer:
+    def answered(self, ask: Callable[[], bool | None]) -> Answer:
+        """The answer to a question, with whether it hangs on a default."""
         before, self.by_default = self.by_default, False
         try:
-            if node.children[0].type == "[[":
-                holds = self._test(node.named_children[0]) if node.named_children else None
-            elif node.children[0].type == "((":
-                number = self.number(node.named_children[0]) if node.named_children else None
-                holds = None if number is None else number != 0
-            else:
-                holds = self._holds_of([*self._test_words(node)])
-            return Answer(holds, self.by_default)
+            return Answer(ask(), self.by_default)
         finally:
             self.by_default = before
-
-    def _do_test(self, words: list[Word], node: Node) -> Answer:
-        before, self.by_default = self.by_default, False
-        holds = self._holds_of([word for word in words if word != "]"])
-        default, self.by_default = self.by_default, before
-        return Answer(holds, default)
-
-    def _test_words(self, node: Node) -> Iterator[Word]:
-        """The words of ``[ ... ]`` in order, whatever the grammar took them for."""
-        for child in node.children:
-            if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
-                yield from self._test_words(child)
-            elif child.type == "test_operator" or (not child.is_named and child.type not in "[]"):
-                yield Word(literal(raw_text(child), ""))
-            elif child.is_named:
-                yield from self.fields([child])
-
-    def _holds_of(self, words: list[Word]) -> bool | None:
-        """The answer of ``test``: ``!``, ``-a``, ``-o``, and tests of one and two words."""
-        for sign, wanted in (("-o", True), ("-a", False)):
-            if sign in words[1:-1] and not (len(words) == 3 and words[1] == sign and words[0] in ("!", "(")):
-                at = words.index(sign, 1)  # type: ignore[arg-type]
-                found = [self._holds_of(words[:at]), self._holds_of(words[at + 1 :])]
-                return wanted if wanted in found else None if None in found else not wanted
-        if words[:1] == ["!"]:
-            found_inside = self._holds_of(words[1:])
-            return None if found_inside is None else not found_inside
-        if len(words) == 2:
-            return self._one(str(words[0]), words[1].pieces)
-        if len(words) == 1:
-            if words[0] in ("-z", "-n") and words[0].unknown is None:
-                return words[0] == "-z"
-            return self._one("-n", words[0].pieces)
-        if len(words) == 3:
-            right = words[2].pieces
-            return self._two(words[0].pieces, str(words[1]), right, None)
-        return False if not words else None
-
-    def _test(self, node: Node) -> bool | None:
-        """The answer of a tree inside of ``[[ ... ]]``."""
-        parts = [child for child in node.children if child.type not in ("(", ")")]
-        if node.type == "parenthesized_expression":
-            return self._test(parts[0])
-        if node.type == "unary_expression":
-            operator, operand = raw_text(parts[0]), parts[-1]
-            if operator == "!":
-                found = self._test(operand)
-                return None if found is None else not found
-            return self._one(operator, self.text(operand))
-        if node.type == "binary_expression" and len(parts) == 3:
-            operator = raw_text(parts[1])
-            if operator in ("&&", "||"):
-                answers = [self._test(parts[0]), self._test(parts[2])]
-                wanted = operator == "||"
-                return wanted if wanted in answers else None if None in answers else not wanted
-            return self._two(self.text(parts[0]), operator, (), parts[2])
-        return self._one("-n", self.text(node))
-
-    def _one(self, operator: str, text: Text) -> bool | None:
-        """A test of one word; a variable that nobody gave counts as empty, by default."""
-        if operator == "-v":
-            name = self.known(text) or ""
-            if self.unread and name not in self.variables:
-                return None
-            self.by_default |= name not in self.variables
-            self.absent |= {name} - self.variables.keys()
-            return name in self.variables
-        if operator not in ("-z", "-n"):  # of files, which are not looked at: those that were given are there
-            name = self.known(text) or ""
-            return True if operator in ("-f", "-e", "-r", "-s") and self.has_file(name) else None
-        self.absent |= {p.absent for p in text if p.absent}
-        if variable := _free(text):
-            self.by_default = True
-            self.absent.add(variable)
-            return operator == "-z"
-        value = self.known(text)
-        if value is None:
-            visible = any(p.text for p in text)
-            return (operator == "-n") if visible else None
-        return (value == "") == (operator == "-z")
-
-    def _two(self, left: Text, operator: str, right: Text, pattern: Node | None) -> bool | None:
-        first = self.known(left)
-        if pattern is not None and operator in ("==", "=", "!="):
-            wanted = self.pattern(pattern)
-            if first is None or wanted is None:
-                return None
-            return pattern_matches(wanted, first) == (operator != "!=")
-        second = self.known(right if pattern is None else self.text(pattern))
-        if first is None or second is None:
-            return None
-        if operator in _COMPARED:
-            numbers = [self.number_of(text) for text in (first, second)]
-            return None if numbers[0] is None or numbers[1] is None else _COMPARED[operator](numbers[0], numbers[1])
-        if operator in ("=", "==", "!="):
-            return (first == second) == (operator != "!=")
-        if operator == "=~":
-            return self._matches(second, first)
-        return {"<": first < second, ">": first > second}.get(operator)
-
-    def _matches(self, pattern: str, text: str) -> bool | None:
-        """Whether an expression is found in a text, with its groups in BASH_REMATCH; None for one of another kind."""
-        pattern = re.sub(r"\[\[:(\w+):\]\]", lambda one: _CLASSES.get(one[1], one[0]), pattern)
-        if not re.fullmatch(r"[\w^$.\-/:, \[\]()|*+?\\{}=]*", pattern) or re.search(r"\)[*+{]|[*+?}][*+{]", pattern):
-            return None
-        try:
-            found = re.search(pattern, text[:1000])
-        except re.error:
-            return None
-        if found:
-            groups = [found[0], *(group or "" for group in found.groups())]
-            self.variables["BASH_REMATCH"] = [literal(group, "", self.by_default) for group in groups]
-        return found is not None
 
     def pattern(self, node: Node) -> str:
         """A pattern in which what stands in quotes means itself."""
@@ -425,10 +355,6 @@ class Values(abc.ABC):
             before, self.by_default = self.by_default, False
             whole = len(node.named_children) == 1 and not node.has_error
             number = self.number(node.named_children[0]) if whole else None
-            if number is None and "$" in raw_text(node)[1:]:  # variables stand for parts of the sum
-                text = self.known(self._between(node, node.start_byte + 3 - (raw_text(node)[1] == "["),
-                                                node.end_byte - 2 + (raw_text(node)[1] == "["), r"[$`]"))  # fmt: skip
-                number = None if text is None or "$" in text else self.number_of(text)
             default, self.by_default = self.by_default, before or self.by_default
             if number is None:
                 return (Piece(quoted=False, unknown=Unknown(raw_text(node)[:60], "", self.place(node))),)
@@ -456,7 +382,9 @@ class Values(abc.ABC):
             return literal(str(len(self.arguments or ())), place, self.arguments is None)
         if name == "0":
             return literal(self.name or "bash", place)
-        if name in ("#", "?", "$", "!", "-", "_"):
+        if name == "?" and self.status:
+            return literal("0", place)
+        if name in ("?", "$", "!", "-", "_"):
             return (Piece(quoted=False, unknown=Unknown(f"${name}", "", place)),)
         value = self.looked_up(name, place)
         if isinstance(value, list):
@@ -476,6 +404,8 @@ class Values(abc.ABC):
         if name.isdecimal():
             number = str(int(name) + self.shifted)
             return self.variables.get(number) or (Piece(unknown=Unknown(f"${number}", number, place)),)
+        if name in _OF_SHELL:
+            return (Piece(unknown=Unknown(f"${name}", "", place, set_by="the shell", filled=True)),)
         if self.unread and name not in self.given:
             return (Piece(unknown=Unknown(f"${name}", name, place, set_by=self.unread)),)
         if name in self.mentioned:  # in a branch that is not taken
@@ -499,7 +429,13 @@ class Values(abc.ABC):
             )
 
     def _of_expansion(self, node: Node) -> Text:
-        return self._lifted(lambda: self._expansion(node))
+        def made() -> Text:
+            before, self.by_default = self.by_default, False
+            found = self._expansion(node)
+            default, self.by_default = self.by_default, before or self.by_default
+            return tuple(p._replace(default=True) for p in found) if default else found
+
+        return self._lifted(made)
 
     def _expansion(self, node: Node) -> Text:
         """``${...}`` with its operator."""
@@ -568,21 +504,19 @@ class Values(abc.ABC):
                 lone = found[0].unknown._replace(name=raw_text(node), is_list=True)
                 return None, (Piece(quoted=False, unknown=lone),)
             return [found] if any(p.text or p.unknown for p in found) else [], None
-        before, self.by_default = self.by_default, False
         key = self.known(self.text(index))
         number = None if key is None or isinstance(found, dict) else self.number_of(key)
-        default, self.by_default = self.by_default, before or self.by_default
         value: Text | None = None
         if isinstance(found, dict):
-            value = None if key is None else found.get(key.strip("\"'"), ())
+            value = None if key is None else found.get(key.strip("\"'"))
+            if key is not None and value is None:
+                value = found.get(str(self.number_of(key)), ())
         elif isinstance(found, list) and number is not None and not any(_is_list(text) for text in found):
             at = number if number >= 0 else len(found) + number
             value = found[at] if 0 <= at < len(found) else ()
         elif isinstance(found, tuple) and number == 0:
             value = found
-        return None, None if value is None else tuple(
-            p._replace(quoted=False, default=p.default or default) for p in value
-        )
+        return None, None if value is None else tuple(p._replace(quoted=False) for p in value)
 
     def _size_or_keys(
         self, sign: str, name: str, texts: list[Text] | None, value: Text | None, node: Node
@@ -594,7 +528,7 @@ class Values(abc.ABC):
         if texts is not None:
             if any(_is_list(text) for text in texts):
                 return None
-            return literal(str(len(texts)), self.place(node))
+            return literal(str(len(texts)), self.place(node), any(p.default for text in texts for p in text))
         plain = None if value is None else self.known(value)
         return None if plain is None else literal(str(len(plain)), self.place(node))
 
@@ -603,7 +537,9 @@ class Values(abc.ABC):
         return self._between(node, after.end_byte, end, r"[$`\"\\}]")
 
     def _with_operator(self, node: Node, name: str, value: Text, operator: str, parts: list[Node]) -> Text | None:
-        absent = bool(_free(value)) or (bool(value) and all(p.default and not p.text and not p.unknown for p in value))
+        absent = bool(free_variable(value)) or (
+            bool(value) and all(p.default and not p.text and not p.unknown for p in value)
+        )
         if operator in (":-", "-", ":=", "="):
             unset = absent or (not value and name not in self.variables and name not in ("1", "2"))
             empty = unset or (":" in operator and self.known(value) == "") or (not value and self._is_unset(name))
@@ -754,7 +690,7 @@ class Values(abc.ABC):
         return number
 
 
-def _free(text: Text) -> str:
+def free_variable(text: Text) -> str:
     """The variable that a text is, where nobody set it."""
     lone = text[0].unknown if len(text) == 1 else None
     return lone.variable if lone and not lone.fork and not lone.set_by else ""

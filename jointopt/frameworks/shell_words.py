@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ class Unknown(NamedTuple):
     fork: int = 0  # of one of several values: the fork that decides; 0: nothing is known
     ways: tuple[tuple[Text, ...], ...] = ()  # by the branch of that fork: the words of each value
     is_list: bool = False  # any number of words, also between quotes: "$@"
-    set_by: str = ""  # a file that was not given, and may set the variable
+    set_by: str = ""  # a file that was not given, or a batch system, that may set the variable
+    filled: bool = False  # it is not empty
 
 
 class Piece(NamedTuple):
@@ -39,6 +40,7 @@ class Piece(NamedTuple):
 
 
 Text = tuple[Piece, ...]
+CLASSES = {"digit": "0-9", "alpha": "A-Za-z", "alnum": "A-Za-z0-9", "space": " \\t", "upper": "A-Z", "lower": "a-z"}
 END = Piece(ends_word=True)
 
 
@@ -127,6 +129,36 @@ def lines_of(pieces: Iterable[Piece]) -> list[Text]:
     return [tuple(line) for line in (lines if lines[-1] else lines[:-1])]
 
 
+def alike(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The files that have one text in all branches in which they are written."""
+    found = {name: text for one in files for name, text in one.items()}
+    return {name: text for name, text in found.items() if all(one.get(name, text) == text for one in files)}
+
+
+def without_end(text: Text) -> Text:
+    """A text without the ends of lines behind it, in each of its branches."""
+    rest = [*text]
+    while rest:
+        last = rest.pop()
+        if last.unknown and last.unknown.fork:
+            ways = tuple((*way[:-1], without_end(way[-1])) if way else way for way in last.unknown.ways)
+            return (*rest, last._replace(unknown=last.unknown._replace(ways=ways)))
+        if last.unknown or (cut := last.text.rstrip("\n")):
+            return (*rest, last if last.unknown else last._replace(text=cut))
+    return ()
+
+
+def certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
+    """The lines of what a command writes; None where a program writes some of them."""
+    found = [*pieces]
+    if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
+        return None
+    for piece in found[:-1]:  # one of several texts, which may be of several lines
+        if piece.unknown and "\n" in "".join(p.text for way in piece.unknown.ways for text in way for p in text):
+            return None
+    return lines_of(found)
+
+
 def words_of(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
     """The words that pieces come to, split at blanks, or other signs, outside of quotes."""
     words: list[Word] = []
@@ -193,31 +225,53 @@ def joined_lists(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
     return [*lists[0][:shared], (Piece(place=place, unknown=rest),)]
 
 
-def pattern_matches(pattern: str, text: str) -> bool:
-    """Whether a pattern of file names matches a whole text."""
-    return len(pattern) < 2_000 and fnmatch.fnmatchcase(text, pattern.replace("[^", "[!"))
+def regex_of(pattern: str) -> str | None:
+    """The regular expression of a pattern of file names, also of ``@(a|b)``; None for one too long or nested."""
+    pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern).replace("[^", "[!")
+    found, at = "", 0
+    for group in re.finditer(r"([@?*+!])\(([^()]*)\)", pattern):
+        inner = "|".join(_plain_regex(part) for part in group[2].split("|"))
+        found += f"{_plain_regex(pattern[at : group.start()])}(?:{inner}){group[1].strip('@')}"
+        at = group.end()
+        if group[1] == "!" or len(pattern) > 100 or "*" in group[2]:
+            return None
+    return None if len(pattern) > 2_000 else found + _plain_regex(pattern[at:])
+
+
+def _plain_regex(pattern: str) -> str:
+    return re.sub(r"\\[zZ]$", "", fnmatch.translate(pattern))
+
+
+def pattern_matches(pattern: str, text: str) -> bool | None:
+    """Whether a pattern of file names matches a whole text; None where that is not known."""
+    found = regex_of(pattern)
+    return None if found is None else re.fullmatch(found, text[:10_000]) is not None
 
 
 def cut_off(text: str, operator: str, pattern: str) -> str | None:
     """``${X#pattern}``, ``##``, ``%`` and ``%%``: the text without its shortest or longest beginning or end."""
-    if len(text) > 500:
+    found = regex_of(pattern)
+    if len(text) > 500 or found is None:
         return None
     ends = range(len(text) + 1)
     from_start, longest = operator[0] == "#", len(operator) == 2
     lengths = reversed(ends) if longest else ends
     for length in lengths:
         part = text[:length] if from_start else text[len(text) - length :]
-        if pattern_matches(pattern, part):
+        if re.fullmatch(found, part):
             return text[length:] if from_start else text[: len(text) - length]
     return text
 
 
 def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
     """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
-    if len(text) > 10_000 or not pattern:
-        return text if not pattern else None
-    inner = fnmatch.translate(pattern)
-    inner = re.sub(r"\\[zZ]$", "", inner)
+    if not pattern:
+        return {"/#": by + text, "/%": text + by}.get(operator, text)
+    if len(text) > 10_000:
+        return None
+    inner = regex_of(pattern)
+    if inner is None:
+        return None
     found = {"/#": rf"\A{inner}", "/%": rf"{inner}\Z"}.get(operator, inner)
     return re.sub(found, lambda _: by, text, count=0 if operator == "//" else 1)
 

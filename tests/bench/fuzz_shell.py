@@ -44,17 +44,22 @@ name=${0##*/}
 if [[ $name == python && $1 == -c ]]; then exec /usr/bin/env -i python3 "$@"; fi
 for word in "$@"; do
     if [[ $word == *.py || $word == -m ]]; then
-        { [ -z "$STACK" ] || printf '%s\0' $STACK; printf '%s\0' "$name" "$@"; printf '\n\0'; } >> "$RAN"
+        { [ -z "$STACK" ] || printf '%s\0' $STACK; printf '%s\0' "$name" "$@"; printf '\1\0'; } >> "$RAN"
         exit 0
     fi
 done
-STACK="$STACK $name"
-while [ $# -gt 0 ] && [[ $1 != bash && $1 != sh ]]; do STACK="$STACK $1"; shift; done
+STACK="$STACK $name" passed=()
+while [ $# -gt 0 ] && [[ $1 != bash && $1 != sh ]]; do
+    [[ $1 =~ ^(--export=ALL,)?([A-Z_]+=.*)$ ]] && passed+=("${BASH_REMATCH[2]}")
+    STACK="$STACK $1"; shift
+done
 export STACK
-[ $# -eq 0 ] || exec "$@"
+[[ $name != docker ]] || passed=(-i PATH="$PATH" RAN="$RAN" STACK="$STACK" "${passed[@]}")
+[ $# -eq 0 ] || exec /usr/bin/env "${passed[@]}" "$@"
 """
 OTHERS = {
     "ssh": '#!/bin/bash\nshift\nexec env -i PATH="$PATH" RAN="$RAN" bash -c "$*"\n',
+    "sbatch": '#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nexec bash "$@"\n',
     "scontrol": '#!/bin/bash\nfor ((i = 1; i <= SLURM_NNODES; i++)); do echo n$i; done\n',
     "python3": "#!/bin/bash\nexec /usr/bin/env -i PATH=/usr/bin:/bin python3 \"$@\"\n",
 }  # fmt: skip
@@ -121,7 +126,7 @@ class Maker:
         for option, (spelling, _, values) in program["options"].items():
             lines, word = self.value(option, values)
             groups.append(lines)
-            parts.append(re.sub(r"\bV$", lambda _, word=word: word, spelling))
+            parts.append(spelling.removesuffix("V") + word)
         _, lines, words, _ = self.draw("more")
         if name not in ("nemo", "titan"):
             groups.append(lines)
@@ -169,9 +174,10 @@ def environment(header: Mapping[str, Any], folder: Path) -> dict[str, str]:
     if header.get("pbs"):
         (folder / "nodes").write_text("".join(f"n{at}\n" * (ranks or 1) for at in range(nodes)), encoding="utf-8")
         return {"PBS_NODEFILE": str(folder / "nodes"), "PBS_JOBID": "1"}
+    tasks = header.get("tasks", ranks and nodes * ranks)
     found = {"JOB_ID": 1, "NNODES": nodes, "JOB_NUM_NODES": nodes, "JOB_NODELIST": f"n[1-{nodes}]", "NODEID": 0,
-             "PROCID": 0, "LOCALID": 0, "NTASKS": header.get("tasks", ranks and nodes * ranks), "NTASKS_PER_NODE": ranks,
-             "GPUS_ON_NODE": header.get("gpus"), "GPUS_PER_NODE": header.get("per"), "GPUS": header.get("all")}  # fmt: skip
+             "PROCID": 0, "LOCALID": 0, "NTASKS": tasks, "NTASKS_PER_NODE": ranks, "GPUS_ON_NODE": header.get("gpus"),
+             "GPUS_PER_NODE": header.get("per"), "GPUS": header.get("all")}  # fmt: skip
     found["NPROCS"] = found["NTASKS"]
     return {f"SLURM_{name}": str(value) for name, value in found.items() if value is not None}
 
@@ -193,19 +199,19 @@ def started(script: Script, variables: Mapping[str, str], args: Sequence[str], f
         paths = {"PATH": f"{bin_}:{os.environ['PATH']}", "RAN": str(ran)}
         with suppress(subprocess.TimeoutExpired):  # a loop without end, by the values of that run
             subprocess.run(
-                ["bash", "train.sh", *args], cwd=place, env=paths | system | variables, stdin=subprocess.DEVNULL,
+                ["bash", "train.sh", *args], cwd=place, env={**paths, **system, **variables}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=False,
             )  # fmt: skip
-    rows = ran.read_text(encoding="utf-8").split("\n\0") if ran.exists() else []
+    rows = ran.read_text(encoding="utf-8").split("\1\0") if ran.exists() else []
     commands = [row.split("\0")[:-1] for row in rows if row]
     return [words for words in commands if script.program["start"].split()[-1] in words]
 
 
 @functools.lru_cache(maxsize=2000)
 def _of_words(words: tuple[str, ...]) -> dict[str, Any] | None:
-    """The fields of a command of known words; None where an option lacks its value, which ends the program."""
+    """The fields of a command of known words; None where a program would refuse them: no value, a blank word."""
     (taken,) = read_text(sh_command(words), "truth.sh")
-    if any(not name.startswith("cluster.") for name in taken.asked):
+    if "" in words or any(not name.startswith("cluster.") for name in taken.asked):
         return None
     return {name: value for name, value in fields_of(taken).items() if not name.startswith("cluster.")}
 
@@ -254,15 +260,20 @@ def read_of(taken: Taken) -> dict[str, Any]:
     """The fields of what was read; of nodes, GPUs of one and GPUs in all the third where two are stated."""
     fields = fields_of(taken)
     nodes, per, total = (fields.get(f"cluster.{name}") for name in ("nodes", "gpus_per_node", "num_gpus"))
-    known = {"nodes": total // per if total and per else None, "gpus_per_node": total // nodes if total and nodes else None,
-             "num_gpus": nodes * per if nodes and per else None}  # fmt: skip
+    known = {"nodes": total // per if total and per else None, "num_gpus": nodes * per if nodes and per else None,
+             "gpus_per_node": total // nodes if total and nodes else None}  # fmt: skip
     return {f"cluster.{name}": value for name, value in known.items() if value} | fields
 
 
 def judged(seed: int, folder: Path) -> tuple[Counter[str], str]:
     """How many values of a script are read, asked or wrong, and what is wrong, with the script."""
     script = Maker(seed).made()
-    ways = (({}, ()), (dict.fromkeys(script.free, ""), [""] * len(script.args)), (script.free, script.args))
+    ways: list[tuple[dict[str, str], Sequence[str]]] = [
+        ({}, ()),
+        (dict.fromkeys(script.free, ""), [""] * len(script.args)),
+        (script.free, script.args),
+    ]
+    ways = ways if script.free or script.args else ways[:1]  # they are alike
     starts = [started(script, variables, args, folder) for variables, args in ways]
     found_truths = [[truth_of(script, words) for words in row] for row in starts]
     truths = [truth for row in found_truths for truth in row if truth is not None]

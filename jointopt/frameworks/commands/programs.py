@@ -154,20 +154,16 @@ class Program:
         launches = "accelerate" in {Path(word).name for word in self.words[:12]}
         for option, fields in _FILLED_IN.items():
             config = values.get(option)
-            if (
-                not isinstance(config, str)
-                or not FILE_WORDS.search(config)
-                or (option == "config_file" and not launches)
-            ):
+            if not isinstance(config, str) or not FILE_WORDS.search(config):
                 continue
-            if not self.known.table and "zero_stage" in values:
+            if not launches if option == "config_file" else "zero_stage" in values and not self.known.table:
                 continue
-            for field in fields:
-                section, _, key = field.partition(".")
-                if is_default(taken, field) or (field not in fields_of(taken) and field not in taken.asked):
+            for one in fields:
+                section, _, key = one.partition(".")
+                if is_default(taken, one) or (one not in fields_of(taken) and one not in taken.asked):
                     getattr(taken, section).pop(key, None)
                     if Path(config).name not in given:
-                        taken.asked[field] = Question(f"{Path(config).name} is not given", "", True)
+                        taken.asked[one] = Question(f"{Path(config).name} is not given", "", True)
 
 
 def _ask(taken: Taken, name: str, why: str, accumulates: bool) -> None:

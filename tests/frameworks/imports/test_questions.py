@@ -35,6 +35,11 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("for i in $HOSTS; do TP=4; done\nRUN --tensor-model-parallel-size $TP", "plan.tp", {}),
     ("TP=2\nfor a in $@; do TP=4; done\nRUN --tensor-model-parallel-size $TP", "", {"plan.tp": 2}),
     ("RUN --deepspeed --deepspeed_config ds.json", "plan.zero_stage", {}),
+    ("TP=2\nsource lost.sh\nRUN --tensor-model-parallel-size $TP", "plan.tp", {}),
+    ("source lost.sh\nRUN --pipeline-model-parallel-size ${PP:-2}", "plan.pp", {}),
+    ("source venv/bin/activate\nRUN --pipeline-model-parallel-size ${PP:-2}", "", {"plan.pp": 2}),
+    ("PP=2\nwhile read v; do PP=$v; done < lost.txt\nRUN --pipeline-model-parallel-size $PP", "plan.pp", {}),
+    ("PP=0; f() { [ $PP -gt 90 ] || { PP=$((PP + 1)); f; }; }\nf\nRUN --pipeline-model-parallel-size $PP", "plan.pp", {}),
 ]  # fmt: skip
 
 
@@ -62,6 +67,13 @@ ORIGINS = [  # a script, and where a field comes from
     (f"\n{START} {SHAPE} --tensor-model-parallel-size ${{TP:-2}}", "plan.tp", "default of a.sh:2"),
     (f"TP=2\nwhile getopts t: o; do TP=$OPTARG; done\n{START} {SHAPE} --tensor-model-parallel-size $TP", "plan.tp",
      "default of a.sh:1"),
+    (f"L=(2 4)\n{START} {SHAPE} --tensor-model-parallel-size ${{L[${{I:-0}}]}}", "plan.tp", "default of a.sh:1"),
+    (f"{START} {SHAPE} --sequence-parallel --tensor-model-parallel-size ${{TP:-2}}", "plan.sequence_parallel",
+     "default of a.sh:1"),
+    (f"TP=0; for i in $(seq ${{N:-2}}); do TP=$((TP + 1)); done; {START} {SHAPE} --tensor-model-parallel-size $TP",
+     "plan.tp", "default of a.sh:1"),
+    (f"case ${{S:-1}} in 1) {START} {SHAPE};; 2) {START} {SHAPE} --bf16;; esac", "training.dtype",
+     "default of case ${S:-1} in 1) torchrun --nnodes 2 --nproc_per_node 8 pr (a.sh:1)"),
     (f"A=(\n--bf16\n)\n{START} {SHAPE} ${{A[@]}}", "training.dtype", "a.sh:2"),
     (f"\n{START} {SHAPE}", "cluster.nodes", "a.sh:2"),
     (f"NNODES=${{NNODES:-4}}\ntorchrun --nnodes $NNODES pretrain_gpt.py {SHAPE}", "cluster.nodes", "default of a.sh:1"),
@@ -86,10 +98,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_all_questions_are_in_one_sentence_and_each_is_answered_by_an_option(files: dict[str, Path]) -> None:
-    with pytest.raises(
-        JobError,
-        match=r"^a\.sh does not state the GPU \(--gpu\), plan\.tp .*, which env.sh may set, a\.sh:2; --set TP=",
-    ):
+    asked = r"^a\.sh does not state the GPU \(--gpu\), plan\.tp .*, which env\.sh may set, a\.sh:2; --set TP="
+    with pytest.raises(JobError, match=asked):
         import_(files["a.sh"])
     found = import_(files["a.sh"], gpu="h100-sxm5-80gb", set={"TP": "4", "plan.pp": "2"})
     assert (found.plan["tp"], found.plan["pp"]) == (4, 2)

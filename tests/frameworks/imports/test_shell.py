@@ -95,6 +95,41 @@ def test_of_branches_that_only_a_shell_could_choose_each_is_read() -> None:
     assert values_of(script) == [["train", "one"], ["train", "two"]]
 
 
+# scripts of one command, and its words
+AS_BASH_DOES = [
+    ("case 70b in 70b) A=1 ;& 8b) A=2 ;; esac; a $A", "a 2"), ("case 70b in 7*) A=1 ;;& 70*) A=2 ;; esac; a $A", "a 2"),
+    ("f() { [ $1 = 1 ]; }; if f 2; then A=1; else A=2; fi; a $A", "a 2"), ("f() { return 1; }; f || a 1", "a 1"),
+    ("for i in 1 2; do for j in 3 4; do A=$i$j; break 2; done; done; a $A", "a 13"),
+    ("IFS=, read -ra A <<< x,y; a ${A[1]} ${#A[@]}", "a y 2"), ("mapfile -t A < <(seq 1 4); a ${A[-1]}", "a 4"),
+    ("while read -r k v; do declare \"$k=$v\"; done <<< 'A 4'; a $A", "a 4"), ("read A < <(echo 4); a $A", "a 4"),
+    ("A=1; echo 4 | read A; a $A", "a 1"), ("A=1; { A=2; } & a $A", "a 1"), ("A=1; ( A=2 ); a $A", "a 1"),
+    ("f() { local -n r=$1; r=4; }; f A; a $A", "a 4"), ("f() { declare -g A=4; }; A=1; f; a $A", "a 4"),
+    ("declare -i A=2*2; A+=1; a $A", "a 5"), ("A=(1 2 3); a ${A[@]:1} ${A[@]/#/x}", "a 2 3 x1 x2 x3"),
+    ("A=(1 2); unset 'A[0]'; a ${A[1]}", "a 2"), ("for i in {x,y}{1..2}; do A=$A$i; done; a $A", "a x1x2y1y2"),
+    ("A=a-b; IFS=-; a $A", "a a b"), ("[[ a-8x =~ -([0-9]+) ]] && a ${BASH_REMATCH[1]}", "a 8"),
+    ("[[ b == @(a|b) && ! a == b ]] && a 1", "a 1"), ("A=t4x; a ${A//[^0-9]/} ${A//[[:alpha:]]/}", "a 4 4"),
+    ("echo A=4 > f.sh; echo B=5 >> f.sh; . ./f.sh; a $A$B", "a 45"), ("source <(echo A=4); a $A", "a 4"),
+    ("cat > f.sh <<EOF\na 4\nEOF\nbash f.sh", "a 4"), ("echo a 4 | bash", "a 4"), ("exec a 1; a 2", "exec a 1"),
+    ("a $(echo x,4 | cut -d, -f2)$(echo x | wc -l)", "a 41"), ("a $(printf '%s-%02d' 1 2)", "a 1-02"),
+    ("A=1; env A=4 bash -c 'a $A'", "env A=4 a 4"), ("A=1; ssh h 'a --x $A'", "ssh h a --x $A"),
+    ("f() { echo 1; }; bash -c 'a $(f)'", "a $(f)"), ("export A=1; docker run -e A=4 i bash -c 'a $A'",
+                                                       "docker run -e A=4 i a 4"),
+]  # fmt: skip
+
+
+@each(("script", "expected"), AS_BASH_DOES)
+def test_a_command_has_the_words_that_bash_gives_it(script: str, expected: str) -> None:
+    assert [" ".join(command) for command in read_script(script).commands] == [expected]
+
+
+@each("script", [
+    "f() { if [ -f x ]; then A=1; return; fi; A=2; }; f; a $A", "a $(if [ -f x ]; then echo 1; exit; fi; echo 2)",
+    "for i in 1 2; do if [ -f x ]; then A=1; break; fi; A=2; break; done; a $A", "a $([ -f x ] && echo 1 || echo 2)",
+])  # fmt: skip
+def test_a_branch_that_leaves_early_or_writes_is_one_of_two_values(script: str) -> None:
+    assert values_of(script) == [["a", "1"], ["a", "2"]]
+
+
 @each(("line", "commands"), [
     ("a 1; b 2", [["a", "1"], ["b", "2"]]), ("a 1 && b 2 || c 3", [["a", "1"], ["b", "2"]]),
     ("a 'x; y' \"u && v\"", [["a", "x; y", "u && v"]]), ("a $(b; c) d", [["a", "$(b; c)", "d"]]),
