@@ -66,7 +66,8 @@ OPTIONS = frozenset((
     "standalone", "exclude", "mpi", "cpu_bind", "container_image", "container_mounts", "container_name", "output",
     "error", "machine_rank", "main_process_ip", "main_process_port", "config_file", "multi_gpu", "no_python", "label",
     "local_rank", "cpus_per_task", "plan", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
-    "export", "module", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to", "open_mode",
+    "export", "module", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to",
+    "open_mode",
 ))  # fmt: skip
 _HEADER = re.compile(r"^#(SBATCH|PBS|BSUB|FLUX:?|\$)\s+(.*)$")
 # variables that Slurm sets from what its header asks: sbatch(1)

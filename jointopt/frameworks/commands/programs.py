@@ -34,6 +34,12 @@ STARTERS = ("deepspeed", "accelerate", "torchrun")
 # what is asked where a recipe, or a config that is not given, fills in what the words leave open
 _ASKED = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.micro_batch_size", "plan.recompute", "plan.zero_stage",
           "training.global_batch_size", "training.seq_length", "training.dtype")  # fmt: skip
+FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
+# options that name a config of DeepSpeed or Accelerate, and what it fills in
+_FILLED_IN = {
+    "deepspeed": ("plan.zero_stage",), "deepspeed_config": ("plan.zero_stage",),
+    "config_file": ("plan.zero_stage", "plan.recompute", "training.dtype"),
+}  # fmt: skip
 _NODES_OF = {"h100": ("h100-sxm5-80gb", 8), "b200": ("b200", 8), "b300": ("b300", 8), "gb200": ("gb200", 4),
              "gb300": ("gb300", 4), "vr200": ("vr200", 4)}  # fmt: skip
 _PRECISION_OF = {"fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
@@ -113,6 +119,7 @@ class Program:
         ``given``: names of the other files.
         """
         known, stated = self.known, self.values
+        self._leave_to_configs(taken, given)
         files = [
             str(stated[name]) for name in known.config if name in stated and str(stated[name]) not in known.configs
         ]
@@ -140,6 +147,23 @@ class Program:
         left = [one for one in lacks if one.startswith("plan.") and one not in taken.asked and one not in ("plan.ep",)]
         if left and not any(Path(name).name in given for name in files):
             taken.remarks += (f"{', '.join(left)}: {why}",)
+
+    def _leave_to_configs(self, taken: Taken, given: Sequence[str]) -> None:
+        """Leaves what a config of DeepSpeed or Accelerate fills in to it, and asks where that is not given."""
+        values = {**dict(pairs_of(self.words)), **self.values}
+        launches = "accelerate" in {Path(word).name for word in self.words[:12]}
+        for option, fields in _FILLED_IN.items():
+            config = values.get(option)
+            if not isinstance(config, str) or not FILE_WORDS.search(config):
+                continue
+            if not launches if option == "config_file" else "zero_stage" in values and not self.known.table:
+                continue
+            for one in fields:
+                section, _, key = one.partition(".")
+                if is_default(taken, one) or (one not in fields_of(taken) and one not in taken.asked):
+                    getattr(taken, section).pop(key, None)
+                    if Path(config).name not in given:
+                        taken.asked[one] = Question(f"{Path(config).name} is not given", "", True)
 
 
 def _ask(taken: Taken, name: str, why: str, accumulates: bool) -> None:
@@ -223,7 +247,11 @@ def _row_of(words: list[Word], named: str) -> tuple[Known | None, int]:
         before, end = words[at - 1] if at else "", _known_end(word)
         if not end or word.startswith("-") or (at_script and before.startswith("-")):
             continue
-        if before not in ("-m", "--module") and not end.endswith((".py", ".sh")) and PurePosixPath(end).name not in _first_words():
+        if (
+            before not in ("-m", "--module")
+            and not end.endswith((".py", ".sh"))
+            and PurePosixPath(end).name not in _first_words()
+        ):
             continue
         ends = (end, f"{end.replace('.', '/')}.py") if before == "-m" else (end,)
         for row in rows:

@@ -64,6 +64,16 @@ STARTED: list[tuple[str, str, dict[str, Any]]] = [  # a command, whose defaults 
                   "training.seq_length": 4096, "training.dtype": "bf16", "model.catalogue": "qwen3-8b"}),
     ("swift sft --model Qwen/Qwen3-8B --torch_dtype bfloat16 --deepspeed zero3", "ms-swift",
      {"plan.zero_stage": 3, "plan.recompute": "full", "training.lora_dim": 8, "plan.micro_batch_size": 1}),
+    ("torchrun run_clm.py --model_name_or_path Qwen/Qwen3-8B --bf16 --fsdp 'shard_grad_op auto_wrap'",
+     "Hugging Face's Trainer", {"plan.zero_stage": 2, "plan.recompute": "none", "plan.micro_batch_size": 8}),
+    ("torchrun fastchat/train/train_mem.py --model_name_or_path x/llama-2-7b --bf16 True --gradient_checkpointing True",
+     "Hugging Face's Trainer", {"plan.zero_stage": 0, "plan.recompute": "full", "model.catalogue": "llama-2-7b"}),
+    ("accelerate launch --mixed_precision fp16 --use_deepspeed --zero_stage 2 run_clm_no_trainer.py --block_size 512",
+     "Hugging Face's Trainer", {"plan.zero_stage": 2, "training.dtype": "fp16", "training.seq_length": 512}),
+    ("deepspeed src/train.py --stage sft --finetuning_type full --cutoff_len 4096 --model_name_or_path x --bf16",
+     "LLaMA-Factory", {"plan.recompute": "full", "training.seq_length": 4096, "training.lora_dim": None}),
+    ("deepspeed --module openrlhf.cli.train_sft --pretrain meta-llama/Meta-Llama-3-8B --micro_train_batch_size 2",
+     "OpenRLHF", {"plan.zero_stage": 2, "plan.micro_batch_size": 2, "training.global_batch_size": 128}),
     ("python -m torchtitan.train --module llama3 --config llama3_70b", "torchtitan",
      {"plan.tp": 8, "plan.micro_batch_size": 8, "training.seq_length": 8192, "plan.recompute": "full"}),
 ]  # fmt: skip
@@ -119,7 +129,9 @@ def test_a_script_that_starts_another_one_asks_for_it(tmp_path: Path) -> None:
 
 def test_the_page_lists_each_program_by_the_names_that_it_is_known_by() -> None:
     page = (Path(__file__).parents[3] / "docs" / "imports.md").read_text(encoding="utf-8")
-    rows = {cells[1].strip(): cells[2] for line in page.splitlines() if len(cells := line.split("|")) > 3}
+    rows: dict[str, str] = {}  # a program may have a row of its command and one of its config
+    for cells in (line.split("|") for line in page.splitlines() if line.count("|") > 3):
+        rows[cells[1].strip()] = rows.get(cells[1].strip(), "") + cells[2]
     wanted = {known.name: set(known.by or known.beside) for known in known_programs()}
     shown = {name: set(re.findall(r"`([^`]+)`", rows.get(name, ""))) for name in wanted}
     assert shown == wanted
