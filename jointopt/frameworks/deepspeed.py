@@ -168,7 +168,7 @@ def plugin_taken(values: Mapping[str, Any]) -> Taken:
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str, table: str = "words") -> Taken:
-    """The statements of the words of a Hugging Face trainer by its table: model, batch of a device, length, precision."""
+    """The statements of the words of a trainer by its table: model, batch of a device, length, precision."""
     taken = config_taken_by(programs()[table], pairs, {"deepspeed": config_taken})
     taken.format, taken.model = form, with_facts(taken.model, facts_in(pairs, "words"))
     taken.program = "" if table == "words" else taken.program

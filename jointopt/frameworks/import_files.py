@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,25 +18,18 @@ from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
 from jointopt.frameworks import deepspeed, kubernetes, megatron, megatron_bridge, meter_logs, nanotron, torchtitan
 from jointopt.frameworks import logs as megatron_log
-from jointopt.frameworks.commands.programs import (
-    STARTERS,
-    Known,
-    Program,
-    is_megatron,
-    shards_for_bf16,
-    started_program,
-    yaml_taken,
-)
+from jointopt.frameworks.commands.programs import is_megatron, shards_for_bf16, yaml_taken
+from jointopt.frameworks.commands.scripts import script_taken
 from jointopt.frameworks.configs.config_programs import config_taken, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
-from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
-from jointopt.frameworks.options import Question, Taken, pairs_of, whole_of, with_references
-from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, questions_of, read_config, read_traced
-from jointopt.frameworks.shell import MOST_CHARACTERS, read_script
-from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
+from jointopt.frameworks.options import Question, Taken, listed_words, whole_of, with_references
+from jointopt.frameworks.origins import SECTIONS, Reader, fields_of, is_default, read_config
+from jointopt.frameworks.shell import MOST_CHARACTERS
+from jointopt.frameworks.shell_statements import ENDINGS
+from jointopt.frameworks.shell_values import outside_quotes
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import load_model, model_names
 from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
@@ -50,15 +42,6 @@ from jointopt.jobs.reading import parse_json, parse_yaml
 
 _MOST_BYTES = 500_000_000
 _MOST_POINTS = 200  # in a line of TOML, whose parser takes the square of the parts of a name in time
-_MOST_VARIANTS = 32  # of a command
-_FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
-_VARIABLES = (
-    "NCCL_",
-    "NVTE_",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "TORCH_NCCL_",
-)  # of the environment, which libraries read
-_SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _ARGUMENTS = re.compile(r"^[^\n]*-{8,} arguments -{8,}", re.MULTILINE)
 _KINDS = (
     "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron, Accelerate or another one "
@@ -101,7 +84,7 @@ def read_files(paths: Sequence[Path], given: Mapping[str, str] | None = None, ru
             raise JobError(f"{path}: {nested if isinstance(why, RecursionError) else why}") from why
         if not found[path] and path.name not in inside:
             raise JobError(f"jointopt cannot import {path}{_what_it_is(path, texts[path])}; expected {_KINDS}.")
-    return [taken for path in paths for taken in found[path] if path.name not in inside]
+    return [one for path in paths for one in found[path] if path.name not in inside or (one.format and not one.command)]
 
 
 def _text_of(path: Path) -> str:
@@ -129,11 +112,22 @@ def read_text(
         return [found]
     if (pods := kubernetes.pods_of(text)) is not None:
         return _of_pods(pods, name, others or {}, given or {}, run)
-    scripted = [] if not _SHEBANG.match(text) else _script(text, name, others or {}, given or {}, run)
-    return (
-        scripted or _log(text) or _config(text, name, others or {}, given or {})
-        or _script(text, name, others or {}, given or {}, run)
-    )  # fmt: skip
+    quotes = text.startswith("#!") or name.endswith(ENDINGS)  # a script, perhaps with a log in a comment, or before one
+    log = [] if quotes and len(text) <= MOST_CHARACTERS and not _log(outside_quotes(text)) else _log(text)
+    taken = log or _config(text, name, others or {}, given or {})
+    return taken or _script(text, name, others or {}, given or {}, run)
+
+
+def _script(
+    text: str, name: str, others: Mapping[str, str], given: Mapping[str, str], run: int | None
+) -> list[Taken]:  # fmt: skip
+    """The statements of what a script starts, and of the configs that it writes for that."""
+    found, written = script_taken(text, name, others, given, run)
+    for taken in found[:1]:
+        made = {one: configs for one in taken.names if (configs := read_text(written.get(one, ""), one))}
+        taken.names = tuple(one for one in taken.names if one not in made)
+        found += [config for configs in made.values() for config in configs]
+    return found
 
 
 def _of_pods(
@@ -243,9 +237,8 @@ def _last_run(text: str) -> Taken:
     at = max((at + 1 for at, one in enumerate(dumps) if fields_of(one) != fields_of(dumps[-1])), default=0)
     taken = dumps[-1]
     taken.log = "".join(parts[at:])
-    taken.remarks += (f"it holds runs with {len(parts)} lists of arguments; those since the last change count",) * (
-        at > 0
-    )
+    if at:
+        taken.remarks += ("it holds runs whose arguments differ; the last ones count, and what was logged since",)
     return taken
 
 
@@ -281,218 +274,6 @@ def _config(text: str, name: str, others: Mapping[str, str], given: Mapping[str,
     taken = read_config(found, config, {name: text}, asks=True)
     taken.remarks += remarks
     return [taken]
-
-
-_Ways = list[tuple[dict[int, int], list[Word], Program | None]]
-
-
-def _script(
-    text: str, name: str, others: Mapping[str, str], given: Mapping[str, str], chosen: int | None
-) -> list[Taken]:  # fmt: skip
-    """The program that a script starts, and where; JobError where it trains no decoder, or starts what is not given."""
-    script = read_script(text, name, others, given)
-    refused: dict[str, str] = {}
-    starts = [(run, _variants(run, script, given.get("program", ""), refused)) for run in script.runs]
-    programs = [(run, ways, program) for run, ways in starts
-                if (program := next((found for *_, found in ways if found), None))]  # fmt: skip
-    if any(program.trains for *_, program in programs):
-        programs = [one for one in programs if one[2].trains]
-    elif any(set(STARTERS) & {Path(word).name for word in run.words[:12]} for run, *_ in programs):
-        programs = [one for one in programs if set(STARTERS) & {Path(word).name for word in one[0].words[:12]}]
-    usual = [one for one in programs
-             if all(script.usual.get(fork, at) == at for fork, at in one[0].branches.items())]  # fmt: skip
-    unusual = [one for one in programs if one not in usual] if usual else []
-    programs = usual or programs
-    different: dict[str, tuple[Run, _Ways]] = {}
-    for run, ways, program in programs:
-        stated = fields_of(program.read(program.parts[0]))
-        different.setdefault(str((stated, cluster_of(script, run, others).cluster)), (run, ways))
-    if not different:
-        _refuse(script, refused)
-        return []
-    if len(different) > 1 and not (chosen and chosen <= len(different)):
-        listed = ", ".join(f"--run {at} ({_where(script, run)})" for at, (run, _) in enumerate(different.values(), 1))
-        raise JobError(f"it starts {len(different)} runs that differ: {listed}; give one of these.")
-    run, ways = [*different.values()][(chosen or 1) - 1 if len(different) > 1 else 0]
-    taken = _taken_of(script, run, ways, others)
-    _mark_defaults(taken, script, [(other, program) for other, _, program in unusual], others)
-    if script.left_out:
-        lines = "; ".join(line[:60] for line in script.left_out[:3])
-        taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
-    taken.names = tuple(
-        dict.fromkeys([*taken.names, *_configs_of(script, run), *(Path(one).name for one in script.missing)])
-    )
-    taken.reads = tuple(script.read)
-    taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
-    return [taken]
-
-
-def _refuse(script: Script, refused: Mapping[str, str]) -> None:
-    """JobError where a script starts what trains no decoder, or another script that is not given."""
-    if refused:
-        place, words = next(iter(refused.items()))
-        raise JobError(
-            f"it starts {words} ({place}); jointopt plans pretraining and fine-tuning of decoders: give a script of "
-            "one."
-        )
-    scripts = [Path(one).name for one in script.missing if one.endswith((".sh", ".bash", ".sbatch", ".slurm"))]
-    if scripts:
-        raise JobError(f"it starts or sources {_and(scripts[:3])}, where its values are read: give that too.")
-
-
-def _mark_defaults(
-    taken: Taken, script: Script, unusual: Sequence[tuple[Run, Program]], others: Mapping[str, str]
-) -> None:  # fmt: skip
-    """Marks the fields that differ in runs which are started only where somebody gives a variable."""
-    fields = fields_of(taken)
-    for run, program in unusual:
-        fork = next(fork for fork, at in run.branches.items() if script.usual.get(fork, at) != at)
-        other = fields_of(program.read(program.parts[0])) | {
-            f"cluster.{name}": value for name, value in cluster_of(script, run, others).cluster.items()}  # fmt: skip
-        differ = [name for name in fields.keys() | other.keys() if fields.get(name) != other.get(name)]
-        taken.origins |= dict.fromkeys(differ, f"default of {script.conditions[fork] or run.place}")
-
-
-def _where(script: Script, run: Run) -> str:
-    conditions = [script.conditions.get(fork, "") for fork in run.branches]
-    return run.place + "".join(f", by {one}" for one in conditions[-1:] if one)
-
-
-def _variants(run: Run, script: Script, named: str, refused: dict[str, str]) -> _Ways:
-    """(branch of each fork, words, program) of a command for all combinations of its forks; of many, for each alone.
-
-    First those branches that are taken where nobody gives a variable. ``named``: what a script is that no name tells;
-    ``refused``: gains what the command starts by its place, where that trains no decoder.
-    """
-    forks = dict(fork for word in run.words for fork in forks_of(word.pieces))
-    ways = {fork: sorted(range(number), key=lambda at: at != script.usual.get(fork, 0))
-            for fork, number in forks.items() if fork not in run.branches}  # fmt: skip
-    if prod(map(len, ways.values())) <= _MOST_VARIANTS:
-        rows = [run.branches | dict(zip(ways, row, strict=True)) for row in product(*ways.values())]
-    else:
-        ends = [run.branches | {fork: order[end] for fork, order in ways.items()} for end in (0, -1)]
-        rows = ends + [one | {fork: at} for one in ends for fork, order in ways.items() for at in order]
-    found: _Ways = []
-    for row in rows:
-        words = [
-            part
-            for word in run.words
-            for part in (words_of(decided(word.pieces, row)) if any(p.unknown for p in word.pieces) else [word])
-        ]
-        program = started_program(words, named)
-        if isinstance(program, Known):
-            refused.setdefault(run.place, f"{program.name}, which {program.does}")
-        elif program is None:
-            found.append((row, words, None))
-        else:
-            found.append((row, program.words, program))
-    return found
-
-
-def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) -> Taken:
-    """The statements of a run, and questions on what differs by what only a shell knows."""
-    found: Taken | None = None
-    first: dict[int, int] = {}
-    fields: dict[str, Any] = {}
-    for choices, words, program in ways:
-        if program is None:
-            continue
-        started = cluster_of(script, replace(run, words=words), others)
-        if found is None:
-            found = read_traced(program.read, *program.parts, _places_of(words), run.place)
-            fields, first = fields_of(found), choices
-            found.origins |= {f"cluster.{name}": started.places.get(name) or run.place
-                              for name in started.cluster if name not in found.cluster}  # fmt: skip
-            found.cluster = started.cluster | found.cluster
-            found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
-            fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
-            found.remarks += _remark_on_more(words, found.asked)
-            found.asked, found.loose = {**found.asked, **program.asked}, tuple(program.asked)
-            found.command = run.place or run.words[0]
-            _leave_sharding(found, program, others)
-            program.leave_open(found, [*others])
-            continue
-        known, unknown = program.parts
-        other = fields_of(program.read(known)) | {f"cluster.{n}": value for n, value in started.cluster.items()}
-        asked = {**questions_of(program.read, known, unknown), **{f"cluster.{n}": Question(*q) for n, q in
-                                                                  started.asked.items()}}  # fmt: skip
-        forks = [fork for fork, at in choices.items() if first.get(fork) != at]
-        by = " and ".join([*dict.fromkeys(script.conditions.get(fork) or run.place for fork in forks)][:2])
-        variable = next((script.deciding[fork] for fork in forks if fork in script.deciding), "")
-        differ = [name for name in sorted(fields.keys() | other.keys()) if fields.get(name) != other.get(name)]
-        if all(fork in script.usual for fork in forks):
-            found.origins |= dict.fromkeys((*differ, *asked), f"default of {by}")
-            continue
-        for name in differ:
-            if name not in found.asked or name in found.loose:
-                values = " or ".join(str(one.get(name, "nothing")) for one in (fields, other))
-                found.asked[name] = Question(f"{values}, by {by}", variable)
-        for name, question in asked.items():
-            found.asked.setdefault(name, question)
-    if found is None:
-        raise JobError(f"{run.place}: the command that it starts is not understood.")
-    for name in found.asked:
-        section, _, key = name.partition(".")
-        if section in SECTIONS:
-            getattr(found, section).pop(key, None)
-    return found
-
-
-# options that name a config of DeepSpeed, Accelerate or FSDP, and what it fills in
-_FILLED_IN = {
-    "deepspeed": ("plan.zero_stage",), "deepspeed_config": ("plan.zero_stage",), "fsdp_config": ("plan.recompute",),
-    "config_file": ("plan.zero_stage", "plan.recompute", "training.dtype"),
-}  # fmt: skip
-
-
-def _leave_sharding(taken: Taken, program: Program, others: Mapping[str, str]) -> None:
-    """Leaves what a config of DeepSpeed, Accelerate or FSDP fills in to it, and asks where that is not given."""
-    values = {**dict(pairs_of(program.words)), **program.values}
-    for option, fields in _FILLED_IN.items():
-        config, launches = values.get(option), "accelerate" in {Path(word).name for word in program.words[:12]}
-        if not isinstance(config, str) or not _FILE_WORDS.search(config) or (option == "config_file" and not launches):
-            continue
-        if not program.known.table and "zero_stage" in values:
-            continue
-        for field in fields:
-            section, _, key = field.partition(".")
-            if is_default(taken, field) or (field not in fields_of(taken) and field not in taken.asked):
-                getattr(taken, section).pop(key, None)
-                if Path(config).name not in others:
-                    taken.asked[field] = Question(f"{Path(config).name} is not given", "", True)
-
-
-def _places_of(words: Sequence[Word]) -> dict[str, str]:
-    """The places of options by their names, and whether they are a script's default."""
-    names = {
-        word: re.sub(r"^--?|=.*", "", word, flags=re.DOTALL).replace("-", "_") for word in words if word[:1] == "-"
-    }
-    return {name: f"default of {word.place}" if word.default else word.place for word, name in names.items()}
-
-
-def _remark_on_more(words: Sequence[Word], asked: Mapping[str, Question]) -> tuple[str, ...]:
-    """A sentence on words that may hold more options than those that are asked."""
-    start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), 0)
-    reasons = " ".join(question.why for question in asked.values())
-    names = [f"{word} ({word.unknown.place})" for word in words[start:]
-             if word.unknown and word.many and f"is given {word}," not in reasons]  # fmt: skip
-    if not names:
-        return ()
-    return (f"{', '.join(dict.fromkeys(names))} may hold more options, which only a shell knows and are not read",)
-
-
-def _configs_of(script: Script, run: Run) -> Iterator[str]:
-    """Names of the configs that the commands of a script are given."""
-    for words in script.commands:
-        for name, value in pairs_of(words):
-            if (
-                ("config" in name or name in ("deepspeed", "yaml_cfg"))
-                and isinstance(value, str)
-                and _FILE_WORDS.search(value)
-            ):
-                yield Path(value).name
-    if _FILE_WORDS.search(named := run.environment.get("CONFIG_FILE", "")):
-        yield Path(named).name
 
 
 # Several files of one run into one job and its plan; what none of them states is required by its option.
@@ -540,7 +321,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     options = {key: value for key, value in given.items() if value is not None and key != "set"}
     _answer(whole, options, given.get("set") or {})
     own = (options.get("framework") or whole.framework or "generic") in _OF_SCRIPTS
-    _ask_unstated(whole, own)
+    if any(one.format != "Hugging Face config" for one in files):  # which is of a model, and of no run
+        _ask_unstated(whole, own)
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
     if question := whole.asked.pop("model.config", None):  # which takes no time
@@ -638,27 +420,23 @@ def _missing(
         others = [field for field in fields if field not in _ANSWERS and not question.variable]
         ways += [f"--set {field}=..." for field in others[: 1 if ways else 3]]
         named = ["the model" if field == "model.catalogue" else field for field in fields]
-        wanted.append(f"{_and(named)} ({why}; {' or '.join(dict.fromkeys(ways))})")
+        wanted.append(f"{listed_words(named)} ({why}; {' or '.join(dict.fromkeys(ways))})")
     sources = [*dict.fromkeys(one.source for one in files)]
     unseen = [*dict.fromkeys(name for one in files for name in _unseen(one, files))]
-    more = f", or {_and(unseen)} too, which may state more" if unseen else ""
-    return f"{_and(sources)} {'do' if len(sources) > 1 else 'does'} not state {_and(wanted)}; give them{more}."
+    more = f", or {listed_words(unseen)} too, which may state more" if unseen else ""
+    do = "do" if len(sources) > 1 else "does"
+    return f"{listed_words(sources)} {do} not state {listed_words(wanted)}; give them{more}."
 
 
-def _and(parts: Sequence[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
-
-
-# which files count more: a process and what ran, what DeepSpeed takes from its own file, the command line, and configs
+# which files count more: a log, then what DeepSpeed takes from its own file, the command line, and configs
 _RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config")
 
 
 def _rank(one: Taken) -> int:
-    """How far behind others a file counts, whatever the order in which files are given."""
-    if one.process:
-        return -1
-    kinds = [kind for kind in _RANKS if kind in ("log" if one.log else one.format)]  # "" is in all
-    return _RANKS.index("" if one.command else max(kinds, key=len) or "config")
+    """How far behind others a file counts, in whatever order they are given; what a process has before all of them."""
+    kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
+    kind = "log" if one.log else "" if one.command else max(kinds, key=len) or "config"
+    return _RANKS.index(kind) - (len(_RANKS) if one.process else 0)
 
 
 def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
@@ -741,7 +519,7 @@ def _differ(whole: Taken, name: str, first: Taken, other: Taken, remarks: list[s
         return
     elif _rank(first) == _rank(other):
         parts = sorted(f"{value} by {one.source}" for value, one in zip(values, (first, other), strict=True))
-        whole.asked[name] = Question(_and(parts))
+        whole.asked[name] = Question(listed_words(parts))
     elif kind != "model":
         remarks.append(f"{place} states {key} {values[1]}, {first.source} {values[0]}, which counts")
 
@@ -774,9 +552,8 @@ def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
     unsure = {"cluster.nodes", "cluster.gpus_per_node"} & whole.asked.keys()
     if per_node is None and usual and not unsure:
         per_node = min(usual, every or usual)
-    if (
-        nodes is None and per_node and "cluster.nodes" not in unsure
-    ):  # launchers start on one node where none are stated
+    # launchers start on one node where none are stated
+    if nodes is None and per_node and "cluster.nodes" not in unsure:
         nodes = -(-every // per_node) if every else 1 if stated.get("gpus_per_node") else None
     missing += [key for key, value in (("gpus_per_node", per_node), ("nodes", nodes)) if not value and "gpu" in stated]
     if "cluster.nodes" in unsure and every:  # GPUs per node follow

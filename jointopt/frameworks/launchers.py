@@ -35,7 +35,7 @@ _LAUNCHERS: dict[str, Mapping[str, str]] = {
     "orterun": _MPI, "horovodrun": _MPI, "torchrun": _TORCHRUN, "torch.distributed.run": _TORCHRUN,
     "torch.distributed.launch": _TORCHRUN,
     "deepspeed": {"num_nodes": "nodes", "num_gpus": "gpus_per_node", "hostfile": "hostfile", "H": "hostfile",
-                  "include": "hosts", "i": "hosts"},
+                  "include": "include", "i": "include", "exclude": "exclude", "e": "exclude"},
     "accelerate": {"num_machines": "nodes", "num_processes": "tasks", "num_gpus": "gpus_per_node"},
     "jsrun": {"n": "sets", "nrs": "sets", "g": "gpus_per_set", "gpu_per_rs": "gpus_per_set", "a": "tasks_per_set",
               "tasks_per_rs": "tasks_per_set", "r": "sets_per_node", "rs_per_host": "sets_per_node"},
@@ -52,12 +52,13 @@ _VARIABLES = {
                       "NGPUS_PER_NODE"),
     "num_gpus": ("WORLD_SIZE",),
 }  # fmt: skip
-# variables that a batch system sets in every job
+BATCH = "the batch system"  # which sets variables in every job
 _OF_SLURM = tuple(f"SLURM_{name}" for name in (
     "JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "SUBMIT_DIR", "JOB_NAME", "PROCID", "NODEID", "LOCALID",
     "JOB_PARTITION", "TASKS_PER_NODE",
 ))  # fmt: skip
-_OF_PBS = ("PBS_JOBID", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_JOBNAME")
+_OF_PBS = ("PBS_JOBID", "PBS_O_WORKDIR", "PBS_JOBNAME")
+NODEFILE = "$PBS_NODEFILE"  # stands for the path of the file of nodes, in which a line is a rank
 # options of launchers, which stand before those of the program
 OPTIONS = frozenset((
     *(name for table in _LAUNCHERS.values() for name in table), "node_rank", "master_addr", "master_port", "rdzv_id",
@@ -65,7 +66,8 @@ OPTIONS = frozenset((
     "standalone", "exclude", "mpi", "cpu_bind", "container_image", "container_mounts", "container_name", "output",
     "error", "machine_rank", "main_process_ip", "main_process_port", "config_file", "multi_gpu", "no_python", "label",
     "local_rank", "cpus_per_task", "plan", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
-    "export", "module", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to", "open_mode",
+    "export", "module", "mem", "time", "partition", "job_name", "account", "exclusive", "nodelist", "bind_to",
+    "open_mode",
 ))  # fmt: skip
 _HEADER = re.compile(r"^#(SBATCH|PBS|BSUB|FLUX:?|\$)\s+(.*)$")
 # variables that Slurm sets from what its header asks: sbatch(1)
@@ -74,6 +76,8 @@ _SET_BY_SLURM = {
     "tasks_per_node": ("SLURM_NTASKS_PER_NODE",), "gpus": ("SLURM_GPUS",), "gpus_per_task": ("SLURM_GPUS_PER_TASK",),
 }  # fmt: skip
 _MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
+_MOST_RANKS = 100_000
+_OF_TEXT = ("gres", "typed", "constraint", "hosts", "hostfile", "include", "exclude", "pbs", "lsf_gpu", "map_by")
 _COUNTS = ("nodes", "gpus_per_node", "num_gpus")
 
 
@@ -84,6 +88,7 @@ class Started:
     cluster: dict[str, Any] = field(default_factory=dict)  # nodes, gpus_per_node, num_gpus, gpu
     places: dict[str, str] = field(default_factory=dict)
     asked: dict[str, tuple[str, str]] = field(default_factory=dict)  # field -> why, and the variable that answers
+    reads: tuple[str, ...] = ()  # names of the hostfiles that state some of them
 
     def state(self, name: str, value: Any, place: str = "") -> None:
         """Notes a statement of the launcher farther from the program, which those nearer override."""
@@ -97,10 +102,11 @@ class Started:
         self.asked[name] = (why, variable)
 
 
-def header_of(text: str, name: str) -> list[tuple[str, list[Word]]]:
+def header_of(text: str, name: str, values: Mapping[str, Text] | None = None) -> list[tuple[str, list[Word]]]:
     """(batch system, options) of each line of a batch header, which ends at the first command.
 
-    A quotation that does not end has none. ``name``: of the file.
+    A quotation that does not end has none. ``name``: of the file; ``values``: of variables that a shell around it put
+    in its place.
     """
     found: list[tuple[str, list[Word]]] = []
     for at, line in enumerate(text.splitlines(), 1):
@@ -111,7 +117,9 @@ def header_of(text: str, name: str) -> list[tuple[str, list[Word]]]:
                 words = shlex.split(match[2], comments=True)
             except ValueError:
                 continue
-            found.append((match[1].rstrip(":"), [Word(literal(word, f"{name}:{at}")) for word in words]))
+            rows = [[(values or {}).get(part[2:-1]) or literal(part, f"{name}:{at}") for part in
+                     re.split(r"(\$\{\w+\})", word) if part] for word in words]  # fmt: skip
+            found.append((match[1].rstrip(":"), [Word(piece for text in row for piece in text) for row in rows]))
     return found
 
 
@@ -128,14 +136,31 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
     place = next((word.place for word in values.values()), "")
     places = {key: word.place for key, word in values.items()}
     names = _OF_SLURM if values else _OF_PBS if any(system == "PBS" for system, _ in header) else ()
-    unknown = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by="the batch system", filled=True)),)
+    unknown: dict[str, Text] = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by=BATCH, filled=True)),)
                for name in names}  # fmt: skip
+    if names is _OF_PBS:
+        unknown["PBS_NODEFILE"] = literal(NODEFILE, "")
     found = unknown | {name: literal(str(numbers[key]), places.get(key, place))
              for key, names in _SET_BY_SLURM.items() if key in numbers for name in names}  # fmt: skip
     if "typed" in values:
         found["SLURM_GPUS_PER_NODE"] = values["typed"].pieces
     if on_node:
         found["SLURM_GPUS_ON_NODE"] = literal(str(on_node), places.get("typed", places.get("gres", place)))
+    return found
+
+
+def nodefile_of(header: Sequence[tuple[str, list[Word]]]) -> list[Text]:
+    """The lines of the file of nodes that PBS writes, one for each rank of a node; none where that is not stated."""
+    stated = [word for system, line in header if system == "PBS" for word in _options(_LAUNCHERS["PBS"], line).values()]
+    selects = [match for word in stated if (match := re.search(r"(?:select|nodes)=([^,]+)", word))]
+    found: list[Text] = []
+    for chunk in selects[-1][1].split("+") if selects else ():
+        number, ranks = re.match(r"(\d{1,5})(?:$|:)", chunk), re.search(r":(?:mpiprocs|ppn)=(\d{1,3})(?:$|:)", chunk)
+        for _ in range(int(number[1]) if number else 1):
+            host = Unknown(f"$host{len(found)}", set_by=BATCH, filled=True)
+            found += [(Piece(unknown=host),)] * (int(ranks[1]) if ranks else 1)
+            if len(found) > _MOST_RANKS:
+                return []
     return found
 
 
@@ -149,10 +174,17 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
         _state_variables(found, run, name)
     if "nodes" in found.cluster and "gpus_per_node" in found.cluster:
         found.cluster.pop("num_gpus", None)
-    levels = [(name, values) for name, values in _levels(script, run) if values]
+    files = {PurePosixPath(path).name: text for path, text in script.written.items()} | dict(hostfiles or {})
+    levels = [
+        (name, values) for name, values in _levels(run) if values or (name == "deepspeed" and "hostfile" in files)
+    ]
     for at, (name, values) in enumerate(levels):
         inner = all(other not in _OF_NODES for other, _ in levels[at + 1 :])
-        _state_level(found, name, values, inner, script.written | dict(hostfiles or {}))
+        if name == "deepspeed":  # where it looks by itself
+            values.setdefault("hostfile", Word(literal("/job/hostfile", "default of deepspeed")))
+        if (file := PurePosixPath(values.get("hostfile", "")).name) in files:
+            found.reads += (file,)
+        _state_level(found, name, values, inner, files)
     cluster = found.cluster
     if {"nodes", "gpus_per_node"} <= cluster.keys() and cluster.get("num_gpus") == cluster["nodes"] * cluster[
         "gpus_per_node"
@@ -175,10 +207,10 @@ def _state_variables(found: Started, run: Run, name: str) -> None:
             return
 
 
-def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
+def _levels(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
     """(launcher, its options) from the batch header to the program; Slurm's header and srun are one."""
     header: dict[str, Word] = {}
-    for system, line in script.header:
+    for system, line in run.header:
         if system in _LAUNCHERS:
             values = _options(_LAUNCHERS[system], line)
             if system == "SBATCH":
@@ -193,6 +225,11 @@ def _levels(script: Script, run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
         if slurm and "--overlap" in words:  # a step beside another one: it says where it runs, not on how many nodes
             continue
         values = _options(_LAUNCHERS[name], words)
+        visible = run.environment.get("CUDA_VISIBLE_DEVICES")
+        if values.get("gpus_per_node") in ("auto", "gpu") and visible:  # of torchrun: all GPUs that it sees
+            values["gpus_per_node"] = Word(literal(str(len(visible.split(","))), "CUDA_VISIBLE_DEVICES"))
+        if "--standalone" in words:
+            values["nodes"] = Word(literal("1", words[words.index("--standalone")].place))  # type: ignore[arg-type]
         if slurm and {"tasks", "tasks_per_node"} & values.keys():  # of a step of its own
             header = {key: word for key, word in header.items() if key not in ("tasks", "tasks_per_node")}
         yield name, (header | values if slurm else values)
@@ -236,7 +273,7 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     """Adds what one launcher states; ``inner``: its tasks are ranks, not launchers of them."""
     numbers: dict[str, int] = {}
     for key, word in values.items():
-        if key in ("gres", "typed", "constraint", "hosts", "hostfile", "pbs", "lsf_gpu", "map_by"):
+        if key in _OF_TEXT:
             continue
         unknown, number = unknown_of(word), _number(word)
         if number:
@@ -250,7 +287,7 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     gpu, of_gres = _gres(str(values.get("typed", values.get("gres", ""))))
     place = places.get("typed", places.get("gres", ""))
     found.state("gpu", gpu or _constraint(str(values.get("constraint", ""))), place)
-    numbers |= _of_texts(values, files)
+    numbers = _of_texts(values, files) | numbers
     tasks, each = numbers.get("tasks"), numbers.get("tasks_per_node")
     sets, per_set = numbers.get("sets"), numbers.get("gpus_per_set")
     if sets and per_set:
@@ -318,17 +355,32 @@ def _of_texts(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str,
         found["nodes"] = len(hosts)
         slots = {part.rpartition(":")[2] for part in hosts if re.search(r":\d+$", part)}
         found |= {"tasks_per_node": int(slots.pop())} if len(slots) == 1 else {}
-    text = files.get(PurePosixPath(str(values.get("hostfile", ""))).name, "")
-    lines = [line.split("#")[0].split() for line in text.splitlines() if line.split("#")[0].strip()]
-    if lines:
-        found["nodes"] = len(lines)
-        slots = {
-            match[1]
-            for line in lines
-            for part in line
-            if (match := re.fullmatch(r"(?:slots|max_slots)=(\d+)|:(\d+)", part))
-        }
-        found |= {"gpus_per_node": int(slots.pop())} if len(slots) == 1 else {}
+    of_hosts = _taken_hosts(values, _hosts_of(files.get(PurePosixPath(str(values.get("hostfile", ""))).name, "")))
+    if of_hosts:
+        found["nodes"], sizes = len(of_hosts), {*of_hosts.values()}
+        found |= {"gpus_per_node": size} if len(sizes) == 1 and (size := sizes.pop()) else {}
+    return found
+
+
+def _hosts_of(text: str) -> dict[str, int | None]:
+    """The slots of each host of a hostfile (``node1 slots=8``); None where it states none."""
+    rows = [words for line in text.splitlines() if (words := line.split("#")[0].split())]
+    slots = [re.search(r"(?:\s(?:max_)?slots=|:)(\d+)", " ".join(row)) for row in rows]
+    return {row[0].split(":")[0]: int(found[1]) if found else None for row, found in zip(rows, slots, strict=True)}
+
+
+def _taken_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -> dict[str, int | None]:
+    """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with their slots."""
+    found = {**hosts}
+    for key in ("include", "exclude"):
+        word = values.get(key)
+        parts = [part.partition(":") for part in word.split("@")] if word and not word.unknown else []
+        named = {host.strip(): len(slots.split(",")) if slots else hosts.get(host.strip()) for host, _, slots in parts}
+        if key == "include" and named:
+            found = named
+        for host in {*named} & {*found} if key == "exclude" else ():
+            left = (found[host] or 0) - (named[host] or 0)
+            found.pop(host) if named[host] == found[host] else found.update({host: left or None})
     return found
 
 

@@ -244,7 +244,7 @@ class Taken:
     source: str = ""  # the file's name
     process: int = 0  # the number of the running one whose arguments they are
     origins: dict[str, str] = field(default_factory=dict)  # of fields such as plan.tp: file and line, or whose default
-    reads: tuple[str, ...] = ()  # names of scripts among those given that it sources or starts
+    reads: tuple[str, ...] = ()  # names of files among those given that it sources, starts or looks into
     asked: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
     loose: tuple[str, ...] = ()  # of those asked: what none of its words states, so that any other file answers
 
@@ -302,13 +302,11 @@ def with_references(config: Mapping[str, Any], given: Mapping[str, str] | None =
             return {name: filled(inner, f"{at}.{name}".lstrip(".")) for name, inner in value.items()}
         for _ in range(_DEEPEST):
             found = [*_REFERENCE.finditer(value)] if isinstance(value, str) else []
-            known = next(
-                ((one, it) for one in found if (it := _referred(one[1], flat, at, given or {})) is not None), None
-            )
-            if known is None:
+            means = {one[0]: _referred(one[1], flat, at, given or {}) for one in found}
+            text = next((text for text, meant in means.items() if meant is not None), None)
+            if text is None:
                 return value
-            whole = known[0][0] == value
-            value = known[1] if whole else value.replace(known[0][0], str(known[1]))
+            value = means[text] if text == value else value.replace(text, str(means[text]))
             value = None if value in ("null", "") else value
         return value
 
@@ -319,8 +317,8 @@ def _referred(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str,
     """What a reference at a key stands for; None where nothing says it."""
     name, colon, rest = (part.strip() for part in inside.partition(":"))
     if colon and name in _COMPUTED:
-        numbers = [whole_of(part) for part in rest.split(",")]
-        return _COMPUTED[name](*numbers) if len(numbers) == 2 and None not in numbers and numbers[1] else None  # type: ignore[arg-type]
+        numbers = [number for part in rest.split(",") if (number := whole_of(part)) is not None]
+        return _COMPUTED[name](*numbers) if len(numbers) == 2 and numbers[1] else None
     if name == "oc.decode":
         return rest
     usual: str | None = None
@@ -340,6 +338,11 @@ def _referred(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str,
 def open_references(config: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a config whose references lead nowhere, with what stands there."""
     return {key: value for key, value in flattened(config).items() if isinstance(value, str) and "${" in value}
+
+
+def listed_words(parts: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
 def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

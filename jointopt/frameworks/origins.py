@@ -72,37 +72,39 @@ def _leave_asked(taken: Taken) -> None:
 def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str], asks: bool = False) -> Taken:
     """The statements of a config, each field with the line that states it, or as a default of its program.
 
-    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted names
-    has no lines. ``asks``: a key whose references lead nowhere is a question on what it could move; else the reader asks.
+    ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted
+    names has no lines. ``asks``: what a key without a known value could move is asked; else the reader asks.
     """
     hidden = open_references(config) if asks else {}
-    config = nested({key: value for key, value in flattened(config).items() if key not in hidden}) if hidden else config
+    known = {key: value for key, value in flattened(config).items() if key not in hidden}
+    config = nested(known) if hidden else config
     taken = read(config)
-    fields, flat = fields_of(taken), flattened(config)
-    place = next(iter(texts)) or taken.format
-    taken.origins = dict.fromkeys(fields, place)
+    fields, place = fields_of(taken), next(iter(texts)) or taken.format
     files = {name or place: text.splitlines() for name, text in texts.items()}
-    unknown: dict[str, Word] = {}
-    for key, value in hidden.items():
-        variable = found[1] if (found := _VARIABLE.fullmatch(value)) else ""
-        line = next((f"{name}:{at}" for name, lines in files.items() if (at := _line_of(key, lines))), place)
-        unknown[key] = Word([Piece(unknown=Unknown(value, variable, line))])
-    taken.asked |= questions_of(lambda options: read(nested(options)), flat, unknown) if unknown else {}
+
+    def place_of(key: str) -> str:
+        return next((f"{name}:{at}" for name, lines in files.items() if (at := _line_of(key, lines))), place)
+
+    def read_flat(options: Mapping[str, Any]) -> Taken:
+        return read(nested(options))
+
+    taken.origins = dict.fromkeys(fields, place)
+    variables = {key: found[1] if (found := _VARIABLE.fullmatch(value)) else "" for key, value in hidden.items()}
+    unknown = {key: Word([Piece(unknown=Unknown(hidden[key], variables[key], place_of(key)))]) for key in hidden}
+    taken.asked |= questions_of(read_flat, known, unknown) if unknown else {}
     _leave_asked(taken)
-    fields = fields_of(taken)
-    if len(flat) > _MOST_KEYS or fields_of(read(nested(flat))) != fields:
+    if len(known) > _MOST_KEYS or fields_of(read_flat(known)) != fields:
         return taken
     moves = []
-    for key, value in flat.items():
+    for key, value in known.items():
         tries = (None, not value) if isinstance(value, bool) else _tries(value)
         try:
-            moved = _moved(lambda options: read(nested(options)), flat, key, fields, tries)
+            moved = _moved(read_flat, known, key, fields, tries)
         except (TypeError, ValueError, KeyError, AttributeError):  # a section of another kind than its program has
             continue
         if moved:
-            moves.append((moved, next((f"{name}:{at}" for name, lines in files.items() if (at := _line_of(key, lines))),
-                                      place)))  # fmt: skip
-    taken.origins = _origins(taken, fields, moves)
+            moves.append((moved, place_of(key)))
+    taken.origins = _origins(taken, fields_of(taken), moves)
     return taken
 
 

@@ -19,7 +19,8 @@ from typing import Any
 from tree_sitter import Node
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.shell_statements import Statements
+from jointopt.frameworks.launchers import BATCH
+from jointopt.frameworks.shell_statements import ENDINGS, Statements
 from jointopt.frameworks.shell_values import Answer, free_variable, raw_text
 from jointopt.frameworks.shell_words import (
     CLASSES,
@@ -100,6 +101,23 @@ def _awk(options: Options, words: list[str], lines: Lines) -> Lines | None:
     return [row[-1 if found[2] == "NF" else int(found[2]) - 1] for row in rows]
 
 
+def _named(line: Text) -> str:
+    """The text of a line, or the node that it is; ValueError for any other that only a shell knows."""
+    if any(piece.unknown and piece.unknown.set_by != BATCH for piece in line):
+        raise ValueError
+    return Word(line)
+
+
+def _sort(options: Options, words: list[str], lines: list[Text]) -> list[Text]:
+    """``sort``, with ``-u``, ``-n`` and ``-r``."""
+    rows = {_named(line): line for line in lines}.values() if "-u" in options else lines
+    return sorted(rows, key=lambda row: int(_named(row)) if "-n" in options else _named(row), reverse="-r" in options)
+
+
+def _uniq(options: Options, words: list[str], lines: list[Text]) -> list[Text]:
+    return [line for at, line in enumerate(lines) if not at or _named(line) != _named(lines[at - 1])]
+
+
 # programs that change lines: their options, how many words before the files there are, whether they look into lines
 _FILTERS: dict[str, tuple[str, int, Callable[[Options, list[str], Any], Any], bool]] = {
     "cut": ("d:f:s", 0, _cut, True), "tr": ("d", 9, _tr, True), "sed": ("eEr", 1, _sed, True),
@@ -107,7 +125,8 @@ _FILTERS: dict[str, tuple[str, int, Callable[[Options, list[str], Any], Any], bo
     "tail": ("n:", 0, lambda o, w, lines: lines[-int(o.get("-n", 10)) :], False),
     "cat": ("", 0, lambda o, w, lines: lines, False), "tee": ("a", 9, lambda o, w, lines: lines, False),
     "wc": ("l", 0, lambda o, w, lines: [literal(str(len(lines)), "")] if o else None, False),
-    "xargs": ("", 0, lambda o, w, lines: [" ".join(lines)], True),
+    "xargs": ("", 0, lambda o, w, lines: [" ".join(lines)], True), "sort": ("unr", 0, _sort, False),
+    "uniq": ("", 0, _uniq, False),
 }  # fmt: skip
 
 
@@ -129,6 +148,7 @@ def read_script(
     for written, inner in reader.written.items():  # a script that something else than a shell starts
         if written not in reader.script.read and not any(len(run.words) > 3 for run in reader.script.runs):
             reader.run_text(reader.script_of(inner))
+    reader.script.read |= {one for one in reader.looked_into if not one.endswith(ENDINGS)}
     reader.script.written = {path: reader.plain(inner) or "" for path, inner in reader.written.items()}
     return reader.script
 
@@ -546,6 +566,11 @@ class _Reader(Statements):
         number = self.number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
         self.say(None if number is None else str(number), words, node)
 
+    def _do_bc(self, words: list[Word], node: Node) -> None:
+        lines = [self.known(line) for line in self.input or ()]
+        number = self.number_of(lines[0]) if len(lines) == 1 and lines[0] and not words else None
+        self.say(None if number is None else str(number), words, node)
+
     def _do_scontrol(self, words: list[Word], node: Node) -> None:
         """``scontrol show hostnames``: as many lines as the job has nodes."""
         found = self.looked_up("SLURM_NNODES", "")
@@ -587,7 +612,7 @@ class _Reader(Statements):
             self.run_text(self.text_of(lines), self.place(node))
         elif (name := PurePosixPath(path).name) in self.files:
             before = dict(self.variables)
-            self.run_sourced(name, path)
+            self.run_sourced(name, path, words[1:])
             for variable in [*self.variables] if words[0].default else ():  # another file may be read instead
                 if self.variables[variable] != before.get(variable):
                     self.mark_default(variable)

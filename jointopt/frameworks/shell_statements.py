@@ -14,7 +14,7 @@ from typing import Any
 
 from tree_sitter import Node
 
-from jointopt.frameworks.launchers import batch_variables, header_of
+from jointopt.frameworks.launchers import batch_variables, header_of, nodefile_of
 from jointopt.frameworks.shell_values import MOST_DEEP, Answer, Fork, Value, Values, assigned_names, parse, raw_text
 from jointopt.frameworks.shell_words import (
     Piece,
@@ -32,6 +32,7 @@ from jointopt.frameworks.shell_words import (
     pattern_matches,
     taken_apart,
     without_end,
+    words_of,
 )
 
 _MOST_STATEMENTS = 20_000  # read, those of loops and functions each time
@@ -39,7 +40,7 @@ _MOST_FORKS = 60  # branches that only a shell could choose; what later ones set
 _MOST_FORKS_OF_A_LOOP = 10  # what one with more of them sets is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
-_ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")  # of scripts
+ENDINGS = (".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf")  # of scripts
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _QUIET = {
     "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch",
@@ -52,10 +53,11 @@ _QUESTIONS = {
     "squeue", "curl", "wget", "nvcc", "rocm-smi", "getopt",
 }  # fmt: skip
 _REMOTE = {"ssh", "pdsh", "clush", "docker", "podman"}  # start a shell that inherits no variables
-_ALONE = {"-i", "--ignore-environment", "--cleanenv", "--export=NONE"}  # words by which other programs do so
-_STATES = re.compile(r"(?:^|,|--env=|--export=)([A-Za-z_]\w*)=([^,]*)")  # X=1 of env, -e X=1, --export=ALL,X=1
+# words by which other programs do so
+_ALONE = re.compile(r"-i|--ignore-environment|--cleanenv|--export=(?!.*\bALL\b).*", re.DOTALL)
+_STATES = re.compile(r"(?:--env=|--export=)?([A-Za-z_]\w*)=")  # X=1 of env, -e X=1, --export=ALL,X=1
 _OUTPUT = "(...)"  # stands for what was written, among variables
-_SUBMITS = {"sbatch", "qsub", "bsub"}
+_SUBMITS = {"sbatch": "SBATCH", "qsub": "PBS", "bsub": "BSUB"}  # whose options count before those of that header
 
 
 class Statements(Values):
@@ -64,6 +66,8 @@ class Statements(Values):
     def __init__(self, name: str, files: Mapping[str, str], given: Mapping[str, str]) -> None:
         super().__init__(name)
         self.script = Script()
+        self.header = self.script.header  # of the batch job whose script is read
+        self.submitted: list[tuple[str, list[Word]]] = []  # the options by which it was submitted, until it is read
         self.files |= files
         self.functions: dict[str, Node] = {}
         self.prefix: list[Word] = []  # words before the program that a shell inside of them starts
@@ -89,11 +93,16 @@ class Statements(Values):
     def run_text(self, text: str, place: str = "") -> None:
         """Reads a script: the one that was given, or one inside of it (``bash -c``, a heredoc)."""
         text = re.sub(r"\r\n?", "\n", text)
-        header = header_of(text, self.name)
-        self.script.header += header
+        stand_ins = {name: value for name in self.stand_ins if isinstance(value := self.variables.get(name), tuple)}
+        header = [*header_of(text, self.name, stand_ins), *self.submitted]
         for name, value in batch_variables(header).items():
-            self.variables.setdefault(name, value)
+            if name not in self.given and (self.submitted or name not in self.variables):
+                self.variables[name] = value
             self.exported.add(name)
+            self.of_batch.add(name)
+        self.nodefile = nodefile_of(header) or self.nodefile
+        self.header += header
+        self.submitted = []
         text = re.sub(r"\bIFS==(?=\s)", r"IFS=\=", text)  # which the grammar takes for a test
         root = parse(_EMPTY_COMMENT.sub(lambda found: " " * len(found[0]), text))
         outer, self.fixed_place = self.fixed_place, place or self.fixed_place
@@ -619,9 +628,10 @@ class Statements(Values):
             return Answer(True)
         inside = {name: self.variables.get(name) for name in own}
         self.variables |= own
-        exported, self.exported = self.exported, self.exported | own.keys()
+        added = own.keys() - self.exported
+        self.exported |= added
         answer = self._command(words, node)
-        self.exported = exported
+        self.exported -= added  # and not what a function or a sourced file exports
         for name, before in inside.items():
             self._set_back(name, before)
         return answer
@@ -683,7 +693,7 @@ class Statements(Values):
             return
         whole = [*self.prefix, *(part for word in words if word != "\\" for part in taken_apart(word))]
         values = {key: value for key, value in self.variables.items() if isinstance(value, tuple)}
-        self.script.runs.append(Run(whole, self.place(node), values, dict(self.choices)))
+        self.script.runs.append(Run(whole, self.place(node), values, dict(self.choices), [*self.header]))
 
     def _starts_script(self, words: list[Word], node: Node) -> bool:
         """Whether the words start a script that is read: ``bash -c``, a file that was given or written, ``ssh``."""
@@ -706,10 +716,19 @@ class Statements(Values):
             if (
                 base in self.files
                 and base != self.name
-                and (at == 0 or base.endswith(_ENDINGS) or self.files[base][:2] == "#!")
+                and (
+                    at == 0
+                    or base.endswith(ENDINGS)
+                    or self.files[base][:2] == "#!"
+                    or _SUBMITS.keys() & {PurePosixPath(one).name for one in words[:at]}
+                )
             ):
                 return self._run_file(str(word), rest, words[:at], node)
-        return bool({PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS)) and self._reads_input([], node)
+            if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
+                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
+                return True
+        starts = {PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS.keys())
+        return bool(starts) and self._reads_input(words, node)
 
     def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:
         """Whether a shell reads a script from its input, which is then read."""
@@ -725,19 +744,26 @@ class Statements(Values):
 
     def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
         """Acts in a shell that a program, which is started with these words before it, starts."""
-        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
-        remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix}) or bool(_ALONE & {*map(str, prefix)})
-        passed = {str(word) for at, word in enumerate(prefix) if at and prefix[at - 1] in ("-e", "--env")}
+        state = (self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header)
+        names = [PurePosixPath(word).name for word in prefix]
+        remote = bool(_REMOTE & {*names}) or any(_ALONE.fullmatch(w) for w in prefix if not w.unknown)
+        remote |= "qsub" in names and "-V" not in prefix
+        submits = next((at for at, name in enumerate(names) if name in _SUBMITS), None)
+        if submits is not None:  # a job of its own
+            self.submitted, self.header = [(_SUBMITS[names[submits]], [*prefix[submits + 1 :]])], []
+        parts = [one for word in prefix for one in words_of((p._replace(quoted=False) for p in word.pieces), ",")]
+        passed = {re.sub("^--(env|export)=", "", one) for one in parts}  # X of -e X, --export=X
         self.variables = {name: value for name, value in self._inherited().items()
                           if not remote or name in self.stand_ins or name in passed}  # fmt: skip
-        for word in prefix:
-            for found in _STATES.finditer(word) if word.unknown is None else ():
-                self.variables[found[1]] = literal(found[2], word.place, word.default)
+        for one in parts:
+            if found := _STATES.match(one):
+                self.variables[found[1]] = tuple(p._replace(quoted=True) for p in one.rest(found.end()).pieces)
                 self.exported.add(found[1])
         self.functions = {name: body for name, body in self.functions.items() if name in self.exported}
-        self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
+        self.arguments = [one.pieces for one in arguments]
+        self.prefix = [*self.prefix, *prefix] if submits is None else []
         action()
-        self.variables, self.arguments, self.prefix, self.ended, self.functions = state
+        self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header = state
 
     def _inherited(self) -> dict[str, Value]:
         """The variables that a shell of its own gets: those exported that are no arrays."""
@@ -749,7 +775,7 @@ class Statements(Values):
         """Reads a script that another starts, where its text was given; whether it was."""
         name = PurePosixPath(path).name
         if name not in self.files:
-            if name.endswith(_ENDINGS):
+            if name.endswith(ENDINGS):
                 self.miss(path)
             return False
         self.script.read.add(name)
@@ -766,12 +792,14 @@ class Statements(Values):
         if path and path not in self.script.missing:
             self.script.missing.append(path)
 
-    def run_sourced(self, name: str, path: str) -> None:
-        """Reads a file whose text is known, with the variables of this shell."""
+    def run_sourced(self, name: str, path: str, arguments: Sequence[Word]) -> None:
+        """Reads a file whose text is known, with the variables of this shell, and its arguments where none are given."""
         self.script.read |= {name} | ({path} & self.written.keys())
-        before, self.name, self.fixed_place = (self.name, self.fixed_place), name, ""
+        before, self.name, self.fixed_place = (self.name, self.fixed_place, self.arguments), name, ""
+        self.arguments = [word.pieces for word in arguments] or self.arguments
         self.run_text(self.files[name])
-        self.name, self.fixed_place = before
+        self.name, self.fixed_place, outer = before
+        self.arguments = outer if arguments else self.arguments
         self.ended = "" if self.ended == "return" else self.ended
 
 

@@ -13,6 +13,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from jointopt.core.errors import JobError
+from jointopt.frameworks.launchers import NODEFILE
 from jointopt.frameworks.shell_words import (
     END,
     Piece,
@@ -89,6 +90,20 @@ def written(raw: bytes) -> str:
     return _STAND_IN.sub(lambda one: chr(int(one[1], 16)), raw.decode())
 
 
+def outside_quotes(text: str) -> str:
+    """A script without what it only says: its comments, quotations and heredocs."""
+    root = parse(text)
+    said, nodes = [], [root]
+    while nodes:
+        node = nodes.pop()
+        if node.type in ("comment", "string", "raw_string", "heredoc_body"):
+            said.append((node.start_byte, node.end_byte))
+        else:
+            nodes += node.children
+    ends = [0, *(end for place in sorted(said) for end in place), None]
+    return written(b" ".join((root.text or b"")[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True)))
+
+
 class Values(abc.ABC):
     """The variables of a shell, and what words come to by them."""
 
@@ -112,7 +127,10 @@ class Values(abc.ABC):
         self.status: bool | None = True  # whether the last command succeeded
         self.unread = ""  # a file that was sourced and not given, and may set any variable
         self.given: set[str] = set()  # variables that the caller states
+        self.of_batch: set[str] = set()  # and a batch system
         self.written: dict[str, Text] = {}  # files that the script itself writes
+        self.looked_into: set[str] = set()  # files whose lines a command reads
+        self.nodefile: list[Text] = []  # lines of the file of nodes of PBS
         self.stand_ins: list[str] = []  # variables that stand for values inside of another shell's text
         self.files: dict[str, str] = {}  # texts of other scripts by their names
 
@@ -143,12 +161,21 @@ class Values(abc.ABC):
         if self.exports_all:
             self.exported.add(name)
 
+    def unsettle(self, file: str, place: str) -> None:
+        """After a file that was not given any variable may have another value, but for those that others state."""
+        self.unread = file
+        for name, value in self.variables.items():
+            if name not in self.given | self.of_batch and isinstance(value, tuple):
+                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
+
     def lines_of_file(self, path: str | None) -> list[Text] | None:
         """The lines of a file that the script wrote, or that was given; None where they are not known."""
-        if path == "/dev/null":
-            return []
+        if path in ("/dev/null", NODEFILE):
+            return [*self.nodefile] if path == NODEFILE else []
         if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
             return None
+        if path not in self.written:
+            self.looked_into.add(PurePosixPath(path).name)
         return lines_of(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
 
     def write(self, path: str, lines: Sequence[Text] | None, adds: bool = False) -> None:

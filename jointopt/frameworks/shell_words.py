@@ -294,6 +294,7 @@ class Run:
     place: str
     variables: dict[str, Text]  # when it starts, exported or not
     branches: dict[int, int]  # the branch of each fork in which it stands
+    header: list[tuple[str, list[Word]]] = field(default_factory=list)  # of its batch job, and how that was submitted
 
     @property
     def environment(self) -> dict[str, str]:

@@ -19,8 +19,10 @@ from jointopt.cli.main import jointopt
 
 SHAPE = "--num-layers 32 --hidden-size 4096 --seq-length 4096 --num-attention-heads 32 --vocab-size 32000"
 WORDS = [*SHAPE.split(), "--micro-batch-size", "4", "--global-batch-size", "64", "--tensor-model-parallel-size", "2"]
+SLEEPS = "import time; print('on', flush=True); time.sleep(60)"
 PROGRAMS = {
-    "pretrain_gpt.py": "import time; print('on', flush=True); time.sleep(60)",
+    "pretrain_gpt.py": SLEEPS,
+    "run_train.py": SLEEPS,
     # two ranks of its own, each with its number
     "torchrun.py": "import os, subprocess, sys\n"
     "ranks = [subprocess.Popen(sys.argv[1:], env=dict(os.environ, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE='2',"
@@ -105,7 +107,7 @@ def test_a_config_that_a_rank_names_is_read_where_it_runs(start: Start, tmp_path
     config = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n"
     (tmp_path / "job.toml").write_text(config)
     pid = start(
-        "pretrain_gpt.py", "--job.config_file", "./job.toml", "--training.local_batch_size", "2", **LAUNCHED["torchrun"]
+        "run_train.py", "--job.config_file", "./job.toml", "--training.local_batch_size", "2", **LAUNCHED["torchrun"]
     )
     found = document(pid)
     assert (found["job_file"]["model"], found["plan"]["micro_batch_size"]) == ("llama-3-8b", 2)

@@ -35,6 +35,12 @@ STARTERS = ("deepspeed", "accelerate", "torchrun")
 # what is asked where a recipe, or a config that is not given, fills in what the words leave open
 _ASKED = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.micro_batch_size", "plan.recompute", "plan.zero_stage",
           "training.global_batch_size", "training.seq_length", "training.dtype")  # fmt: skip
+FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
+# options that name a config of DeepSpeed or Accelerate, and what it fills in
+_FILLED_IN = {
+    "deepspeed": ("plan.zero_stage",), "deepspeed_config": ("plan.zero_stage",),
+    "config_file": ("plan.zero_stage", "plan.recompute", "training.dtype"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ class Program:
         ``given``: names of the other files.
         """
         known, stated = self.known, self.values
+        self._leave_to_configs(taken, given)
         for one in known.asks:
             if one not in fields_of(taken) or is_default(taken, one):
                 _ask(taken, one, f"{taken.program} has no default of it")
@@ -132,6 +139,23 @@ class Program:
         left = [one for one in left if one.startswith("plan.") and one not in taken.asked and one != "plan.ep"]
         if left and not any(Path(name).name in given for name in files):
             taken.remarks += (f"{', '.join(left)}: {why}",)
+
+    def _leave_to_configs(self, taken: Taken, given: Sequence[str]) -> None:
+        """Leaves what a config of DeepSpeed or Accelerate fills in to it, and asks where that is not given."""
+        values = {**dict(pairs_of(self.words)), **self.values}
+        launches = "accelerate" in {Path(word).name for word in self.words[:12]}
+        for option, fields in _FILLED_IN.items():
+            config = values.get(option)
+            if not isinstance(config, str) or not FILE_WORDS.search(config):
+                continue
+            if not launches if option == "config_file" else "zero_stage" in values and not self.known.table:
+                continue
+            for one in fields:
+                section, _, key = one.partition(".")
+                if is_default(taken, one) or (one not in fields_of(taken) and one not in taken.asked):
+                    getattr(taken, section).pop(key, None)
+                    if Path(config).name not in given:
+                        _ask(taken, one, f"{Path(config).name} is not given")
 
 
 def _has_experts(taken: Taken) -> bool:
@@ -248,8 +272,10 @@ def _row_of(words: list[Word]) -> tuple[Known | None, int]:
             and PurePosixPath(end).name not in _first_words()
         ):
             continue
+        ends = (end, f"{end.replace('.', '/')}.py") if before == "-m" else (end,)
         for row in rows:
-            if any(_fits(pattern, end, words[at + 1 :], names) for pattern in row.by) and _beside(row, names):
+            fits = (_fits(pattern, one, words[at + 1 :], names) for pattern in row.by for one in ends)
+            if any(fits) and _beside(row, names):
                 return row, at
         at_script = at_script or end.endswith(".py")
     return next(((row, -1) for row in rows if not row.by and _beside(row, names)), (None, -1))

@@ -110,6 +110,7 @@ def config_taken(
                 fields[target] = None
                 getattr(taken, section).pop(key, None)
                 taken.asked[target] = value
+                taken.loose += (target,) if value.why in keys.asks else ()
         elif key and value is not None:
             getattr(taken, section)[key] = value
         elif not key and not target.startswith("_") and value is not None:
@@ -146,6 +147,7 @@ class _Keys:
         self._program = program
         self.options = Options(self._flat)
         self.unread: tuple[str, ...] = ()  # by the readers of parts of it
+        self.asks: set[str] = set()  # why `ask` asks
 
     def inner(self, at: str) -> tuple[dict[str, Any], str]:
         """The keys below a place, without it, and the place; all keys where it is blank."""
@@ -173,7 +175,8 @@ class _Keys:
         try:
             return evaluate(expression, fields, self.functions)
         except _UnsaidError as reason:
-            return Question(str(reason), "", isinstance(reason, _AskedError))
+            self.asks |= {str(reason)} if isinstance(reason, _AskedError) else set()
+            return Question(str(reason))
         except (TypeError, ValueError, ArithmeticError):
             return None
 

@@ -26,7 +26,8 @@ SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("configs.yaml
 MOVED = [(name, row["by"], row) for name, section in SECTIONS.items() for row in section.get("moved", [])]
 REFUSED = [(name, row[0], row[1]) for name, section in SECTIONS.items() for row in section.get("refused", [])]
 PLAN = {"dp": 16, "nodes": 2}  # of all files
-ELSEWHERE = ("words", "deepspeed", "accelerate", "olmo_core")  # tested by statements.yaml, and below
+# tested by statements.yaml, in test_programs.py, and below
+ELSEWHERE = ("words", "deepspeed", "accelerate", "olmo_core", "ms_swift", "open_rlhf", "fsdp_config")
 
 
 def config(section: str, by: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def test_a_key_moves_its_fields_and_asks_or_says(section: str, by: dict[str, Any
     assert {key: value for key, value in new.items() if old.get(key) != value} == row.get("to", {})
     assert sorted(old.keys() - new.keys()) == row.get("gone", [])
     assert sorted(set(taken.asked) - set(SECTIONS[section].get("asks", []))) == row.get("asks", [])
-    assert row.get("says", "") in " ".join((*taken.remarks, *(why for why, _ in taken.asked.values())))
+    assert row.get("says", "") in " ".join((*taken.remarks, *(question.why for question in taken.asked.values())))
 
 
 @each(("section", "by", "what"), REFUSED)

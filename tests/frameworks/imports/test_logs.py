@@ -108,7 +108,8 @@ def test_a_log_of_nanotron_states_its_config(tmp_path: Path) -> None:
 
 def test_a_log_of_deepspeed_states_its_config(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(DEEPSPEED + "".join(SPEED.format(n=n) for n in range(1, 9)))
-    found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb", model="llama-3-8b", seq_length=4096)
+    found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb", model="llama-3-8b", seq_length=4096,
+                    set={"plan.recompute": "none"})  # fmt: skip
     assert found.plan_text.startswith("dp=8 tp=1 pp=1 cp=1 ep=1 vpp=1 micro_batch_size=4")
     assert "zero_stage=2" in found.plan_text
     (row,) = found.runs
@@ -134,6 +135,21 @@ def megatron_log() -> str:
     return text + "".join(line.format(n=n) + tail for n in range(1, 9))
 
 
+def test_of_a_log_with_two_runs_the_last_gives_the_row_in_milliseconds_or_seconds(tmp_path: Path) -> None:
+    head = "-------- arguments --------\n"
+    last = megatron_log().replace("(ms): 2812.3", "(s): 2.5").replace(f"{'.' * 22} 2\n", f"{'.' * 22} 4\n")
+    (tmp_path / "run.log").write_text(head + megatron_log() + head + last)
+    found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb")
+    assert (found.plan["tp"], [row["iteration_time_s"] for row in found.runs]) == (4, [2.5])
+    assert any("runs whose arguments differ; the last ones count" in remark for remark in found.remarks)
+    (tmp_path / "run.log").write_text((head + megatron_log()) * 2)
+    found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb")
+    assert (found.runs[0]["notes"].split(",")[0], "differ" in str(found.remarks)) == ("6 iterations", False)
+    assert not any(
+        "arguments differ" in remark for remark in import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb").remarks
+    )
+
+
 def test_a_row_states_version_flags_and_fabric_through_file_and_store(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(megatron_log())
     found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb", inter_node_gbytes_per_s=50.0)
@@ -152,7 +168,8 @@ def test_a_script_of_one_s_own_prints_steps_losses_and_seconds(tmp_path: Path) -
     lines = [f"step {n} loss 5.{n} time 0.{n}50 s\n" for n in range(1, 8)]
     (tmp_path / "run.log").write_text("".join(lines) + "step 8 loss 5.8 time 0.900 of which 0.1 waiting\n")
     known = {"gpu": "h100-sxm5-80gb", "model": "llama-3-8b", "seq_length": 4096, "global_batch_size": 8, "nodes": 1}
-    (row,) = import_([tmp_path / "run.log"], warmup=4, **known).runs
+    plan = {"plan.zero_stage": "0", "plan.recompute": "none", "plan.micro_batch_size": "1", "training.dtype": "bf16"}
+    (row,) = import_([tmp_path / "run.log"], warmup=4, set=plan, **known).runs
     assert row["iteration_time_s"] == 0.65
 
 

@@ -48,10 +48,17 @@ DUMP = "".join(f"  {name} {'.' * 20} {value}\n" for name, value in {
     "world_size": 16, "micro_batch_size": 2, "global_batch_size": 64, "tensor_model_parallel_size": 4, "bf16": True,
 }.items())  # fmt: skip
 TRAIN = "deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --block_size 4096"
+TRAIN += " --gradient_checkpointing False"
 # the files of a run, and what counts
 RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({"a.sh": "python megatron_gpt_pretraining.py --config-name=b model.tensor_model_parallel_size=4", "b.yaml": NEMO},
      {"plan.tp": 4, "plan.cp": 2, "plan.micro_batch_size": 1, "cluster.nodes": 2, "training.dtype": "bf16"}),
+    ({"a.sh": "python megatron_gpt_pretraining.py --config-name=b model.num_layers=24 model.hidden_size=1024",
+      "b.yaml": NEMO},
+     {"model.num_layers": 24, "model.hidden_size": 1024, "model.num_attention_heads": 32}),
+    ({"a.sh": "torchrun --nnodes 2 --nproc_per_node 8 run_clm.py --model_name_or_path meta-llama/Meta-Llama-3-8B "
+      "--bf16 --block_size 512 --fsdp full_shard --fsdp_config b.json", "b.json": '{"activation_checkpointing": true}'},
+     {"plan.zero_stage": 3, "plan.recompute": "full", "training.global_batch_size": 128}),
     ({"a.sh": "torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train --job.config_file b.toml "
       "--parallelism.tensor_parallel_degree 2", "b.toml": TITAN},
      {"plan.tp": 2, "plan.cp": 2, "plan.micro_batch_size": 2, "training.seq_length": 8192, "plan.pp": 1}),
@@ -64,7 +71,7 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({"a.sh": f"deepspeed --num_gpus 8 pretrain_gpt.py {SHAPE} {BATCH} --bf16 --deepspeed --deepspeed_config b.json",
       "b.json": DEEPSPEED.replace("STAGE", "0")}, {"plan.zero_stage": 1, "training.dtype": "bf16"}),
     ({"a.sh": f"accelerate launch --config_file b.yaml {TRAIN[22:]} --bf16 True --per_device_train_batch_size 2 "
-      "--max_seq_length 4096", "b.yaml": "distributed_type: FSDP\nmixed_precision: fp16\nnum_machines: 1\n"
+      "--gradient_accumulation_steps 1", "b.yaml": "distributed_type: FSDP\nmixed_precision: fp16\nnum_machines: 1\n"
       "num_processes: 8\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}\n"},
      {"training.dtype": "bf16", "plan.zero_stage": 2, "cluster.nodes": 1}),
     ({"a.sh": "torchrun --nnodes 2 --nproc_per_node 8 run_recipe.py --recipe llama3_8b_pretrain_config "
@@ -76,7 +83,8 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({"a.sh": f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {SHAPE} {BATCH}", "b.log": DUMP},
      {"plan.tp": 4, "plan.micro_batch_size": 2, "training.seq_length": 2048, "training.dtype": "bf16"}),
     ({"a.sh": f"{TRAIN.replace('meta-llama/Meta-Llama-3-8B', 'mine')} --bf16 True --per_device_train_batch_size 2 "
-      "--deepspeed b.json", "b.json": DEEPSPEED.replace("STAGE", "1"), "config.json": HF},
+      "--gradient_accumulation_steps 1 --deepspeed b.json", "b.json": DEEPSPEED.replace("STAGE", "1"),
+      "config.json": HF},
      {"plan.zero_stage": 1, "model.num_layers": 32, "training.framework": "deepspeed"}),
 ]  # fmt: skip
 

@@ -115,6 +115,46 @@ def test_a_file_that_a_script_sources_is_read_where_it_is_given(files: dict[str,
     assert (found.plan["tp"], found.plan["pp"], found.origins["plan.tp"]) == (2, 2, "env.sh:1")
 
 
+def test_what_no_file_states_of_a_script_of_one_s_own_is_asked_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B"
+    )
+    asked = (
+        r"the batch \(--global-batch-size\) and plan\.zero_stage, plan\.recompute, training\.dtype and plan\.micro_b"
+    )
+    with pytest.raises(JobError, match=rf"the sequence length \(--seq-length\), {asked}"):
+        import_(tmp_path / "a.sh", gpu="h100-sxm5-80gb")
+    plan = {"plan.zero_stage": "3", "plan.recompute": "full", "plan.micro_batch_size": "1"}
+    found = import_(
+        tmp_path / "a.sh", gpu="h100-sxm5-80gb", seq_length=512, global_batch_size=8, dtype="bf16", set=plan
+    )
+    assert found.plan_text.startswith("dp=8 tp=1 pp=1 cp=1 ep=1 vpp=1 micro_batch_size=1")
+
+
+REFERENCES: list[tuple[str, dict[str, str], str, dict[str, Any]]] = [  # values of a config, variables, asked, known
+    ("tensor_model_parallel_size: '${oc.env:TP}', sequence_parallel: '${.wide}', wide: true", {},
+     "plan.sequence_parallel plan.tp", {}),
+    ("tensor_model_parallel_size: '${oc.env:TP}', sequence_parallel: '${.wide}', wide: true", {"TP": "4"}, "",
+     {"plan.tp": 4, "plan.sequence_parallel": True}),
+    ("tensor_model_parallel_size: '${TP}'", {}, "plan.tp", {"plan.pp": 1}),
+    ("tensor_model_parallel_size: '${oc.env:TP,2}'", {}, "", {"plan.tp": 2}),
+    ("ffn_hidden_size: '${multiply:3, ${.hidden_size}}'", {}, "", {"model.ffn_hidden_size": 3072}),
+    ("micro_batch_size: '${trainer.devices}'", {}, "", {"plan.micro_batch_size": 8}),
+    ("micro_batch_size: 1, micro_batch_size: 2", {}, "", {"plan.micro_batch_size": 2}),
+]  # fmt: skip
+
+
+@each(("values", "given", "asked", "known"), REFERENCES)
+def test_a_reference_of_a_config_is_followed_or_asked(
+    values: str, given: dict[str, str], asked: str, known: dict[str, Any]
+) -> None:
+    model = f"{{num_layers: 4, hidden_size: 1024, num_attention_heads: 8, {values}}}"
+    (taken,) = read_text(f"trainer: {{devices: 8}}\nmodel: {model}\n", "a.yaml", given=given)
+    assert " ".join(sorted(taken.asked)) == asked
+    assert {name: getattr(taken, name.split(".")[0])[name.split(".")[1]] for name in known} == known
+    assert bool(taken.remarks) is (values.count("micro_batch_size") == 2)
+
+
 def test_of_several_runs_one_is_chosen(files: dict[str, Path]) -> None:
     with pytest.raises(
         JobError, match=r"starts 2 runs that differ: --run 1 \(two\.sh:1\), --run 2 \(two\.sh:2\); give"

@@ -24,6 +24,8 @@ def run(given: dict[str, Any] | None = None, *more: Taken, **parts: Any) -> Reso
         "plan": {"tp": 2, "micro_batch_size": 1},
     }  # fmt: skip
     parts = {name: dict(value) if isinstance(value, dict) else value for name, value in (usual | parts).items()}
+    parts["plan"] = {"zero_stage": 0, "recompute": "none"} | parts["plan"]
+    parts["training"] = {"dtype": "bf16"} | parts["training"]
     return resolved([Taken("words", source="a.sh", **parts), *more], "x", {"gpu": GPU} | (given or {}))
 
 
@@ -54,7 +56,7 @@ def test_nodes_gpus_and_dp_follow_from_what_is_stated(
 BATCHES: list[tuple[dict[str, Any], int | None, dict[str, Any], tuple[int, int, int]]] = [
     # training, accumulation, plan; batch, micro-batch, remarks; dp is 8
     (BATCH, None, {"micro_batch_size": 4}, (64, 4, 0)), ({"seq_length": 1}, None, {"micro_batch_size": 4}, (32, 4, 0)),
-    ({"seq_length": 1}, 2, {"micro_batch_size": 4}, (64, 4, 0)), (BATCH, None, {}, (64, 8, 1)),
+    ({"seq_length": 1}, 2, {"micro_batch_size": 4}, (64, 4, 0)),
     (BATCH, 4, {}, (64, 2, 0)), (BATCH, 16, {}, (64, 1, 0)),
 ]  # fmt: skip
 
@@ -63,14 +65,22 @@ BATCHES: list[tuple[dict[str, Any], int | None, dict[str, Any], tuple[int, int, 
 def test_batch_and_micro_batch_follow_from_each_other(
     training: dict[str, Any], accumulation: int | None, plan: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
-    found = run(training=training, accumulation=accumulation, plan=plan | {"tp": 2})
+    found = run(training=training, accumulation=accumulation, plan=plan | {"tp": 2}, framework="megatron-lm")
     batch, micro_batch = found.job.training.global_batch_size, found.plan["micro_batch_size"]
     assert (batch, micro_batch, len(found.remarks)) == expected
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"plan": {"tp": 3}}, {}, "tp, pp and cp of the plan take 3 GPUs, which do not divide the 16 of the run"),
-    ({"plan": {"tp": 2, "dp": 4}}, {}, r"The plan's degrees make 8 GPUs; the run has 16 \(--nodes\)"),
+    (
+        {"plan": {"tp": 3, "micro_batch_size": 1}},
+        {},
+        "tp, pp and cp of the plan take 3 GPUs, which do not divide the 16 of the run",
+    ),
+    (
+        {"plan": {"tp": 2, "dp": 4, "micro_batch_size": 1}},
+        {},
+        r"The plan's degrees make 8 GPUs; the run has 16 \(--nodes\)",
+    ),
     ({"cluster": {"num_gpus": 12}}, {}, r"The run has 12 GPUs, which are no 2 nodes of 8; give --nodes and"),
     ({"cluster": {"num_gpus": 12, "nodes": 5}}, {}, r"The run has 12 GPUs, which are no 5 nodes of 2; give --nodes"),
     ({"cluster": {}}, {}, r"a\.sh does not state the number of nodes \(--nodes\); give them"),
@@ -79,7 +89,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"gpu": None},
         r"state the GPU \(--gpu\), the number of nodes \(--nodes\) and the model \(--model\); give them",
     ),
-    ({"training": {}, "plan": {}}, {}, r"the sequence length \(--seq-length\) and the batch \(--global-batch-size\)"),
+    (
+        {"training": {}, "plan": {}},
+        {},
+        r"the sequence length \(--seq-length\), the batch \(--global-batch-size\) and plan\.mi",
+    ),
 ]
 
 
@@ -122,7 +136,7 @@ def test_a_shape_of_the_catalogue_goes_by_its_name_and_another_is_written_out() 
 
 
 def test_without_a_vocabulary_the_only_model_of_that_shape_is_taken_else_the_vocabulary_is_required() -> None:
-    found = run(model=shape_of("llama-3-405b", vocab_size=None), plan={"tp": 8})
+    found = run(model=shape_of("llama-3-405b", vocab_size=None), plan={"tp": 8, "micro_batch_size": 1})
     assert found.job.model.name == "llama-3-405b"
     assert "the vocabulary is not stated; that of llama-3-405b, whose shape it is, is taken" in found.remarks
     with pytest.raises(JobError, match=r"the vocabulary \(--vocab-size, or --model llama-2-70b or llama-3-70b\)"):

@@ -13,13 +13,14 @@ import yaml
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, nanotron, torchtitan
 from jointopt.frameworks.configs.config_programs import config_taken, programs
 from jointopt.frameworks.import_files import _READERS
-from jointopt.frameworks.options import Taken, flattened
+from jointopt.frameworks.options import Taken, flattened, with_references
 from tests.each import each
 
 # a section for each reader: the options `of` a file, all its statements (`whole`), and what other options move
 SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("statements.yaml").read_text(encoding="utf-8"))
 READERS = {
-    "megatron": lambda options: megatron.options_taken(options, "words"), "nemo": megatron_bridge.nemo_taken,
+    "megatron": lambda options: megatron.options_taken(options, "words"),
+    "nemo": lambda config: megatron_bridge.nemo_taken(with_references(config)),
     "bridge": megatron_bridge.bridge_taken, "torchtitan": torchtitan.config_taken, "deepspeed": deepspeed.config_taken,
     "accelerate": lambda config: config_taken(programs()["accelerate"], config, _READERS),
     "trainer": lambda options: deepspeed.trainer_taken(options, "words"), "nanotron": nanotron.config_taken,
