@@ -175,7 +175,8 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
     if "nodes" in found.cluster and "gpus_per_node" in found.cluster:
         found.cluster.pop("num_gpus", None)
     files = {PurePosixPath(path).name: text for path, text in script.written.items()} | dict(hostfiles or {})
-    levels = [(name, values) for name, values in _levels(run) if values or (name == "deepspeed" and "hostfile" in files)]
+    levels = [(name, values) for name, values in _levels(run)
+              if values or (name == "deepspeed" and "hostfile" in files)]  # fmt: skip
     for at, (name, values) in enumerate(levels):
         inner = all(other not in _OF_NODES for other, _ in levels[at + 1 :])
         if name == "deepspeed":  # where it looks by itself
@@ -368,7 +369,7 @@ def _hosts_of(text: str) -> dict[str, int | None]:
 
 
 def _taken_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with their slots."""
+    """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with slots."""
     found = {**hosts}
     for key in ("include", "exclude"):
         word = values.get(key)

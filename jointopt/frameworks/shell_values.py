@@ -727,6 +727,23 @@ def command_name(node: Node) -> str:
     return "" if name is None else raw_text(name)
 
 
+def branches_of(node: Node) -> list[tuple[list[Node], list[Node]]]:
+    """(conditions, body) of an ``if`` and each of its ``elif`` and ``else``."""
+    conditions: list[Node] = []
+    body: list[Node] = []
+    after = []
+    then = False
+    for child in node.children:
+        if child.type in ("elif_clause", "else_clause"):
+            after.append(child)
+        elif child.type == "then":
+            then = True
+        elif child.is_named:
+            (body if then or node.type == "else_clause" else conditions).append(child)
+    rest = [branch for one in after for branch in branches_of(one)]
+    return [(conditions, body), *rest]
+
+
 def assigned_names(nodes: Iterable[Node]) -> set[str]:
     """The names of variables that statements set, also those of loops and of ``read``; not those of a command alone."""
     found: set[str] = set()

@@ -144,8 +144,8 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             fields, first = fields_of(found), choices
             found.origins |= {f"cluster.{name}": started.places.get(name) or run.place
                               for name in started.cluster if name not in found.cluster}  # fmt: skip
-            found.cluster = found.cluster | started.cluster | {
-                name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}  # fmt: skip
+            own = {name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}
+            found.cluster = found.cluster | started.cluster | own
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)
