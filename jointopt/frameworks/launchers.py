@@ -77,6 +77,7 @@ _SET_BY_SLURM = {
 }  # fmt: skip
 _MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
 _MOST_RANKS = 100_000
+_CHUNKS = re.compile(r"(?:select|nodes)=([^,]+)")  # of PBS
 _OF_TEXT = ("gres", "typed", "constraint", "hosts", "hostfile", "include", "exclude", "pbs", "lsf_gpu", "map_by")
 _COUNTS = ("nodes", "gpus_per_node", "num_gpus")
 
@@ -152,11 +153,10 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
 def nodefile_of(header: Sequence[tuple[str, list[Word]]]) -> list[Text]:
     """The lines of the file of nodes that PBS writes, one for each rank of a node; none where that is not stated."""
     stated = [word for system, line in header if system == "PBS" for word in _options(_LAUNCHERS["PBS"], line).values()]
-    selects = [match for word in stated if (match := re.search(r"(?:select|nodes)=([^,]+)", word))]
     found: list[Text] = []
-    for chunk in selects[-1][1].split("+") if selects else ():
+    for chunk in next((one[1] for word in reversed(stated) if (one := _CHUNKS.search(word))), "").split("+"):
         number, ranks = re.match(r"(\d{1,5})(?:$|:)", chunk), re.search(r":(?:mpiprocs|ppn)=(\d{1,3})(?:$|:)", chunk)
-        for _ in range(int(number[1]) if number else 1):
+        for _ in range(int(number[1]) if number else int(chunk != "")):
             host = Unknown(f"$host{len(found)}", set_by=BATCH, filled=True)
             found += [(Piece(unknown=host),)] * (int(ranks[1]) if ranks else 1)
             if len(found) > _MOST_RANKS:
@@ -175,9 +175,8 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
     if "nodes" in found.cluster and "gpus_per_node" in found.cluster:
         found.cluster.pop("num_gpus", None)
     files = {PurePosixPath(path).name: text for path, text in script.written.items()} | dict(hostfiles or {})
-    levels = [
-        (name, values) for name, values in _levels(run) if values or (name == "deepspeed" and "hostfile" in files)
-    ]
+    levels = [(name, values) for name, values in _levels(run)
+              if values or (name == "deepspeed" and "hostfile" in files)]  # fmt: skip
     for at, (name, values) in enumerate(levels):
         inner = all(other not in _OF_NODES for other, _ in levels[at + 1 :])
         if name == "deepspeed":  # where it looks by itself
@@ -341,7 +340,7 @@ def _number(word: Word) -> int | None:
 def _of_texts(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str, int]:
     """Numbers in words of their own: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
     found: dict[str, int] = {}
-    if select := re.search(r"(?:select|nodes)=([^,]+)", str(values.get("pbs", ""))):
+    if select := _CHUNKS.search(str(values.get("pbs", ""))):
         chunks = [chunk.split(":") for chunk in select[1].split("+")]
         found["nodes"] = sum(int(chunk[0]) if chunk[0].isdecimal() else 1 for chunk in chunks)
         gpus = {match[1] for part in chunks[0] if (match := re.fullmatch(r"(?:ngpus|gpus)=(\d+)", part))}
@@ -370,7 +369,7 @@ def _hosts_of(text: str) -> dict[str, int | None]:
 
 
 def _taken_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with their slots."""
+    """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with slots."""
     found = {**hosts}
     for key in ("include", "exclude"):
         word = values.get(key)

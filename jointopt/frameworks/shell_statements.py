@@ -15,7 +15,17 @@ from typing import Any
 from tree_sitter import Node
 
 from jointopt.frameworks.launchers import batch_variables, header_of, nodefile_of
-from jointopt.frameworks.shell_values import MOST_DEEP, Answer, Fork, Value, Values, assigned_names, parse, raw_text
+from jointopt.frameworks.shell_values import (
+    MOST_DEEP,
+    Answer,
+    Fork,
+    Value,
+    Values,
+    assigned_names,
+    branches_of,
+    parse,
+    raw_text,
+)
 from jointopt.frameworks.shell_words import (
     Piece,
     Run,
@@ -282,7 +292,7 @@ class Statements(Values):
         return pieces
 
     def _run_if_statement(self, node: Node) -> Answer:
-        return self._if(_branches(node))
+        return self._if(branches_of(node))
 
     def _if(self, branches: list[tuple[list[Node], list[Node]]]) -> Answer:
         """Reads the branch of an ``if`` that is taken; of each its conditions (none of ``else``) and its body."""
@@ -340,11 +350,11 @@ class Statements(Values):
         return act(answer.holds)
 
     def unsettle(self, file: str, place: str) -> None:
-        """After a file that was not given any variable may have another value, but for those that the caller states."""
+        """After a file that was not given any variable may have another value, but for those that others state."""
         self.unread = file
 
         def others() -> None:
-            for name in self.variables.keys() - self.given:
+            for name in self.variables.keys() - self.given - self.of_batch:
                 self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
 
         self._fork([lambda: None, others], 0, f"source {file} ({place})")
@@ -697,8 +707,9 @@ class Statements(Values):
 
     def _starts_script(self, words: list[Word], node: Node) -> bool:
         """Whether the words start a script that is read: ``bash -c``, a file that was given or written, ``ssh``."""
-        for at, word in enumerate(words):
-            base, rest = PurePosixPath(str(word)).name, words[at + 1 :]
+        names = [PurePosixPath(word).name for word in words]
+        for at, (word, base) in enumerate(zip(words, names, strict=True)):
+            rest = words[at + 1 :]
             if base in _SHELLS:
                 while rest and rest[0].startswith("-"):
                     option, rest = rest[0], rest[1:]
@@ -713,22 +724,12 @@ class Statements(Values):
                 return True
             if word.startswith("-") or word.unknown:
                 continue
-            if (
-                base in self.files
-                and base != self.name
-                and (
-                    at == 0
-                    or base.endswith(ENDINGS)
-                    or self.files[base][:2] == "#!"
-                    or _SUBMITS.keys() & {PurePosixPath(one).name for one in words[:at]}
-                )
-            ):
+            submitted = not _SUBMITS.keys().isdisjoint(names[:at])
+            if base in self.files and base != self.name and (
+                at == 0 or submitted or base.endswith(ENDINGS) or self.files[base][:2] == "#!"
+            ):  # fmt: skip
                 return self._run_file(str(word), rest, words[:at], node)
-            if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
-                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
-                return True
-        starts = {PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS.keys())
-        return bool(starts) and self._reads_input(words, node)
+        return not {*names}.isdisjoint(_REMOTE | _SUBMITS.keys()) and self._reads_input(words, node)
 
     def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:
         """Whether a shell reads a script from its input, which is then read."""
@@ -753,8 +754,9 @@ class Statements(Values):
             self.submitted, self.header = [(_SUBMITS[names[submits]], [*prefix[submits + 1 :]])], []
         parts = [one for word in prefix for one in words_of((p._replace(quoted=False) for p in word.pieces), ",")]
         passed = {re.sub("^--(env|export)=", "", one) for one in parts}  # X of -e X, --export=X
-        self.variables = {name: value for name, value in self._inherited().items()
-                          if not remote or name in self.stand_ins or name in passed}  # fmt: skip
+        self.variables = {
+            name: value for name, value in self.variables.items() if name in self.exported and isinstance(value, tuple)
+            and (not remote or name in self.stand_ins or name in passed)}  # fmt: skip
         for one in parts:
             if found := _STATES.match(one):
                 self.variables[found[1]] = tuple(p._replace(quoted=True) for p in one.rest(found.end()).pieces)
@@ -765,12 +767,6 @@ class Statements(Values):
         action()
         self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header = state
 
-    def _inherited(self) -> dict[str, Value]:
-        """The variables that a shell of its own gets: those exported that are no arrays."""
-        return {
-            key: value for key, value in self.variables.items() if key in self.exported and isinstance(value, tuple)
-        }
-
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
         """Reads a script that another starts, where its text was given; whether it was."""
         name = PurePosixPath(path).name
@@ -778,14 +774,14 @@ class Statements(Values):
             if name.endswith(ENDINGS):
                 self.miss(path)
             return False
-        self.script.read.add(name)
-        if path in self.written:
-            self.script.read.add(path)
-        place = (self.name, self.fixed_place)
-        self.name, self.fixed_place = name, ""
-        self._in_shell(prefix, arguments, lambda: self.run_text(self.files[name]))
-        self.name, self.fixed_place = place
+        self._in_shell(prefix, arguments, lambda: self._read_file(name, path))
         return True
+
+    def _read_file(self, name: str, path: str) -> None:
+        self.script.read |= {name} | ({path} & self.written.keys())
+        place, self.name, self.fixed_place = (self.name, self.fixed_place), name, ""
+        self.run_text(self.files[name])
+        self.name, self.fixed_place = place
 
     def miss(self, path: str) -> None:
         """Notes a script that was not given."""
@@ -793,28 +789,8 @@ class Statements(Values):
             self.script.missing.append(path)
 
     def run_sourced(self, name: str, path: str, arguments: Sequence[Word]) -> None:
-        """Reads a file whose text is known, with the variables of this shell, and its arguments where none are given."""
-        self.script.read |= {name} | ({path} & self.written.keys())
-        before, self.name, self.fixed_place = (self.name, self.fixed_place, self.arguments), name, ""
-        self.arguments = [word.pieces for word in arguments] or self.arguments
-        self.run_text(self.files[name])
-        self.name, self.fixed_place, outer = before
+        """Reads a file whose text is known with the variables of this shell, and its arguments where none are given."""
+        outer, self.arguments = self.arguments, [word.pieces for word in arguments] or self.arguments
+        self._read_file(name, path)
         self.arguments = outer if arguments else self.arguments
         self.ended = "" if self.ended == "return" else self.ended
-
-
-def _branches(node: Node) -> list[tuple[list[Node], list[Node]]]:
-    """(conditions, body) of an ``if`` and each of its ``elif`` and ``else``."""
-    conditions: list[Node] = []
-    body: list[Node] = []
-    after = []
-    then = False
-    for child in node.children:
-        if child.type in ("elif_clause", "else_clause"):
-            after.append(child)
-        elif child.type == "then":
-            then = True
-        elif child.is_named:
-            (body if then or node.type == "else_clause" else conditions).append(child)
-    rest = [branch for one in after for branch in _branches(one)]
-    return [(conditions, body), *rest]

@@ -161,17 +161,10 @@ class Values(abc.ABC):
         if self.exports_all:
             self.exported.add(name)
 
-    def unsettle(self, file: str, place: str) -> None:
-        """After a file that was not given any variable may have another value, but for those that others state."""
-        self.unread = file
-        for name, value in self.variables.items():
-            if name not in self.given | self.of_batch and isinstance(value, tuple):
-                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
-
     def lines_of_file(self, path: str | None) -> list[Text] | None:
         """The lines of a file that the script wrote, or that was given; None where they are not known."""
         if path in ("/dev/null", NODEFILE):
-            return [*self.nodefile] if path == NODEFILE else []
+            return ([*self.nodefile] or None) if path == NODEFILE else []
         if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
             return None
         if path not in self.written:
@@ -732,6 +725,23 @@ def command_name(node: Node) -> str:
         node = node.named_children[0]
     name = node.child_by_field_name("name") if node.type == "command" else None
     return "" if name is None else raw_text(name)
+
+
+def branches_of(node: Node) -> list[tuple[list[Node], list[Node]]]:
+    """(conditions, body) of an ``if`` and each of its ``elif`` and ``else``."""
+    conditions: list[Node] = []
+    body: list[Node] = []
+    after = []
+    then = False
+    for child in node.children:
+        if child.type in ("elif_clause", "else_clause"):
+            after.append(child)
+        elif child.type == "then":
+            then = True
+        elif child.is_named:
+            (body if then or node.type == "else_clause" else conditions).append(child)
+    rest = [branch for one in after for branch in branches_of(one)]
+    return [(conditions, body), *rest]
 
 
 def assigned_names(nodes: Iterable[Node]) -> set[str]:

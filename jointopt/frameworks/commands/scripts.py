@@ -62,7 +62,7 @@ def script_taken(
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         taken.remarks += (f"{len(script.left_out)} lines are no commands that are understood, and left out: {lines}",)
-    named = (*taken.names, *_configs_of(script, run), *(Path(one).name for one in script.missing))
+    named = (*_configs_of(script, run), *taken.names, *(Path(one).name for one in script.missing))
     taken.names = tuple(dict.fromkeys(named))
     taken.reads += tuple(script.read)
     taken.flags |= {key: value for key, value in run.environment.items() if key.startswith(_VARIABLES)}
@@ -146,12 +146,12 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             fields, first = fields_of(found), choices
             found.origins |= {f"cluster.{name}": started.places.get(name) or run.place
                               for name in started.cluster if name not in found.cluster}  # fmt: skip
-            found.cluster = found.cluster | started.cluster | {
-                name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}  # fmt: skip
+            own = {name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}
+            found.cluster = found.cluster | started.cluster | own
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)
-            found.asked |= program.asked
+            found.asked, found.loose = {**found.asked, **program.asked}, (*found.loose, *program.asked)
             found.command, found.reads = run.place or run.words[0], started.reads
             program.leave_open(found, [*others])
             continue
@@ -167,7 +167,7 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
             found.origins |= dict.fromkeys((*differ, *asked), f"default of {by}")
             continue
         for name in differ:
-            if name not in found.asked:
+            if name not in found.asked or name in found.loose:
                 values = " or ".join(str(one.get(name, "nothing")) for one in (fields, other))
                 found.asked[name] = Question(f"{values}, by {by}", variable)
         for name, question in asked.items():

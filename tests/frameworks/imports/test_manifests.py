@@ -161,9 +161,10 @@ def test_a_manifest_of_ours_comes_back_as_the_plan_that_it_starts(
     training = {"global_batch_size": 64, "seq_length": 4096, "framework": framework}
     cluster = {"gpu": "h100-sxm5-80gb", "nodes": 2, "gpus_per_node": 8}
     job = parse_job({"model": "llama-3-8b", "training": training, "cluster": cluster}, "job", tmp_path)
-    plan = "dp=8 tp=2 pp=1" if program != "deepspeed" else "dp=16 tp=1 pp=1"
-    rest = f"micro_batch_size=2 zero_stage={1 if program == 'megatron' else 3} clock_mhz=1980"
-    write(export(job, f"{plan} {rest}", "kubernetes", program=program, allow_tight=True), tmp_path)
+    zero = 3 if program in ("torchtitan", "deepspeed", "accelerate") else 1
+    given = f"{plan} micro_batch_size=2 zero_stage={zero} clock_mhz=1980"
+    write(export(job, given, "kubernetes", program=program, allow_tight=True), tmp_path)
     found = import_([tmp_path / "jobset.yaml"], gpu="h100-sxm5-80gb", seq_length=4096, model="llama-3-8b",
                     set={"plan.recompute": "none"})  # fmt: skip
     assert found.plan_text.startswith(plan)
+    assert (found.plan["micro_batch_size"], found.plan["zero_stage"]) == (2, zero)

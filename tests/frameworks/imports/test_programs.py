@@ -125,16 +125,18 @@ def test_a_script_with_options_of_megatron_and_a_name_of_its_own_is_asked_what_i
 
 def test_what_a_checkpoint_fills_in_is_asked() -> None:
     words = "pretrain_gpt.py --use-checkpoint-args --use-mp-args-from-checkpoint-args --load x --bf16 --hidden-size 64"
+    words += " --micro-batch-size 1"
     (taken,) = read_text(f"torchrun {words}", "a.sh")
     assert taken.asked.keys() == {"model.catalogue", "plan.tp", "plan.pp"}
     assert (taken.model, taken.plan["zero_stage"]) == ({"hidden_size": 64, "ffn_hidden_size": 256}, 0)
 
 
 def test_experts_in_every_second_layer_are_asked() -> None:
-    (taken,) = read_text(f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --deepspeed --zero-stage 1", "a.sh")
+    (taken,) = read_text(f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --deepspeed --micro-batch-size 1", "a.sh")
     assert [*taken.asked] == ["model.num_dense_layers"]
     (every,) = read_text(
-        f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --zero-stage 1 --expert-interval 1", "a.sh"
+        f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --micro-batch-size 1 --expert-interval 1 --zero-stage 1",
+        "a.sh",
     )
     assert every.asked == {}
 

@@ -110,7 +110,8 @@ def test_a_log_counts_before_a_script_and_what_counts_less_is_remarked_on() -> N
     assert (found.job.training.seq_length, found.job.training.dtype) == (8192, "fp8")
     assert found.job.training.framework.name == "nemo"
     assert found.remarks == (
-        "a.sh states seq_length 4096, the run has 8192 (b.log)", "b.log: cut off",
+        "a.sh states dtype bf16, the run has fp8 (b.log)", "a.sh states seq_length 4096, the run has 8192 (b.log)",
+        "b.log: cut off",
         "b.log reads c.yaml, d.yaml, which may be given too",
     )  # fmt: skip
 

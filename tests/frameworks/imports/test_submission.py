@@ -1,4 +1,4 @@
-"""Where a job is submitted, and by what: its header, its arguments, its nodes, and what only looks like a part of it."""
+"""Where a job is submitted, and by what: its header, its arguments, its nodes, and what only looks like it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SHAPE = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-lengt
 GPT = f"pretrain_gpt.py {SHAPE} --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size ${{TP:-1}}"
 JOB = "#SBATCH --nodes=NODES\n#SBATCH --gpus-per-node=8 --ntasks-per-node=8\nsrun python " + GPT
 PBS = "#PBS -l select=4:ncpus=64:ngpus=4:mpiprocs=RANKS\nN=`COUNT`\nmpiexec -n $((N * 4)) --ppn 4 python " + GPT
-TUNE = "run_clm.py --model_name_or_path meta-llama/Meta-Llama-3-8B --block_size 4096 --per_device_train_batch_size 2 --bf16"
+TUNE = "run_clm.py --model_name_or_path meta-llama/Meta-Llama-3-8B --block_size 4096 --bf16 "
+TUNE += "--per_device_train_batch_size 2"
 HOSTS = "worker-0 slots=8\nworker-1 slots=8\nworker-2 slots=8\n"
 LOG = (
     " iteration  10/ 100 | consumed samples: 1280 | elapsed time per iteration (ms): 900.0 | global batch size: 256 |\n"
@@ -28,9 +29,10 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [  # files of one run, and w
     ({"a.sh": "export TP=8\nsbatch --export=A=1 b.sbatch", "b.sbatch": JOB.replace("NODES", "2")}, {"tp": 1}),
     ({"a.sh": ". ./c.sh\nsbatch --export=TP b.sbatch", "b.sbatch": JOB.replace("NODES", "2"), "c.sh": "export TP=4"},
      {"tp": 4}),
-    ({"a.sh": "export TP=8\nqsub -l select=2:ngpus=4 b.pbs", "b.pbs": f"#PBS -l select=8:ngpus=4\nmpiexec python {GPT}"},
+    ({"a.sh": "export TP=8\nqsub -l select=2:ngpus=4 b", "b": f"#PBS -l select=8:ngpus=4\nmpiexec python {GPT}"},
      {"nodes": 2, "gpus_per_node": 4, "tp": 1}),
-    ({"a.sh": "export TP=4\nsource b.sh 2 --sequence-parallel", "b.sh": f"N=$1\nshift\ntorchrun --nnodes $N --nproc_per_node 8 {GPT} $@"},
+    ({"a.sh": "export TP=4\nsource b.sh 2 --sequence-parallel",
+      "b.sh": f"N=$1\nshift\ntorchrun --nnodes $N --nproc_per_node 8 {GPT} $@"},
      {"nodes": 2, "tp": 4, "sequence_parallel": True}),
     ({"a.sh": JOB.replace("NODES", "2").replace("srun", "module load x\n#SBATCH --nodes=9\nsrun")}, {"nodes": 2}),
     ({"a.pbs": PBS.replace("COUNT", "wc -l < $PBS_NODEFILE").replace("RANKS", "1")}, {"nodes": 4, "dp": 16}),
@@ -40,7 +42,8 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [  # files of one run, and w
      {"nodes": 2}),
     ({"a.sh": f"deepspeed --hostfile ./hosts --include worker-0:0,1@worker-2:4,5 {TUNE}", "hosts": HOSTS},
      {"nodes": 2, "gpus_per_node": 2}),
-    ({"a.sh": f"deepspeed --hostfile=hosts --exclude worker-1 {TUNE}", "hosts": HOSTS}, {"nodes": 2, "gpus_per_node": 8}),
+    ({"a.sh": f"deepspeed --hostfile=hosts --exclude worker-1 {TUNE}", "hosts": HOSTS},
+     {"nodes": 2, "gpus_per_node": 8}),
     ({"a.sh": f"deepspeed {TUNE}", "hostfile": HOSTS}, {"nodes": 3, "gpus_per_node": 8}),
     ({"a.sh": f"deepspeed --num_nodes 2 {TUNE}", "hostfile": HOSTS}, {"nodes": 2, "gpus_per_node": 8}),
     ({"a.sh": f"export CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --standalone --nproc_per_node gpu {GPT}"},
