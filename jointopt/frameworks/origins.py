@@ -194,8 +194,9 @@ def _is_no_number(value: object) -> bool:
 def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
     """Whether an option takes numbers, and what it has is none: ``--num-experts 64 64 128``."""
     without = {key: value for key, value in known.items() if key != name}
-    first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
-    return first != second and fields_of(read(known)) == fields_of(read(without))
+    first, second, *words = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, "one", "two"))
+    takes_words = words[0] != words[1]  # and states them as they stand
+    return first != second and not takes_words and fields_of(read(known)) == fields_of(read(without))
 
 
 def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
