@@ -77,6 +77,7 @@ _SET_BY_SLURM = {
 }  # fmt: skip
 _MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
 _MOST_RANKS = 100_000
+_CHUNKS = re.compile(r"(?:select|nodes)=([^,]+)")  # of PBS
 _OF_TEXT = ("gres", "typed", "constraint", "hosts", "hostfile", "include", "exclude", "pbs", "lsf_gpu", "map_by")
 _COUNTS = ("nodes", "gpus_per_node", "num_gpus")
 
@@ -136,7 +137,7 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
     place = next((word.place for word in values.values()), "")
     places = {key: word.place for key, word in values.items()}
     names = _OF_SLURM if values else _OF_PBS if any(system == "PBS" for system, _ in header) else ()
-    unknown = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by=BATCH, filled=True)),)
+    unknown: dict[str, Text] = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by=BATCH, filled=True)),)
                for name in names}  # fmt: skip
     if names is _OF_PBS:
         unknown["PBS_NODEFILE"] = literal(NODEFILE, "")
@@ -152,11 +153,10 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
 def nodefile_of(header: Sequence[tuple[str, list[Word]]]) -> list[Text]:
     """The lines of the file of nodes that PBS writes, one for each rank of a node; none where that is not stated."""
     stated = [word for system, line in header if system == "PBS" for word in _options(_LAUNCHERS["PBS"], line).values()]
-    select = next((found for word in reversed(stated) if (found := re.search(r"(?:select|nodes)=([^,]+)", word))), None)
     found: list[Text] = []
-    for chunk in select[1].split("+") if select else ():
+    for chunk in next((one[1] for word in reversed(stated) if (one := _CHUNKS.search(word))), "").split("+"):
         number, ranks = re.match(r"(\d{1,5})(?:$|:)", chunk), re.search(r":(?:mpiprocs|ppn)=(\d{1,3})(?:$|:)", chunk)
-        for _ in range(int(number[1]) if number else 1):
+        for _ in range(int(number[1]) if number else int(chunk != "")):
             host = Unknown(f"$host{len(found)}", set_by=BATCH, filled=True)
             found += [(Piece(unknown=host),)] * (int(ranks[1]) if ranks else 1)
             if len(found) > _MOST_RANKS:
@@ -340,7 +340,7 @@ def _number(word: Word) -> int | None:
 def _of_texts(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str, int]:
     """Numbers in words of their own: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
     found: dict[str, int] = {}
-    if select := re.search(r"(?:select|nodes)=([^,]+)", str(values.get("pbs", ""))):
+    if select := _CHUNKS.search(str(values.get("pbs", ""))):
         chunks = [chunk.split(":") for chunk in select[1].split("+")]
         found["nodes"] = sum(int(chunk[0]) if chunk[0].isdecimal() else 1 for chunk in chunks)
         gpus = {match[1] for part in chunks[0] if (match := re.fullmatch(r"(?:ngpus|gpus)=(\d+)", part))}

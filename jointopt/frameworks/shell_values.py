@@ -164,7 +164,7 @@ class Values(abc.ABC):
     def lines_of_file(self, path: str | None) -> list[Text] | None:
         """The lines of a file that the script wrote, or that was given; None where they are not known."""
         if path in ("/dev/null", NODEFILE):
-            return [*self.nodefile] if path == NODEFILE else []
+            return ([*self.nodefile] or None) if path == NODEFILE else []
         if path is None or not (path in self.written or PurePosixPath(path).name in self.files):
             return None
         if path not in self.written:

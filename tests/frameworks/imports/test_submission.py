@@ -38,6 +38,7 @@ RUNS: list[tuple[dict[str, str], dict[str, Any]]] = [  # files of one run, and w
     ({"a.pbs": PBS.replace("COUNT", "wc -l < $PBS_NODEFILE").replace("RANKS", "1")}, {"nodes": 4, "dp": 16}),
     ({"a.pbs": PBS.replace("COUNT", "cat $PBS_NODEFILE | uniq | wc -l").replace("RANKS", "4")}, {"nodes": 4, "dp": 16}),
     ({"a.pbs": PBS.replace("COUNT", "sort -u $PBS_NODEFILE | wc -l").replace("RANKS", "4")}, {"nodes": 4, "dp": 16}),
+    ({"a.pbs": f"#PBS -l select=4:mpiprocs=4\nmpiexec -n $(wc -l < $PBS_NODEFILE) --ppn 4 python {GPT}"}, {"dp": 16}),
     ({"a.sh": f"#SBATCH -N 2\nsource my_env\nTP=2\nsrun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 {GPT}"},
      {"nodes": 2}),
     ({"a.sh": f"deepspeed --hostfile ./hosts --include worker-0:0,1@worker-2:4,5 {TUNE}", "hosts": HOSTS},
