@@ -14,7 +14,7 @@ from jointopt.core.errors import JobError
 from jointopt.frameworks.commands.programs import FILE_WORDS, STARTERS, Known, Program, started_program
 from jointopt.frameworks.launchers import cluster_of
 from jointopt.frameworks.options import Question, Taken, listed_words, pairs_of
-from jointopt.frameworks.origins import SECTIONS, fields_of, questions_of, read_traced
+from jointopt.frameworks.origins import SECTIONS, fields_of, is_default, questions_of, read_traced
 from jointopt.frameworks.shell import read_script
 from jointopt.frameworks.shell_words import Run, Script, Word, decided, forks_of, words_of
 
@@ -138,9 +138,11 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
         if found is None:
             found = read_traced(program.read, *program.parts, _places_of(words), run.place)
             fields, first = fields_of(found), choices
+            stated = {name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}
             found.origins |= {f"cluster.{name}": started.places.get(name) or run.place
-                              for name in started.cluster if name not in found.cluster}  # fmt: skip
-            found.cluster = started.cluster | found.cluster
+                              for name in started.cluster if name not in stated}  # fmt: skip
+            usual = {} if started.cluster else found.cluster  # a launcher counts more than its program's default
+            found.cluster = usual | started.cluster | stated
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)
