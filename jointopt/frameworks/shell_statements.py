@@ -149,7 +149,10 @@ class Statements(Values):
         self.depth += 1
         try:
             method = getattr(self, f"_run_{node.type}", None)
+            mark = len(self.left)
             found = None if method is None else method(node)
+            if node.type.endswith(("for_statement", "while_statement")):
+                self._settle(mark, "break")
             self.status = found.holds if isinstance(found, Answer) else True
             if method is None:
                 self._leave_out(node)
@@ -248,6 +251,7 @@ class Statements(Values):
         return answer
 
     def lines_from(self, node: Node) -> list[Text] | None:
+        """The lines of a file, or of what commands write; None where they are not known."""
         if node.type == "process_substitution":
             return certain_lines(self.written_by(*node.named_children))
         try:
@@ -325,6 +329,16 @@ class Statements(Values):
                 self.script.usual[fork] = 0 if answer.holds else 1
             return Answer(None)
         return act(answer.holds)
+
+    def unsettle(self, file: str, place: str) -> None:
+        """After a file that was not given any variable may have another value, but for those that the caller states."""
+        self.unread = file
+
+        def others() -> None:
+            for name in self.variables.keys() - self.given:
+                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
+
+        self._fork([lambda: None, others], 0, f"source {file} ({place})")
 
     def mark_default(self, name: str) -> None:
         """Marks the value of a variable as the script's default: something from outside could say otherwise."""
@@ -450,15 +464,7 @@ class Statements(Values):
         rest = [one for item in items for one in item.named_children]
         return self._choose(lambda: Answer(True) if falls else self.answered(ask), rest, act)
 
-    def _loop(self, action: Callable[[], None]) -> None:
-        mark = len(self.left)
-        action()
-        self._settle(mark, "break")
-
     def _run_for_statement(self, node: Node) -> None:
-        self._loop(functools.partial(self._for_loop, node))
-
-    def _for_loop(self, node: Node) -> None:
         body, variable = node.child_by_field_name("body"), node.child_by_field_name("variable")
         values = node.children_by_field_name("value")
         if body is None or variable is None:
@@ -472,7 +478,9 @@ class Statements(Values):
         if not values_known:
             name = raw_text(variable)
             self.variables[name] = (Piece(unknown=Unknown(f"${name}", "", self.place(node))),)
-            free = not values or any(word.unknown and (word.unknown.variable or word.unknown.is_list) for word in words)
+            unset = [word.many and (one := word.unknown) is not None and not one.set_by and not one.fork
+                     and bool(one.variable or one.is_list) for word in words]  # fmt: skip
+            free = all(unset)
             self._perhaps(lambda: self._turn(body), body, free)
             return
         for word in words[:_MOST_TURNS]:
@@ -485,9 +493,6 @@ class Statements(Values):
             self.mark_default(name)  # how often it is set hangs on a default
 
     def _run_c_style_for_statement(self, node: Node) -> None:
-        self._loop(functools.partial(self._c_style_for_loop, node))
-
-    def _c_style_for_loop(self, node: Node) -> None:
         for one in node.children_by_field_name("initializer"):
             self.run(one) if one.type == "variable_assignment" else self.number(one)
         conditions = [one for one in node.children_by_field_name("condition") if one.is_named]
@@ -503,14 +508,13 @@ class Statements(Values):
             holds, default = self._holds(conditions)
             return Answer(None if holds is None else holds == wanted, default)
 
-        self._loop(lambda: self._turns(node, ask, lambda: None))
+        self._turns(node, ask, lambda: None)
 
     def _turns(self, node: Node, ask: Callable[[], Answer], update: Callable[[], Any]) -> None:
         """Reads the body of a loop as long as its condition holds."""
         body, last, hinges = node.child_by_field_name("body") or node, None, False
         forks = len(self.script.conditions)
         for _ in range(_MOST_TURNS):
-            self.missing = ""
             if len(self.script.conditions) > forks + _MOST_FORKS_OF_A_LOOP:
                 self._forget(node)
                 break
@@ -519,7 +523,7 @@ class Statements(Values):
             except Fork:
                 answer = Answer(None)
             if answer.holds is None or (answer.default and not answer.holds):
-                self._perhaps(lambda: self._turn(body), body, answer.default or bool(self.missing))
+                self._perhaps(lambda: self._turn(body), body, answer.default)
                 break
             hinges |= answer.default
             state = (dict(self.variables), self.arguments, len(self.input or ()))
@@ -694,6 +698,9 @@ class Statements(Values):
                 if not rest or words[at + 1 : at + 2] == ["-s"]:
                     return self._reads_input(words[:at], node)
                 return self._run_file(str(rest[0]), rest[1:], words[:at], node) or at == 0
+            if at and word[:1] not in ("-", "{", "}") and re.search(r"\s--?[A-Za-z]\w", word):
+                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
+                return True
             if word.startswith("-") or word.unknown:
                 continue
             if (
@@ -702,9 +709,6 @@ class Statements(Values):
                 and (at == 0 or base.endswith(_ENDINGS) or self.files[base][:2] == "#!")
             ):
                 return self._run_file(str(word), rest, words[:at], node)
-            if at and re.search(r"\s--?[A-Za-z]\w", word) and not re.search(r"[{}]", word[:1]):
-                self._inside(words[:at], " ".join(self.script_of(one.pieces) for one in words[at:]), [], node)
-                return True
         return bool({PurePosixPath(word).name for word in words} & (_REMOTE | _SUBMITS)) and self._reads_input([], node)
 
     def _reads_input(self, prefix: Sequence[Word], node: Node) -> bool:

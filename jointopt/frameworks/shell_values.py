@@ -143,13 +143,6 @@ class Values(abc.ABC):
         if self.exports_all:
             self.exported.add(name)
 
-    def unsettle(self, file: str, place: str) -> None:
-        """After a file that was not given any variable may have another value, but for those that the caller states."""
-        self.unread = file
-        for name, value in self.variables.items():
-            if name not in self.given and isinstance(value, tuple):
-                self.variables[name] = (Piece(unknown=Unknown(f"${name}", name, place, set_by=file)),)
-
     def lines_of_file(self, path: str | None) -> list[Text] | None:
         """The lines of a file that the script wrote, or that was given; None where they are not known."""
         if path == "/dev/null":
@@ -395,6 +388,7 @@ class Values(abc.ABC):
         return tuple(p._replace(quoted=False) for p in value)
 
     def looked_up(self, name: str, place: str) -> Value:
+        """The value of a variable or an argument; of one that nobody set, an unknown, or blank by default."""
         if name.isdecimal() and self.arguments is not None:
             return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ()
         name = self.references.get(name, name)

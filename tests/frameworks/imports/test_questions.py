@@ -39,7 +39,8 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("source lost.sh\nRUN --pipeline-model-parallel-size ${PP:-2}", "plan.pp", {}),
     ("source venv/bin/activate\nRUN --pipeline-model-parallel-size ${PP:-2}", "", {"plan.pp": 2}),
     ("PP=2\nwhile read v; do PP=$v; done < lost.txt\nRUN --pipeline-model-parallel-size $PP", "plan.pp", {}),
-    ("PP=0; f() { [ $PP -gt 90 ] || { PP=$((PP + 1)); f; }; }\nf\nRUN --pipeline-model-parallel-size $PP", "plan.pp", {}),
+    ("PP=0; f() { [ $PP -gt 90 ] || { PP=$((PP + 1)); f; }; }\nf\nRUN --pipeline-model-parallel-size $PP", "plan.pp",
+     {}),
 ]  # fmt: skip
 
 
