@@ -114,8 +114,8 @@ def read_text(
         return _of_pods(pods, name, others or {}, given or {}, run)
     quotes = text.startswith("#!") or name.endswith(ENDINGS)  # a script, perhaps with a log in a comment, or before one
     log = [] if quotes and len(text) <= MOST_CHARACTERS and not _log(outside_quotes(text)) else _log(text)
-    found = log or _config(text, name, others or {}, given or {})
-    return found or _script(text, name, others or {}, given or {}, run)
+    stated = log or _config(text, name, others or {}, given or {})
+    return stated or _script(text, name, others or {}, given or {}, run)
 
 
 def _script(
