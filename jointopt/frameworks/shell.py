@@ -566,6 +566,19 @@ class _Reader(Statements):
         number = self.number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
         self.say(None if number is None else str(number), words, node)
 
+    def _do_envsubst(self, words: list[Word], node: Node) -> None:
+        """Its input with the values of variables, of those in its word or of all that are exported."""
+        lines, place = [self.known(line) for line in self.input or ()], self.place(node)
+        if self.input is None or None in lines or self.output is None:
+            self.say(None, words, node)
+            return
+        listed = re.findall(r"\w+", words[0]) if words else ()
+        for part in re.split(r"(\$\{\w+\}|\$\w+)", "".join(f"{line}\n" for line in lines)):
+            name = part.strip("${}") if part[:1] == "$" else ""
+            value = self.looked_up(name, place) if name in self.exported or name not in self.variables else ()
+            wanted = name and (name in listed or not listed)
+            self.output += value if wanted and isinstance(value, tuple) else literal(part, place)
+
     def _do_bc(self, words: list[Word], node: Node) -> None:
         lines = [self.known(line) for line in self.input or ()]
         number = self.number_of(lines[0]) if len(lines) == 1 and lines[0] and not words else None
