@@ -305,7 +305,9 @@ class Values(abc.ABC):
         inner = self._between(node, node.start_byte + 1, node.end_byte - 1, r'[$`"\\]')
         whole = re.search(r"\$\*|\$\{\w+\[\*\]", raw_text(node)) is not None  # one word, however many elements
         quoted = tuple((Piece(" ", p.place) if whole else p) if p.ends_word else p._replace(quoted=True) for p in inner)
-        lists = any(re.fullmatch(r"\$@|\$\{\w+\[@\]\}|\$\{@\}", raw_text(child)) for child in node.named_children)
+        lists = any(
+            re.fullmatch(r"\$@|\$\{(?:@|\w+\[@\])(?!:?-).*\}", raw_text(child)) for child in node.named_children
+        )
         return quoted if quoted or lists else literal("", self.place(node))
 
     _of_translated_string = _of_string
