@@ -726,6 +726,7 @@ class Statements(Values):
     def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
         """Acts in a shell that a program, which is started with these words before it, starts."""
         state = (self.variables, self.arguments, self.prefix, self.ended, self.functions)
+        fixed, self.fixed = self.fixed, set()
         remote = bool(_REMOTE & {PurePosixPath(word).name for word in prefix}) or bool(_ALONE & {*map(str, prefix)})
         passed = {str(word) for at, word in enumerate(prefix) if at and prefix[at - 1] in ("-e", "--env")}
         self.variables = {name: value for name, value in self._inherited().items()
@@ -738,6 +739,7 @@ class Statements(Values):
         self.arguments, self.prefix = [one.pieces for one in arguments], [*self.prefix, *prefix]
         action()
         self.variables, self.arguments, self.prefix, self.ended, self.functions = state
+        self.fixed = fixed
 
     def _inherited(self) -> dict[str, Value]:
         """The variables that a shell of its own gets: those exported that are no arrays."""
