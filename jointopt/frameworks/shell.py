@@ -388,6 +388,8 @@ class _Reader(Statements):
                 self.declare(word)
             if "A" in options:
                 self.variables.setdefault(name, {})
+            if kind == "readonly" or ("r" in options and not self.locals):
+                self.fixed.add(name)
             if kind == "export" and "n" in options:
                 self.exported.discard(name)
             elif kind == "export" or "x" in options:
