@@ -79,7 +79,6 @@ _MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the opti
 _MOST_RANKS = 100_000
 _CHUNKS = re.compile(r"(?:select|nodes)=([^,]+)")  # of PBS
 _OF_TEXT = ("gres", "typed", "constraint", "hosts", "hostfile", "include", "exclude", "pbs", "lsf_gpu", "map_by")
-_COUNTS = ("nodes", "gpus_per_node", "num_gpus")
 
 
 @dataclass
@@ -170,8 +169,10 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
     ``hostfiles``: texts of other files by name.
     """
     found = Started()
-    for name in _COUNTS:
-        _state_variables(found, run, name)
+    environment = run.environment
+    for field_name, variables in _VARIABLES.items():
+        stated = ((number, one) for one in variables if (number := whole_of(environment.get(one))))
+        found.state(field_name, *next(stated, (None, "")))
     if "nodes" in found.cluster and "gpus_per_node" in found.cluster:
         found.cluster.pop("num_gpus", None)
     files = {PurePosixPath(path).name: text for path, text in script.written.items()} | dict(hostfiles or {})
@@ -198,14 +199,6 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
     return found
 
 
-def _state_variables(found: Started, run: Run, name: str) -> None:
-    for variable in _VARIABLES[name]:
-        number = whole_of(run.environment.get(variable))
-        if number:
-            found.state(name, number, variable)
-            return
-
-
 def _levels(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
     """(launcher, its options) from the batch header to the program; Slurm's header and srun are one."""
     header: dict[str, Word] = {}
@@ -224,8 +217,8 @@ def _levels(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
         if slurm and "--overlap" in words:  # a step beside another one: it says where it runs, not on how many nodes
             continue
         values = _options(_LAUNCHERS[name], words)
-        visible = run.environment.get("CUDA_VISIBLE_DEVICES")
-        if values.get("gpus_per_node") in ("auto", "gpu") and visible:  # of torchrun: all GPUs that it sees
+        every = values.get("gpus_per_node") in ("auto", "gpu")  # that torchrun sees
+        if every and (visible := run.environment.get("CUDA_VISIBLE_DEVICES")):
             values["gpus_per_node"] = Word(literal(str(len(visible.split(","))), "CUDA_VISIBLE_DEVICES"))
         if "--standalone" in words:
             values["nodes"] = Word(literal("1", words[words.index("--standalone")].place))  # type: ignore[arg-type]
@@ -370,17 +363,15 @@ def _hosts_of(text: str) -> dict[str, int | None]:
 
 def _taken_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -> dict[str, int | None]:
     """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with slots."""
-    found = {**hosts}
-    for key in ("include", "exclude"):
-        word = values.get(key)
-        parts = [part.partition(":") for part in word.split("@")] if word and not word.unknown else []
-        named = {host.strip(): len(slots.split(",")) if slots else hosts.get(host.strip()) for host, _, slots in parts}
-        if key == "include" and named:
-            found = named
-        for host in {*named} & {*found} if key == "exclude" else ():
-            left = (found[host] or 0) - (named[host] or 0)
-            found.pop(host) if named[host] == found[host] else found.update({host: left or None})
-    return found
+    if any(values[key].unknown for key in ("include", "exclude") if key in values):
+        return {}
+    included, excluded = (
+        {host.strip(): len(slots.split(",")) if slots else hosts.get(host.strip())
+         for host, _, slots in (part.partition(":") for part in values.get(key, "").split("@")) if host}
+        for key in ("include", "exclude")
+    )  # fmt: skip
+    left = {host: slots and slots - (excluded.get(host) or 0) for host, slots in (included or hosts).items()}
+    return {host: slots for host, slots in left.items() if slots != 0 and (host not in excluded or slots)}
 
 
 def _gres(text: str) -> tuple[str | None, int | None]:

@@ -388,6 +388,8 @@ class _Reader(Statements):
                 self.declare(word)
             if "A" in options:
                 self.variables.setdefault(name, {})
+            if kind == "readonly" or ("r" in options and not self.locals):
+                self.fixed.add(name)
             if kind == "export" and "n" in options:
                 self.exported.discard(name)
             elif kind == "export" or "x" in options:
@@ -565,6 +567,19 @@ class _Reader(Statements):
     def _do_expr(self, words: list[Word], node: Node) -> None:
         number = self.number_of(" ".join(words)) if all(word.unknown is None for word in words) else None
         self.say(None if number is None else str(number), words, node)
+
+    def _do_envsubst(self, words: list[Word], node: Node) -> None:
+        """Its input with the values of variables, of those in its word or of all that are exported."""
+        lines, place = [self.known(line) for line in self.input or ()], self.place(node)
+        if self.input is None or None in lines or self.output is None:
+            self.say(None, words, node)
+            return
+        listed = re.findall(r"\w+", words[0]) if words else ()
+        for part in re.split(r"(\$\{\w+\}|\$\w+)", "".join(f"{line}\n" for line in lines)):
+            name = part.strip("${}") if part[:1] == "$" else ""
+            value = self.looked_up(name, place) if name in self.exported or name not in self.variables else ()
+            wanted = name and (name in listed or not listed)
+            self.output += value if wanted and isinstance(value, tuple) else literal(part, place)
 
     def _do_bc(self, words: list[Word], node: Node) -> None:
         lines = [self.known(line) for line in self.input or ()]

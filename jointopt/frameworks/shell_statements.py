@@ -696,10 +696,10 @@ class Statements(Values):
 
     def start(self, words: list[Word], node: Node) -> None:
         """A program, or the script that a shell among its words is given."""
-        if self._starts_script(words, node):
-            return
-        self.say(None, words, node)
-        if not self.records:
+        starts = self._starts_script(words, node)
+        if not starts or not _SUBMITS.keys().isdisjoint(PurePosixPath(word).name for word in words):
+            self.say(None, words, node)
+        if starts or not self.records:
             return
         whole = [*self.prefix, *(part for word in words if word != "\\" for part in taken_apart(word))]
         values = {key: value for key, value in self.variables.items() if isinstance(value, tuple)}
@@ -736,6 +736,7 @@ class Statements(Values):
         if not self.input:
             return False
         lines, self.input = self.input, None
+        self.script.read |= self.looked_into
         self._inside(prefix, self.text_of(lines), [], node)
         return True
 
@@ -746,12 +747,14 @@ class Statements(Values):
     def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
         """Acts in a shell that a program, which is started with these words before it, starts."""
         state = (self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header)
+        around, fixed, self.fixed = (self.records, self.output), self.fixed, set()
         names = [PurePosixPath(word).name for word in prefix]
         remote = bool(_REMOTE & {*names}) or any(_ALONE.fullmatch(w) for w in prefix if not w.unknown)
         remote |= "qsub" in names and "-V" not in prefix
         submits = next((at for at, name in enumerate(names) if name in _SUBMITS), None)
         if submits is not None:  # a job of its own
             self.submitted, self.header = [(_SUBMITS[names[submits]], [*prefix[submits + 1 :]])], []
+            self.records, self.output = True, None
         parts = [one for word in prefix for one in words_of((p._replace(quoted=False) for p in word.pieces), ",")]
         passed = {re.sub("^--(env|export)=", "", one) for one in parts}  # X of -e X, --export=X
         self.variables = {
@@ -766,6 +769,8 @@ class Statements(Values):
         self.prefix = [*self.prefix, *prefix] if submits is None else []
         action()
         self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header = state
+        self.records, self.output = around if submits is not None else (self.records, self.output)
+        self.fixed = fixed
 
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
         """Reads a script that another starts, where its text was given; whether it was."""
@@ -778,7 +783,7 @@ class Statements(Values):
         return True
 
     def _read_file(self, name: str, path: str) -> None:
-        self.script.read |= {name} | ({path} & self.written.keys())
+        self.script.read |= {name, path, *self.looked_into} if path in self.written else {name}
         place, self.name, self.fixed_place = (self.name, self.fixed_place), name, ""
         self.run_text(self.files[name])
         self.name, self.fixed_place = place

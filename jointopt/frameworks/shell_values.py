@@ -123,6 +123,7 @@ class Values(abc.ABC):
         self.depth = self.expanded = self.shifted = 0
         self.output: list[Piece] | None = None  # of a command whose output is a word
         self.references: dict[str, str] = {}  # names that stand for other variables (declare -n)
+        self.fixed: set[str] = set()  # variables that keep their values (readonly)
         self.integers: set[str] = set()  # variables whose values are sums (declare -i)
         self.status: bool | None = True  # whether the last command succeeded
         self.unread = ""  # a file that was sourced and not given, and may set any variable
@@ -152,6 +153,8 @@ class Values(abc.ABC):
                 f"{MOST_OF_A_VALUE:,}: take out what doubles it, or import the command that the script starts."
             )
         name = self.references.get(name, name)
+        if name in self.fixed:
+            return
         if name in self.integers and isinstance(value, tuple) and (text := self.known(value)) is not None:
             number = self.number_of(text)
             value = (
@@ -325,7 +328,9 @@ class Values(abc.ABC):
         inner = self._between(node, node.start_byte + 1, node.end_byte - 1, r'[$`"\\]')
         whole = re.search(r"\$\*|\$\{\w+\[\*\]", raw_text(node)) is not None  # one word, however many elements
         quoted = tuple((Piece(" ", p.place) if whole else p) if p.ends_word else p._replace(quoted=True) for p in inner)
-        lists = any(re.fullmatch(r"\$@|\$\{\w+\[@\]\}|\$\{@\}", raw_text(child)) for child in node.named_children)
+        lists = any(
+            re.fullmatch(r"\$@|\$\{(?:@|\w+\[@\])(?!:?-).*\}", raw_text(child)) for child in node.named_children
+        )
         return quoted if quoted or lists else literal("", self.place(node))
 
     _of_translated_string = _of_string

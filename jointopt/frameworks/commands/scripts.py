@@ -144,10 +144,11 @@ def _taken_of(script: Script, run: Run, ways: _Ways, others: Mapping[str, str]) 
         if found is None:
             found = read_traced(program.read, *program.parts, _places_of(words), run.place)
             fields, first = fields_of(found), choices
+            stated = {name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}
             found.origins |= {f"cluster.{name}": started.places.get(name) or run.place
-                              for name in started.cluster if name not in found.cluster}  # fmt: skip
-            own = {name: value for name, value in found.cluster.items() if not is_default(found, f"cluster.{name}")}
-            found.cluster = found.cluster | started.cluster | own
+                              for name in started.cluster if name not in stated}  # fmt: skip
+            usual = {} if started.cluster else found.cluster  # a launcher counts more than its program's default
+            found.cluster = usual | started.cluster | stated
             found.asked |= {f"cluster.{name}": Question(*why) for name, why in started.asked.items()}
             fields |= {f"cluster.{name}": value for name, value in started.cluster.items()}
             found.remarks += _remark_on_more(words, found.asked)

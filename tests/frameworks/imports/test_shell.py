@@ -105,6 +105,8 @@ AS_BASH_DOES = [
     ("A=1; echo 4 | read A; a $A", "a 1"), ("A=1; { A=2; } & a $A", "a 1"), ("A=1; ( A=2 ); a $A", "a 1"),
     ("f() { local -n r=$1; r=4; }; f A; a $A", "a 4"), ("f() { declare -g A=4; }; A=1; f; a $A", "a 4"),
     ("declare -i A=2*2; A+=1; a $A", "a 5"), ("A=(1 2 3); a ${A[@]:1} ${A[@]/#/x}", "a 2 3 x1 x2 x3"),
+    ("set --; a \"${@:1}\" 1", "a 1"),
+    ("readonly A=1; A=2; a $A", "a 1"),
     ("A=(1 2); unset 'A[0]'; a ${A[1]}", "a 2"), ("for i in {x,y}{1..2}; do A=$A$i; done; a $A", "a x1x2y1y2"),
     ("A=a-b; IFS=-; a $A", "a a b"), ("[[ a-8x =~ -([0-9]+) ]] && a ${BASH_REMATCH[1]}", "a 8"),
     ("[[ b == @(a|b) && ! a == b ]] && a 1", "a 1"), ("A=t4x; a ${A//[^0-9]/} ${A//[[:alpha:]]/}", "a 4 4"),
