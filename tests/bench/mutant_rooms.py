@@ -17,11 +17,17 @@ NOT_DRAWN = (
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "physics": (
         ("jointopt/physics",), ("jointopt/physics/instructions.py",),
-        (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
+        (
+            *QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py",
+            "tests/surrogate/test_own_targets.py", "tests/workflows/test_site_energy.py",
+        ),
     ),
     "jobs": (
         ("jointopt/jobs",), ("jointopt/jobs/plans",),
-        (*QUICK, "tests/jobs", "tests/physics/test_*.py", "tests/workflows/test_blocks.py"),
+        (
+            *QUICK, "tests/jobs", "tests/physics/test_*.py", "tests/workflows/test_blocks.py",
+            "tests/runs/test_limits.py", "tests/surrogate/test_intervals.py",
+        ),
     ),
     "core": (
         ("jointopt/core",), ("jointopt/core/units.py", *NOT_DRAWN),
@@ -36,7 +42,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/physics/instructions.py", "jointopt/workflows/polish.py"), (),
         (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
     ),
-    "tables": (("jointopt/runs",), (), ("tests/runs", "tests/surrogate/test_dataset.py")),
+    "tables": (
+        ("jointopt/runs",), (),
+        ("tests/runs", "tests/surrogate/test_dataset.py", "tests/measure/hardware/test_reading.py"),
+    ),
     "measure": (
         ("jointopt/measure",), NOT_DRAWN,
         (
@@ -71,7 +80,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/report",), (),
         (
             "tests/report", "tests/golden",
-            *(f"tests/workflows/test_{name}.py" for name in ("layouts", "compare", "select", "scale", "import")),
+            *(f"tests/workflows/test_{name}.py" for name in ("alternative_plans", "layouts", "compare", "select", "scale", "import")),
         ),
     ),
 }  # fmt: skip
