@@ -14,24 +14,26 @@ from jointopt.core.schema import SCHEDULE, STAGE_LAYERS
 from jointopt.physics.makespan import dp_exposed_s, last_turns_s, makespan_s
 from jointopt.physics.schedule import replay
 from jointopt.physics.stage_costs import StageCosts
-from tests.physics.hand.plain_machine import DENSE, stages
+from tests.physics.hand.plain_machine import DENSE, physics
 
 ROW = np.array([0])
 
 
 def pipeline(*layers: int, vpp: int = 1, batches: int = 4, **cells: Any) -> StageCosts:
-    """Two ranks of chunks with these layers, in the order of the pipeline, which share a rank's time by layers."""
-    model = replace(DENSE, num_layers=sum(layers), vocab_size=64)
-    costs = stages(
-        pp=2, vpp=vpp, dp=4, batches=batches, model=model, stage_layers=STAGE_LAYERS.code_of(layers), **cells
-    )
+    """Ranks of chunks with these layers, in the order of the pipeline, which share a rank's time by layers.
+
+    Alike ranks are there once, after the first and the last.
+    """
+    model, split = replace(DENSE, num_layers=sum(layers), vocab_size=64), STAGE_LAYERS.code_of(layers)
+    plan = {"pp": len(layers) // vpp, "vpp": vpp, "dp": 4, "stage_layers": split} | cells
+    costs = physics(batches=batches, model=model, **plan).distinct[0].costs
     units = np.zeros_like(costs.units_s)
     units[:, :, 0] = np.array([1.0, 2.0, 1.0])
     return replace(costs, units_s=units, p2p_s=np.zeros(1))
 
 
-def exposed_s(costs: StageCosts, reduce_s: tuple[float, float], overlap: float = 0.0) -> float:
-    """Of traffic of the two ranks."""
+def exposed_s(costs: StageCosts, reduce_s: tuple[float, ...], overlap: float = 0.0) -> float:
+    """Of traffic of the ranks, in the order of their costs."""
     costs = replace(costs, reduce_s=np.array([reduce_s]))
     passes = costs.layers, 2.0 * costs.layers
     return float(dp_exposed_s(costs, ROW, passes, makespan_s(costs.pipelines, ROW, *passes), overlap)[0])
@@ -62,6 +64,11 @@ def test_gradients_of_a_rank_that_ends_long_before_the_one_that_it_waits_for_hid
     costs = pipeline(3, 1)
     assert exposed_s(costs, (0.0, 20.0), overlap=1.0) == pytest.approx(25.0 + 20.0 - 36.0)
     assert exposed_s(costs, (0.0, 20.0)) == pytest.approx(27.0 + 20.0 - 36.0)
+
+
+def test_of_ranks_alike_the_first_has_the_least_time_to_hide_its_gradients() -> None:
+    # of four ranks the second ends its last backward pass 2 s before the first rank does, and the third 4 s
+    assert exposed_s(pipeline(1, 1, 1, 1), (0.0, 0.0, 3.0)) == pytest.approx(3.0 - 2.0)
 
 
 @pytest.mark.parametrize("layers", [(2, 2), (3, 1)])

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
+from jointopt.physics.bounds import duty_cycle
 from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, burst_limit_w, cooler, peak_share
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import Warming, filtered_w, rise_time_s, warming
+from tests.physics.hand import plain_machine
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 TAU = 10.0
@@ -55,6 +57,15 @@ def test_pauses_leave_kernels_as_much_more_as_keeps_the_hottest_moment_at_the_th
     always, half = (burst_limit_w(node, share, 1e-6, 100.0) for share in (1.0, 0.5))
     assert float(always) == pytest.approx(node.throttle_power_w)
     assert 0.5 * (float(half) + 100.0) == pytest.approx(node.throttle_power_w)
+
+
+def test_kernels_of_two_equal_ranks_run_for_three_of_the_four_rounds_of_three_micro_batches() -> None:
+    # of 500 layers a rank, beside which embedding, head and sends take no time to speak of
+    model = replace(plain_machine.DENSE, num_layers=1000, vocab_size=64)
+    plan = plain_machine.physics(pp=2, batches=3, model=model)
+    times = plan.times(0, np.array([0]), np.full((1, 2), plain_machine.TOP_MHZ))
+    share, _, _ = duty_cycle(plan.groups[0], times, 80.0)
+    assert share[0] == pytest.approx([0.75, 0.75], rel=2e-3)
 
 
 def test_the_time_to_a_rise_is_that_of_an_exponential() -> None:

@@ -327,6 +327,14 @@ def test_an_assumed_network_adds_to_the_upper_end_in_squares(network: float, hig
     assert alone["in_domain"].all() == (not network)
 
 
+def test_doubts_of_an_assumed_network_and_of_a_clock_add_in_squares() -> None:
+    # runs at lower clocks were off by 0.4 of a logarithm; with 0.3 by the network 0.5, with 1.2 of new sources 1.3
+    one, low, off = training(), columns(1900.0), MeasuredClocks(off_below=np.expm1(0.4))
+    sources, network = (np.full(2, 0.3), np.full(2, 1.2)), np.full(2, 0.3)
+    found = with_new_interval(one, add_intervals(one, low), sources, off, network)
+    assert np.log(times(found)) == pytest.approx([-0.5, 1.3])
+
+
 def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:
     one = training()
     wide, skew = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ def test_plans_that_are_not_likely_to_fit_are_named_so_and_run_all_the_same(verb
     assert {run.status for run in found.runs} <= {"ok", "oom"}
     assert "likelier to run out of memory" in " ".join(found.text().split())
     assert len({tuple(run.plan[name] for name in LAYOUT_COLUMNS) for run in found.runs}) == len(found.runs)
+
+
+def test_of_plans_that_hardly_fit_a_slower_one_that_needs_less_memory_is_run_first() -> None:
+    timed = replace(tight(), objectives=("iteration_time_s",))
+    first, second = (run.predicted for run in validate(timed, Leanest(), 2, surrogate="none").runs)
+    assert first["iteration_time_s"] > second["iteration_time_s"]
+    assert first["peak_memory_gib"] < second["peak_memory_gib"]
 
 
 def test_plans_that_are_likely_to_fit_are_run_first() -> None:

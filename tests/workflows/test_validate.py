@@ -55,6 +55,14 @@ def test_plans_along_the_front_and_the_default_are_run_stored_and_trials(small: 
     assert [trial.values for trial in study.trials] == [[1.0, 4000.0]] * len(found.runs)
 
 
+@pytest.mark.parametrize(("goal", "clock"), [("energy_j", 1305.0), ("iteration_time_s", 1410.0)])
+def test_the_best_plan_is_the_reference_at_the_highest_clock_alone(small: Job, goal: str, clock: float) -> None:
+    two = replace(small.search, clock_mhz=(1305.0, 1410.0))
+    (run,) = validate(replace(small, objectives=(goal,), search=two), Simulated(), 1, surrogate="none").runs
+    assert {*run.plan["stage_clock_mhz"]} == {clock}
+    assert run.reference == (clock == 1410.0)
+
+
 def test_errors_are_relative_to_what_was_measured_and_intervals_are_judged(small: Job) -> None:
     found = validate(small, Simulated({2: {"status": "oom", "notes": "too large"}}), 2, surrogate="none")
     first, second = found.runs[:2]
