@@ -500,7 +500,10 @@ def _overrides_taken(flat: Mapping[str, Any], model: str) -> Taken:
     taken = read(config)
     taken.unread = tuple(name for name in taken.unread if name != "trainer.recipe")
     if model and not taken.model.get("num_layers"):
-        taken.model = {"catalogue": model, **{key: taken.model[key] for key in ("other", "config") if key in taken.model}}
+        taken.model = {
+            "catalogue": model,
+            **{key: taken.model[key] for key in ("other", "config") if key in taken.model},
+        }
     return taken
 
 

@@ -31,6 +31,8 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("if [ -f x ]; then O=--fp16; else O=--bf16; fi\nRUN $O", "training.dtype", {}),
     ("if [ -f x ]; then O='--seed 1'; fi\nRUN --bf16 $O", "", {"training.dtype": "bf16"}),
     ('[ -n "$DEBUG" ] && O=--fp16\nRUN $O', "", {"training.dtype": "fp32"}),
+    ('PP=$2\nif [ "$PP" == "" ]; then PP=2; fi\nRUN --pipeline-model-parallel-size $PP', "", {"plan.pp": 2}),
+    ('if [[ $PP = "" ]]; then PP=2; fi\nRUN --pipeline-model-parallel-size $PP', "", {"plan.pp": 2}),
     ("RUN --recompute-granularity $G --recompute-method block --recompute-num-layers $N",
      "plan.recompute plan.recompute_num_layers", {}),
     ("for i in $HOSTS; do TP=4; done\nRUN --tensor-model-parallel-size $TP", "plan.tp", {}),
