@@ -142,7 +142,8 @@ class Program:
         for one in _ASKED:
             if one not in fields_of(taken) and (routed or one != "plan.ep"):
                 _ask(taken, one, why, taken.accumulation is not None)
-        if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
+        shaped = {"num_layers", "hidden_size", "num_attention_heads"} <= taken.model.keys()
+        if "catalogue" not in taken.model and not shaped and any(one.startswith("model.") for one in lacks):
             taken.asked.setdefault("model", Question(why, "", True))
         left = [one for one in lacks if one.startswith("plan.") and one not in taken.asked and one not in ("plan.ep",)]
         if left and not any(Path(name).name in given for name in files):
