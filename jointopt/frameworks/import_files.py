@@ -322,7 +322,7 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     _answer(whole, options, given.get("set") or {})
     own = (options.get("framework") or whole.framework or "generic") in _OF_SCRIPTS
     if any(one.format != "Hugging Face config" for one in files):  # which is of a model, and of no run
-        _ask_unstated(whole, own)
+        _ask_unstated(whole, own, any(one.format.startswith(("DeepSpeed", "Accelerate")) for one in files))
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing, any(one.command for one in files))
     if question := whole.asked.pop("model.config", None):  # which takes no time
@@ -356,12 +356,14 @@ _OF_SCRIPTS = ("generic", "deepspeed", "fsdp")
 _SIZING = (*(f"plan.{name}" for name in (*DEGREES, "micro_batch_size")), "cluster.", "accumulation", "training.global")
 
 
-def _ask_unstated(whole: Taken, own: bool) -> None:
+def _ask_unstated(whole: Taken, own: bool, sharded: bool) -> None:
     """Asks for what decides time and memory and no file states, not even as a program's default.
 
-    ``own``: of a script that has no degrees but dp, unless a file states them.
+    ``own``: of a script that has no degrees but dp, unless a file states them. ``sharded``: a config of DeepSpeed or
+    Accelerate says what is recomputed, or nothing is.
     """
-    names = [] if "tp" in whole.plan and not own else ["plan.zero_stage", "plan.recompute", "training.dtype"]
+    names = ["plan.zero_stage", *([] if sharded else ["plan.recompute"]), "training.dtype"]
+    names = [] if "tp" in whole.plan and not own else names
     names += [] if "tp" in whole.plan or own else ["plan.tp", "plan.pp"]
     batch = whole.training.get("global_batch_size") and whole.accumulation
     names += [] if batch or "training.global_batch_size" in whole.asked else ["plan.micro_batch_size"]
