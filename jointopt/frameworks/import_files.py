@@ -323,7 +323,7 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     if any(one.format != "Hugging Face config" for one in files):  # which is of a model, and of no run
         _ask_unstated(whole, own)
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
-    cluster = _sizes(whole, missing)
+    cluster = _sizes(whole, missing, any(one.command for one in files))
     if question := whole.asked.pop("model.config", None):  # which takes no time
         remarks.append(f"details of the model are not known ({question.why}): exports write the usual ones")
     open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation", "program")]
@@ -532,8 +532,11 @@ def _leave_nodes(whole: Taken, ran: set[str], remarks: list[str]) -> None:
         del whole.cluster["nodes"]
 
 
-def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
-    """The cluster's mapping, with nodes and GPUs per node from what is stated of either, of all GPUs, or the plan."""
+def _sizes(whole: Taken, missing: list[str], launched: bool) -> dict[str, Any]:
+    """The cluster's mapping, with nodes and GPUs per node from what is stated of either, of all GPUs, or the plan.
+
+    ``launched``: whether a command is among the files, which may leave nodes to its launcher.
+    """
     stated = whole.cluster
     degrees = [whole.plan.get(name) or (1 if name != "dp" else None) for name in DEGREES]
     every = stated.get("num_gpus") or (prod(d for d in degrees if d) if None not in degrees else None)
@@ -545,8 +548,10 @@ def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
     if per_node is None and usual and not unsure:
         per_node = min(usual, every or usual)
     # launchers start on one node where none are stated
+    by_option = whole.origins.get("cluster.gpus_per_node", "").startswith("--")
     if nodes is None and per_node and "cluster.nodes" not in unsure:
-        nodes = -(-every // per_node) if every else 1 if stated.get("gpus_per_node") else None
+        alone = stated.get("gpus_per_node") and (launched or not by_option)
+        nodes = -(-every // per_node) if every else 1 if alone else None
     missing += [key for key, value in (("gpus_per_node", per_node), ("nodes", nodes)) if not value and "gpu" in stated]
     if "cluster.nodes" in unsure and every:  # GPUs per node follow
         missing[:] = [key for key in missing if key != "gpus_per_node"]
