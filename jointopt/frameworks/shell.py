@@ -269,12 +269,8 @@ class _Reader(Statements):
         empty = raw_text(pattern) in ('""', "''") if pattern is not None else self.known(right) == ""
         if empty and operator in ("==", "=", "!="):  # as -z and -n
             return self._one("-n" if operator == "!=" else "-z", left)
-        compares = operator in ("==", "=", "!=")
-        if compares and self.known(right if pattern is None else self.text(pattern)) == "":  # as -z
-            empty = self._one("-z", left)
-            return None if empty is None else empty == (operator != "!=")
         first = self.known(left)
-        if pattern is not None and compares:
+        if pattern is not None and operator in ("==", "=", "!="):
             wanted = self.pattern(pattern)
             if first is None or wanted is None:
                 return None
@@ -286,7 +282,7 @@ class _Reader(Statements):
         if operator in _COMPARED:
             numbers = [self.number_of(text) for text in (first, second)]
             return None if numbers[0] is None or numbers[1] is None else _COMPARED[operator](numbers[0], numbers[1])
-        if compares:
+        if operator in ("=", "==", "!="):
             return (first == second) == (operator != "!=")
         if operator == "=~":
             return self._matches(second, first)
