@@ -36,6 +36,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("RUN --recompute-granularity $G --recompute-method block --recompute-num-layers $N",
      "plan.recompute plan.recompute_num_layers", {}),
     ("for i in $HOSTS; do TP=4; done\nRUN --tensor-model-parallel-size $TP", "plan.tp", {}),
+    ('TP=$1\n[ "$TP" == "" ] && TP=2\nRUN --tensor-model-parallel-size $TP', "", {"plan.tp": 2}),
     ("TP=2\nfor a in $@; do TP=4; done\nRUN --tensor-model-parallel-size $TP", "", {"plan.tp": 2}),
     ("RUN --deepspeed --deepspeed_config ds.json", "plan.zero_stage", {}),
     ("TP=2\nsource lost.sh\nRUN --tensor-model-parallel-size $TP", "plan.tp", {}),
