@@ -322,9 +322,9 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     _answer(whole, options, given.get("set") or {})
     own = (options.get("framework") or whole.framework or "generic") in _OF_SCRIPTS
     if any(one.format != "Hugging Face config" for one in files):  # which is of a model, and of no run
-        _ask_unstated(whole, own)
+        _ask_unstated(whole, own, any(one.format.startswith(("DeepSpeed", "Accelerate")) for one in files))
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
-    cluster = _sizes(whole, missing)
+    cluster = _sizes(whole, missing, any(one.command for one in files))
     if question := whole.asked.pop("model.config", None):  # which takes no time
         remarks.append(f"details of the model are not known ({question.why}): exports write the usual ones")
     open_ = [field for field in whole.asked if field.partition(".")[0] in (*SECTIONS, "accumulation", "program")]
@@ -356,12 +356,14 @@ _OF_SCRIPTS = ("generic", "deepspeed", "fsdp")
 _SIZING = (*(f"plan.{name}" for name in (*DEGREES, "micro_batch_size")), "cluster.", "accumulation", "training.global")
 
 
-def _ask_unstated(whole: Taken, own: bool) -> None:
+def _ask_unstated(whole: Taken, own: bool, sharded: bool) -> None:
     """Asks for what decides time and memory and no file states, not even as a program's default.
 
-    ``own``: of a script that has no degrees but dp, unless a file states them.
+    ``own``: of a script that has no degrees but dp, unless a file states them. ``sharded``: a config of DeepSpeed or
+    Accelerate says what is recomputed, or nothing is.
     """
-    names = [] if "tp" in whole.plan and not own else ["plan.zero_stage", "plan.recompute", "training.dtype"]
+    names = ["plan.zero_stage", *([] if sharded else ["plan.recompute"]), "training.dtype"]
+    names = [] if "tp" in whole.plan and not own else names
     names += [] if "tp" in whole.plan or own else ["plan.tp", "plan.pp"]
     batch = whole.training.get("global_batch_size") and whole.accumulation
     names += [] if batch or "training.global_batch_size" in whole.asked else ["plan.micro_batch_size"]
@@ -540,8 +542,11 @@ def _unseen(one: Taken, files: Sequence[Taken]) -> list[str]:
     return [name for name in one.names if name not in {other.source for other in files}]
 
 
-def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
-    """The cluster's mapping, with nodes and GPUs per node from what is stated of either, of all GPUs, or the plan."""
+def _sizes(whole: Taken, missing: list[str], launched: bool) -> dict[str, Any]:
+    """The cluster's mapping, with nodes and GPUs per node from what is stated of either, of all GPUs, or the plan.
+
+    ``launched``: whether a command is among the files, which may leave nodes to its launcher.
+    """
     stated = whole.cluster
     degrees = [whole.plan.get(name) or (1 if name != "dp" else None) for name in DEGREES]
     every = stated.get("num_gpus") or (prod(d for d in degrees if d) if None not in degrees else None)
@@ -553,8 +558,10 @@ def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
     if per_node is None and usual and not unsure:
         per_node = min(usual, every or usual)
     # launchers start on one node where none are stated
+    by_option = whole.origins.get("cluster.gpus_per_node", "").startswith("--")
     if nodes is None and per_node and "cluster.nodes" not in unsure:
-        nodes = -(-every // per_node) if every else 1 if stated.get("gpus_per_node") else None
+        alone = stated.get("gpus_per_node") and (launched or not by_option)
+        nodes = -(-every // per_node) if every else 1 if alone else None
     missing += [key for key, value in (("gpus_per_node", per_node), ("nodes", nodes)) if not value and "gpu" in stated]
     if "cluster.nodes" in unsure and every:  # GPUs per node follow
         missing[:] = [key for key in missing if key != "gpus_per_node"]

@@ -277,7 +277,7 @@ def _tries(value: object) -> tuple[Any, ...]:
         return (None, *_NUMBERS, "full", "true")
     if value is True or text.replace(".", "").replace("-", "").isdigit():
         return (None, *_NUMBERS)
-    return (None, "rmsnorm", "full", "8B", "e4m3", *(_NUMBERS if "${" in text else ()))
+    return (None, "rmsnorm", "full", "8B", "e4m3", *(_NUMBERS if "${" in text or text in ("null", "None") else ()))
 
 
 def _place(value: object, place: str) -> str:

@@ -266,6 +266,9 @@ class _Reader(Statements):
         return (value == "") == (operator == "-z")
 
     def _two(self, left: Text, operator: str, right: Text, pattern: Node | None) -> bool | None:
+        empty = raw_text(pattern) in ('""', "''") if pattern is not None else self.known(right) == ""
+        if empty and operator in ("==", "=", "!="):  # as -z and -n
+            return self._one("-n" if operator == "!=" else "-z", left)
         first = self.known(left)
         if pattern is not None and operator in ("==", "=", "!="):
             wanted = self.pattern(pattern)

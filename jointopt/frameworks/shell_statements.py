@@ -747,7 +747,7 @@ class Statements(Values):
     def _in_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
         """Acts in a shell that a program, which is started with these words before it, starts."""
         state = (self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header)
-        around, fixed, self.fixed = (self.records, self.output), self.fixed, set()
+        records, output, fixed, self.fixed = self.records, self.output, self.fixed, set()
         names = [PurePosixPath(word).name for word in prefix]
         remote = bool(_REMOTE & {*names}) or any(_ALONE.fullmatch(w) for w in prefix if not w.unknown)
         remote |= "qsub" in names and "-V" not in prefix
@@ -769,8 +769,7 @@ class Statements(Values):
         self.prefix = [*self.prefix, *prefix] if submits is None else []
         action()
         self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header = state
-        self.records, self.output = around if submits is not None else (self.records, self.output)
-        self.fixed = fixed
+        self.records, self.output, self.fixed = records, output if submits is not None else self.output, fixed
 
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
         """Reads a script that another starts, where its text was given; whether it was."""

@@ -172,7 +172,8 @@ def _take_defaults(taken: Taken, names: Sequence[str], why: str, kept: Sequence[
         getattr(taken, section).pop(key)
         if one in names:
             _ask(taken, one, why)
-    if "catalogue" not in taken.model and any(one.startswith("model.") for one in lacks):
+    shaped = {"num_layers", "hidden_size", "num_attention_heads"} <= taken.model.keys()
+    if "catalogue" not in taken.model and not shaped and any(one.startswith("model.") for one in lacks):
         _ask(taken, "model.catalogue", why)
     return lacks
 
@@ -500,7 +501,10 @@ def _overrides_taken(flat: Mapping[str, Any], model: str) -> Taken:
     taken = read(config)
     taken.unread = tuple(name for name in taken.unread if name != "trainer.recipe")
     if model and not taken.model.get("num_layers"):
-        taken.model = {"catalogue": model, **{key: taken.model[key] for key in ("other", "config") if key in taken.model}}
+        taken.model = {
+            "catalogue": model,
+            **{key: taken.model[key] for key in ("other", "config") if key in taken.model},
+        }
     return taken
 
 
