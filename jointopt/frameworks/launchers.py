@@ -223,7 +223,7 @@ def _levels(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
         if "--standalone" in words:
             values["nodes"] = Word(literal("1", words[words.index("--standalone")].place))  # type: ignore[arg-type]
         if slurm and {"tasks", "tasks_per_node"} & values.keys():  # of a step of its own
-            header = {key: word for key, word in header.items() if key not in ("tasks", "tasks_per_node")}
+            header = {key: word for key, word in header.items() if key not in ("tasks", "tasks_per_node", "gpus")}
         yield name, (header | values if slurm else values)
         header = header | values if slurm else header
 

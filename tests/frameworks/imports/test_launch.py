@@ -48,6 +48,7 @@ STARTS: list[tuple[str, dict[str, Any], str]] = [
     ("#SBATCH -N4\nsrun torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 x.py", {"nodes": 4, "gpus_per_node": 8}, ""),
     ("#SBATCH -N2\ntrue\n#SBATCH -N4\nsrun -n16 python x.py", {"nodes": 2, "gpus_per_node": 8}, ""),
     ("#SBATCH -N2 --tasks-per-node 4\nsrun -n16 python x.py", {"nodes": 2, "gpus_per_node": 8}, ""),
+    ("#SBATCH -N2 -G 16\nsrun -N4 --ntasks-per-node=8 python x.py", {"nodes": 4, "gpus_per_node": 8}, ""),
     ("#SBATCH -N2 -G 16\nsrun torchrun --nnodes=2 --nproc_per_node=$SLURM_GPUS_ON_NODE x.py",
      {"nodes": 2, "gpus_per_node": 8}, ""),
     ("#SBATCH -N2 --gres=gpu:h100-sxm5-80gb:8\ntorchrun --nnodes 2 --nproc_per_node $SLURM_GPUS_ON_NODE x.py",
