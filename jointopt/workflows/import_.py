@@ -57,6 +57,10 @@ def import_(
         from jointopt.runs.table import checked_results
 
         remarks = [*remarks, *checked_results(pd.DataFrame(rows))[1]]
+    if found.plan.get("recompute", record["recompute"]) != record["recompute"]:
+        place, kernel = found.origins["plan.recompute"], found.job.training.attention
+        remarks += [f"{place} states recompute {found.plan['recompute']}, which drops attention scores: {kernel} keeps "
+                    f"none, so the plan says {record['recompute']}"]  # fmt: skip
     assumed = [f"plan.{name}" for name in LAYOUT_COLUMNS if name not in found.plan]
     stated = "inter_node_gbytes_per_s" if given.get("inter_node_gbytes_per_s") else None
     network = {stated: found.job.cluster.inter_node_gbytes_per_s} if stated else {}
