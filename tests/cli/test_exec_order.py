@@ -21,7 +21,7 @@ calls = pathlib.Path(os.environ["STAND_IN_NVML"], "calls")
 until = time.monotonic() + float(sys.argv[2])
 while time.monotonic() < until and not (calls.exists() and calls.read_text().count("lock") == 4):
     time.sleep(0.1)
-os.write(1, b"trained\n")  # in one piece: four ranks share the output
+os.write(1, b"trained\\n")  # in one piece: four ranks share the output
 """
 MEGATRON = ["pretrain_gpt.py", "--pipeline-model-parallel-size", "2", "--micro-batch-size", "1"]
 

@@ -19,8 +19,12 @@ _OURS = "jointopt.measure.trainer"
 def torch() -> Iterator[MagicMock]:
     """A stand-in that the trainer's modules find, which are forgotten afterwards."""
     made = MagicMock()
-    modules = {"torch": made, "torch.distributed": made.distributed, "torch.distributed.device_mesh": made}
-    modules |= {f"{_OURS}.{name}": MagicMock() for name in ("device", "model", "parallel")}
+    wrapper, replicates = "algorithms._checkpoint.checkpoint_wrapper", "_composable.replicate_with_fsdp"
+    parts = ("_composable", replicates, "algorithms", "algorithms._checkpoint", wrapper, "device_mesh", "fsdp", "tensor",
+             "tensor.parallel")  # fmt: skip
+    modules = {"torch": made, "torch.distributed": made.distributed}
+    modules |= {f"torch.distributed.{name}": made for name in parts}
+    modules |= {f"{_OURS}.{name}": MagicMock() for name in ("device", "model")}
     with patch.dict(sys.modules, modules):
         for name in ("probe", "run"):
             sys.modules.pop(f"{_OURS}.{name}", None)
@@ -43,6 +47,8 @@ def test_the_loss_is_the_mean_of_data_context_and_tensor_ranks(
     seconds = iter((1.0, 2.0))
     monkeypatch.setattr(run, "now_s", lambda _: next(seconds))
     monkeypatch.setattr(run, "largest_of_ranks", lambda found, _: found)
+    monkeypatch.setattr(run, "device_mesh", lambda *_: None)
+    monkeypatch.setattr(run, "build_stages", lambda *_: {0: MagicMock()})
     monkeypatch.setattr(run, "_batch", lambda *_: (None, None))
     monkeypatch.setattr(run, "_plain_step", lambda *_: lambda: 48.0)  # the sum of all ranks
     spec: Any = SimpleNamespace(dp=2, cp=2, tp=3, pp=1, warmup_iterations=0, iterations=1, least_s=0.0, behind_s=0.0,
