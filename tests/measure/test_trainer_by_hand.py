@@ -20,8 +20,8 @@ def torch() -> Iterator[MagicMock]:
     """A stand-in that the trainer's modules find, which are forgotten afterwards."""
     made = MagicMock()
     wrapper, replicates = "algorithms._checkpoint.checkpoint_wrapper", "_composable.replicate_with_fsdp"
-    parts = ("_composable", replicates, "algorithms", "algorithms._checkpoint", wrapper, "device_mesh", "fsdp", "tensor",
-             "tensor.parallel")  # fmt: skip
+    parts = ("_composable", replicates, "algorithms", "algorithms._checkpoint", wrapper, "device_mesh", "fsdp",
+             "tensor", "tensor.parallel")  # fmt: skip
     modules = {"torch": made, "torch.distributed": made.distributed}
     modules |= {f"torch.distributed.{name}": made for name in parts}
     modules |= {f"{_OURS}.{name}": MagicMock() for name in ("device", "model")}
