@@ -211,9 +211,13 @@ def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
     One that means true where it stands alone, and asks where it is neither true nor false, needs none.
     """
-    first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
+    taken, other = (read({**known, name: number}) for number in _NUMBERS)
+    first, second = fields_of(taken), fields_of(other)
     if first != second or _is_flag(read, known, name):
         return first != second
+    absent = read({key: value for key, value in known.items() if key != name})
+    if name in taken.unread or taken.without_effect > absent.without_effect:  # nobody reads it, whatever its value
+        return False
     alone, true, odd = (fields_of(read({**known, name: value})) for value in (True, "true", "no-word"))
     if alone == true != odd:
         return False
