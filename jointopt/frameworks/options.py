@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.shell_words import Word
@@ -17,9 +17,11 @@ from jointopt.jobs.model_facts import States
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
+_T = TypeVar("_T")
 NEWEST = "development"
 _DEVELOPMENT = (NEWEST, "dev", "main")
 _HIGHEST = (10**6,)
+SECTIONS = ("model", "training", "plan", "cluster")  # of a job and its plan
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Option:
     flag: bool = False  # it states true or false
     matters: bool = False  # it changes the time of an iteration, and no column says it
     states: States = ""  # the fact of a model (``model_facts.yaml``) that it states where it is on, or by its value
-    usual: float | str | None = None  # the program's default, where it is also what `Details` take for none
+    default: float | str | None = None  # the program's default, where it is also what `Details` take for none
     says: Mapping[str, str] = field(default_factory=dict)  # remarks by patterns of its value
     names: tuple[str, ...] = ()  # its own and the others, with underscores
 
@@ -101,7 +103,7 @@ class Words:
 
     def __init__(self, framework: str, version: str) -> None:
         self.framework, self.version = framework, version
-        self._table, self._key = option_table(framework), version
+        self._table = option_table(framework)
         self._words: list[str] = []
 
     def add(self, **values: Any) -> None:
@@ -114,23 +116,18 @@ class Words:
                 continue
             option = name.replace("_", "-")
             entry = self._table[option]
-            if entry.known_to(self._key):
-                self._words += ["--" + option, *_values(value)]
+            if entry.known_to(self.version):
+                parts = () if value is True else value if isinstance(value, tuple) else (value,)
+                self._words += ["--" + option, *map(str, parts)]
             elif not entry.optional:
                 raise ExportError(f"{self.framework} {self.version} has no --{option}, which the plan needs.")
 
     def has(self, name: str) -> bool:
         """Whether the version has an option."""
-        return self._table[name.replace("_", "-")].known_to(self._key)
+        return self._table[name.replace("_", "-")].known_to(self.version)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._words)
-
-
-def _values(value: Any) -> list[str]:
-    if value is True:
-        return []
-    return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
 
 
 # The content of one file: what it states of a job and its plan, and which of its options were not read.
@@ -158,18 +155,17 @@ class Options:
 
     def whole(self, *names: str) -> int | None:
         """A whole number; one that cannot be read stays among the options not read."""
-        value = self.take(*names)
-        number = whole_of(value)
-        if value is not None and number is None:
-            self._read -= set(names)
-        return number
+        return self._parse(whole_number, names)
 
     def plain(self, *names: str) -> int | bool | None:
         """A whole number, or true or false; what is neither stays among the options not read."""
+        flag = self.flag(*names)
+        return self._parse(lambda value: flag if (number := whole_number(value)) is None else number, names)
+
+    def _parse(self, parse: Callable[[Any], _T], names: Sequence[str]) -> _T:
+        """The first value as a type; one that is not of it counts as not read."""
         value = self.take(*names)
-        found = whole_of(value)
-        if found is None:
-            found = self.flag(*names)
+        found = parse(value)
         if value is not None and found is None:
             self._read -= set(names)
         return found
@@ -195,14 +191,14 @@ class Options:
         """Names of the options that begin so."""
         return [name for name in self._values if name.startswith(before)]
 
-    def left(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
+    def unused(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
         """Names of the options not read, and how many more there are that have no effect on time and energy."""
         rest = [name for name in self._values if name not in self._read]
         unknown = tuple(name for name in rest if not harmless.match(name))
         return unknown, len(rest) - len(unknown)
 
 
-def whole_of(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """The whole number that a value means: 8, "8", "1_024", "4e6"; None for anything else."""
     try:
         number = float(str(value).replace("_", "").strip("'\""))
@@ -219,7 +215,7 @@ class Question(NamedTuple):
 
 
 @dataclass
-class Taken:
+class FileSettings:
     """The statements of one file; each mapping holds only what it states."""
 
     format: str  # "Megatron-LM options"
@@ -229,7 +225,7 @@ class Taken:
     training: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
     plan: dict[str, Any] = field(default_factory=dict)
-    # columns that depend on others, perhaps of another file: from the plan and the model's layers
+    # the columns of the plan that depend on others, perhaps of another file: from the plan and the model's layers
     rest: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
     accumulation: int | None = None  # micro-batches of a rank in one iteration
     unread: tuple[str, ...] = ()
@@ -245,8 +241,14 @@ class Taken:
     process: int = 0  # the number of the running one whose arguments they are
     origins: dict[str, str] = field(default_factory=dict)  # of fields such as plan.tp: file and line, or whose default
     reads: tuple[str, ...] = ()  # names of files among those given that it sources, starts or looks into
-    asked: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
-    loose: tuple[str, ...] = ()  # of those asked: what none of its words states, so that any other file answers
+    questions: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
+    unstated_fields: tuple[str, ...] = ()  # asked since nothing in it states them: any other file answers
+
+    def drop(self, field: str) -> None:
+        """Takes away the statement of a field such as plan.tp."""
+        section, _, key = field.partition(".")
+        if section in SECTIONS:
+            getattr(self, section).pop(key, None)
 
 
 def precision_remarks(name: str, value: object) -> tuple[str, ...]:
@@ -283,59 +285,59 @@ def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-_DEEPEST = 10  # references to references
-_COMPUTED: Mapping[str, Callable[[int, int], int]] = {
+_MOST_NESTED = 10  # references to references
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "multiply": int.__mul__, "divide": int.__floordiv__, "divide_floor": int.__floordiv__,
     "divide_ceil": lambda a, b: -(-a // b), "sum": int.__add__,
 }  # fmt: skip
 
 
-def with_references(config: Mapping[str, Any], given: Mapping[str, str] | None = None) -> dict[str, Any]:
+def resolve_references(config: Mapping[str, Any], given: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A config with its references to other keys of its own, or to variables, filled in as far as they are known.
 
     ``given``: values of variables.
     """
     flat = flattened(config)
 
-    def filled(value: Any, at: str) -> Any:
+    def fill(value: Any, at: str) -> Any:
         if isinstance(value, Mapping):
-            return {name: filled(inner, f"{at}.{name}".lstrip(".")) for name, inner in value.items()}
-        for _ in range(_DEEPEST):
+            return {name: fill(inner, f"{at}.{name}".lstrip(".")) for name, inner in value.items()}
+        for _ in range(_MOST_NESTED):
             found = [*_REFERENCE.finditer(value)] if isinstance(value, str) else []
-            means = {one[0]: _referred(one[1], flat, at, given or {}) for one in found}
-            text = next((text for text, meant in means.items() if meant is not None), None)
+            values = {one[0]: _resolve_reference(one[1], flat, at, given or {}) for one in found}
+            text = next((text for text, known in values.items() if known is not None), None)
             if text is None:
                 return value
-            value = means[text] if text == value else value.replace(text, str(means[text]))
+            value = values[text] if text == value else value.replace(text, str(values[text]))
             value = None if value in ("null", "") else value
         return value
 
-    return {name: filled(value, name) for name, value in config.items()}
+    return {name: fill(value, name) for name, value in config.items()}
 
 
-def _referred(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str, str]) -> Any:
+def _resolve_reference(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str, str]) -> Any:
     """What a reference at a key stands for; None where nothing says it."""
     name, colon, rest = (part.strip() for part in inside.partition(":"))
-    if colon and name in _COMPUTED:
-        numbers = [number for part in rest.split(",") if (number := whole_of(part)) is not None]
-        return _COMPUTED[name](*numbers) if len(numbers) == 2 and numbers[1] else None
+    if colon and name in _ARITHMETIC:
+        numbers = [number for part in rest.split(",") if (number := whole_number(part)) is not None]
+        return _ARITHMETIC[name](*numbers) if len(numbers) == 2 and numbers[1] else None
     if name == "oc.decode":
         return rest
-    usual: str | None = None
+    default: str | None = None
     if name in ("oc.env", "oc.select"):
-        name, comma, usual = (part.strip() for part in rest.partition(","))
-        usual = usual if comma else None
+        name, comma, default = (part.strip() for part in rest.partition(","))
+        default = default if comma else None
     elif colon:
-        usual = rest if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else None
+        default = rest if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else None
     up = len(name) - len(name.lstrip("."))
     place = [*at.split(".")[:-up], name[up:]] if up else name.split(".")
     for start in range(len(place)):  # its file may be the part of a larger one
         if (found := flat.get(".".join(place[start:]))) is not None and (start < len(place) - 1 or not start):
             return found
-    return given.get(name, usual)
+    return given.get(name, default)
 
 
-def open_references(config: Mapping[str, Any]) -> dict[str, str]:
+def unresolved_references(config: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a config whose references lead nowhere, with what stands there."""
     return {key: value for key, value in flattened(config).items() if isinstance(value, str) and "${" in value}
 
@@ -360,7 +362,7 @@ def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         values = [word.rest(len(name) + 3) if isinstance(word, Word) else value] if equals else []
         while not equals and at < len(words) and not re.match(r"--?[A-Za-z]|\S+\.py$", words[at]):
             following = words[at]
-            many = isinstance(following, Word) and following.many
+            many = isinstance(following, Word) and following.may_split
             if many and values:
                 break
             values.append(following)
