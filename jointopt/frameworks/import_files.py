@@ -37,7 +37,7 @@ from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.job import STATE_FIELDS, Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.model import Model
-from jointopt.jobs.model_facts import checked_facts, facts
+from jointopt.jobs.model_facts import check_facts, facts
 from jointopt.jobs.reading import parse_json, parse_yaml
 
 _MOST_BYTES = 500_000_000
@@ -123,12 +123,12 @@ def read_text(
 def _read_script(
     text: str, name: str, others: Mapping[str, str], given: Mapping[str, str], run: int | None
 ) -> list[FileSettings]:  # fmt: skip
-    """The statements of what a script starts, and of the configs that it writes for that."""
+    """The settings of the run that a script starts, and of the configs that the script writes for it."""
     found, written = script_settings(text, name, others, given, run)
     for settings in found[:1]:
-        made = {one: configs for one in settings.names if (configs := read_text(written.get(one, ""), one))}
-        settings.names = tuple(one for one in settings.names if one not in made)
-        found += [config for configs in made.values() for config in configs]
+        inner = {one: configs for one in settings.names if (configs := read_text(written.get(one, ""), one))}
+        settings.names = tuple(one for one in settings.names if one not in inner)
+        found += [config for configs in inner.values() for config in configs]
     return found
 
 
@@ -447,17 +447,17 @@ _RANKS = ("plan", "log", "DeepSpeed config", "", "config", "Hugging Face config"
 
 
 def _precedence(one: FileSettings) -> int:
-    """How far behind others a file counts, in whatever order they are given; what a process has before all of them."""
+    """The rank of a file among others, the lowest of which counts most; those of a process count before all."""
     kinds = [kind for kind in _RANKS if kind in one.format]  # "" is in all
     kind = "log" if one.log else "" if one.command else max(kinds, key=len) or "config"
     return _RANKS.index(kind) - (len(_RANKS) if one.process else 0)
 
 
 def _merge(files: Sequence[FileSettings], remarks: list[str]) -> FileSettings:
-    """All files in one, those of the first ranks first: what states a value before what has it by default.
+    """The settings of all files in one: statements before defaults, and of each those of the first rank first.
 
-    What runs has its defaults too. What counts less and differs is remarked on; what differs among files of one rank is
-    asked.
+    The defaults of what runs count as statements. A differing value that does not count is remarked on; one that
+    differs among files of one rank is asked.
     """
     whole = FileSettings("")
     by: dict[str, FileSettings] = {}
@@ -471,7 +471,7 @@ def _merge(files: Sequence[FileSettings], remarks: list[str]) -> FileSettings:
                 if name not in by:
                     by[name], here[key] = one, value
                     whole.origins[name] = one.origins.get(name) or one.source
-                elif not _values_agree(key, value, here[key]):
+                else:
                     _note_difference(whole, name, by[name], one, remarks)
     for one in (*(one for one in files if not _is_overridable(one, "accumulation")), *files):
         whole.accumulation = whole.accumulation or one.accumulation
@@ -498,19 +498,12 @@ def _runs(one: FileSettings) -> bool:
 
 
 def _is_overridable(one: FileSettings, name: str) -> bool:
-    """Whether a value is a default that another file's statement counts before: not that of a run, which had it."""
+    """Whether a value is a default that the statement of another file overrides; no default of what runs is."""
     return is_default(one, name) and not _runs(one)
 
 
-def _values_agree(key: str, value: Any, other: Any) -> bool:
-    """Whether two values are one; a vocabulary may be padded, to a multiple of up to 128 for each of 64 ranks."""
-    if key == "vocab_size" and value and other:
-        return bool(abs(value - other) < 128 * 64)
-    return bool(value == other)
-
-
 def _drop_nodes(whole: FileSettings, by: Mapping[str, FileSettings], remarks: list[str]) -> None:
-    """Leaves nodes that a script states where the run has another number of GPUs."""
+    """Drops the nodes that a script states where the run has another number of GPUs."""
     ran = {name for name, one in by.items() if _runs(one)}
     every, nodes, each = (whole.cluster.get(name) for name in ("num_gpus", "nodes", "gpus_per_node"))
     if "cluster.num_gpus" in ran and "cluster.nodes" not in ran and nodes and each and nodes * each != every:
@@ -522,9 +515,12 @@ def _drop_nodes(whole: FileSettings, by: Mapping[str, FileSettings], remarks: li
 def _note_difference(
     whole: FileSettings, name: str, first: FileSettings, other: FileSettings, remarks: list[str]
 ) -> None:
-    """A remark that another file counts less; a question where neither does."""
+    """Remarks that the differing value of another file does not count; asks where neither counts more."""
     kind, _, key = name.partition(".")
     values = getattr(first, kind)[key], getattr(other, kind)[key]
+    padded = 128 * 64 if key == "vocab_size" and all(values) else 0  # to a multiple of up to 128 for each of 64 ranks
+    if values[0] == values[1] or (padded and abs(values[0] - values[1]) < padded):
+        return
     default, place = _is_overridable(other, name), other.origins.get(name) or other.source
     if _runs(first):
         said = f"{other.source} leaves {key} at {values[1]}" if default else f"{place} states {key} {values[1]}"
@@ -539,12 +535,12 @@ def _note_difference(
 
 
 def _is_answered(name: str, asking: FileSettings, files: Sequence[FileSettings]) -> bool:
-    """Whether another file states what one asks: of what a command line leaves to its shell, one that counts more."""
-    unstated_fields = name in asking.unstated_fields
-    any_will_do = unstated_fields or not asking.command or name.startswith("cluster.")
+    """Whether another file answers a question; one of a command line needs a file that counts more."""
+    unstated = name in asking.unstated_fields
+    any_will_do = unstated or not asking.command or name.startswith("cluster.")
     for one in files:
         if one is not asking and (any_will_do or _precedence(one) < _precedence(asking)):
-            states = name in fields_of(one) and (unstated_fields or not _is_overridable(one, name))
+            states = name in fields_of(one) and (unstated or not _is_overridable(one, name))
             if states or (name == "model.catalogue" and one.model):
                 return True
     return False
@@ -628,7 +624,7 @@ def _resolve_model(
     if named := options.get("model") or (whole.model.get("catalogue") if not other else None):
         return str(named)
     try:
-        checked_facts(other, whole.origins.get("model.other", "the run"))
+        check_facts(other, whole.origins.get("model.other", "the run"))
     except JobError as error:
         raise JobError(f"{str(error)[:-1]}, or price it without (--set model.other=none).") from error
     base = whole.model.get("catalogue")

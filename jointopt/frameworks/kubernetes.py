@@ -24,6 +24,7 @@ from jointopt.core.quote import kubernetes_text, sh_exports, sh_word, yaml_text
 from jointopt.frameworks.intent import Export, Intent, folded, node_words
 from jointopt.frameworks.options import FileSettings, Question, whole_number
 from jointopt.frameworks.shell import MOST_CHARACTERS
+from jointopt.frameworks.shell_statements import SHELLS
 from jointopt.frameworks.targets import program_of
 from jointopt.jobs.catalog.gpus import known_gpu
 
@@ -52,7 +53,7 @@ def export(intent: Intent, version: str, program: str = "") -> Export:
 
 
 def _with_pod_paths(inner: Export) -> Export:
-    """The export with its files named where pods have them."""
+    """The export with the paths that its files have in pods."""
     place = {name: f"{_FOLDER}/{name}" for name in inner.files}
     words, launcher = (tuple(place.get(word, word) for word in part) for part in (inner.words, inner.launcher))
     python = {"PYTHONPATH": _FOLDER} if any(name.endswith(".py") for name in place) else {}
@@ -116,7 +117,6 @@ _BEGIN = re.compile(r"(?:[ \t]*(?:(?:#|---|\{\{).*)?\r?\n)*(?:apiVersion|kind|me
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
-_SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _MOST = 1_000  # of a list
 
 
@@ -252,7 +252,7 @@ def _command(words: Sequence[Any], names: Sequence[str]) -> tuple[int, str]:
     """The first line and the text of a command: what a shell is given as one word, else the words themselves."""
     texts = [_text(word) for word in words]
     inner = next((at for at in range(1, len(words) - 1) if re.fullmatch(r"-[a-z]*c", texts[at])), None)
-    if inner is not None and PurePosixPath(texts[0]).name in _SHELLS:
+    if inner is not None and PurePosixPath(texts[0]).name in SHELLS:
         block = words[inner + 1].style in ("|", ">")
         return _line(words[inner + 1]) + block, _expand_references(texts[inner + 1], names)
     line, command = _line(words[0]), ""
@@ -281,7 +281,7 @@ def _variables(container: Any, maps: Mapping[str, Mapping[str, str]]) -> Iterato
 
 
 def _place_on_lines(pieces: Sequence[tuple[int, str]]) -> str:
-    """Texts on their lines, as far as those before leave room."""
+    """One text with each piece on its line, or a later one where the pieces before need the room."""
     text = ""
     for line, piece in pieces:
         missing = line - 1 - text.count("\n")
@@ -363,7 +363,7 @@ def _line(node: Any) -> int:
 
 
 def _descendants(nodes: Sequence[Any]) -> Iterator[Any]:
-    """All nodes within, each once however many aliases stand for it."""
+    """All nodes below and including these, each once, however many aliases refer to it."""
     todo, seen = [node for node in nodes if node is not None], set()
     while todo:
         node = todo.pop(0)

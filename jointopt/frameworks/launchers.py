@@ -83,7 +83,7 @@ _TEXT_OPTIONS = ("gres", "typed", "constraint", "hosts", "hostfile", "include", 
 
 @dataclass
 class Allocation:
-    """Where a command is started: the cluster's fields with their places, and what is asked of them."""
+    """Nodes and GPUs that a command is started on, each with its place, and questions on those not known."""
 
     cluster: dict[str, Any] = field(default_factory=dict)  # nodes, gpus_per_node, num_gpus, gpu
     places: dict[str, str] = field(default_factory=dict)
@@ -96,13 +96,13 @@ class Allocation:
         return {f"cluster.{name}": question for name, question in self.questions.items()}
 
     def state(self, name: str, value: Any, place: str = "") -> None:
-        """Notes a statement of the launcher farther from the program, which those nearer override."""
+        """Sets a field, over what a launcher farther from the program states."""
         if value is not None:
             self.cluster[name], self.places[name] = value, place
             self.questions.pop(name, None)
 
     def ask(self, name: str, why: str, variable: str = "") -> None:
-        """Notes a question, instead of what a launcher farther away states."""
+        """Asks for a field, whatever a launcher farther from the program states."""
         self.cluster.pop(name, None)
         self.questions[name] = Question(why, variable)
 
@@ -156,9 +156,8 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
 
 def nodefile_of(header: Sequence[tuple[str, list[Word]]]) -> list[Text]:
     """The lines of the file of nodes that PBS writes, one for each rank of a node; none where that is not stated."""
-    stated = [
-        word for system, line in header if system == "PBS" for word in _parse_options(_LAUNCHERS["PBS"], line).values()
-    ]
+    lines = [_parse_options(_LAUNCHERS["PBS"], line) for system, line in header if system == "PBS"]
+    stated = [word for options in lines for word in options.values()]
     found: list[Text] = []
     for chunk in next((one[1] for word in reversed(stated) if (one := _CHUNKS.search(word))), "").split("+"):
         number, ranks = re.match(r"(\d{1,5})(?:$|:)", chunk), re.search(r":(?:mpiprocs|ppn)=(\d{1,3})(?:$|:)", chunk)
@@ -193,9 +192,8 @@ def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = N
             found.reads += (file,)
         _apply_launcher(found, name, values, inner, files)
     cluster = found.cluster
-    if {"nodes", "gpus_per_node"} <= cluster.keys() and cluster.get("num_gpus") == cluster["nodes"] * cluster[
-        "gpus_per_node"
-    ]:
+    whole = {"nodes", "gpus_per_node"} <= cluster.keys()
+    if whole and cluster.get("num_gpus") == cluster["nodes"] * cluster["gpus_per_node"]:
         del cluster["num_gpus"]
     if cluster.get("gpus_per_node", 0) > _MOST_OF_A_NODE:
         many, place = cluster["gpus_per_node"], found.places.get("gpus_per_node", "")
@@ -336,7 +334,7 @@ def _parse_number(word: Word) -> int | None:
 
 
 def _parse_text_options(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str, int]:
-    """Numbers in words of their own: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
+    """Numbers inside of texts: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
     found: dict[str, int] = {}
     if select := _CHUNKS.search(str(values.get("pbs", ""))):
         chunks = [chunk.split(":") for chunk in select[1].split("+")]
@@ -382,7 +380,7 @@ def _select_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -
 
 
 def _parse_gres(text: str) -> tuple[str | None, int | None]:
-    """The GPU and their number in ``gpu:h100:8``, ``h100:8`` or ``8``."""
+    """(GPU, number) of ``gpu:h100:8``, ``h100:8`` or ``8``; None for what it does not state."""
     found = re.search(r"(?:^|,)(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(|,|$)", text)
     return (_gpu_id(found[1] or ""), whole_number(found[2])) if found else (None, None)
 

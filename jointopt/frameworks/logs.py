@@ -61,7 +61,7 @@ def window_of(log: RunLog) -> Window:
 
 
 def _stretches(kept: Iterable[Iteration]) -> list[list[Iteration]]:
-    """Iterations that follow on each other."""
+    """The iterations in stretches without a gap."""
     found: list[list[Iteration]] = []
     for one in kept:
         if not found or one.number - found[-1][-1].number != one.span:
@@ -136,7 +136,7 @@ def run_log(
     return RunLog(kept, dropped, peak_memory_gib, remark)
 
 
-def measured(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any]:
+def result_columns(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any]:
     """The result columns of a log; energy only where it holds any (0 J means that the program had no meter).
 
     ``metered``: another meter will say how much there was, so that the notes leave it open.
@@ -299,7 +299,7 @@ def _mean_between_lines(found: Iterable[Iteration]) -> Iterator[Iteration]:
 
 
 def _by_tokens(found: Match, batch: Batch) -> float:
-    """From tokens per second of one GPU."""
+    """Seconds of an iteration from the tokens per second of one GPU."""
     rate = _parse_number(found["tps"])
     return batch.sequences * batch.seq_length / (rate * batch.num_gpus) if rate > 0 else math.nan
 
@@ -310,7 +310,7 @@ def _by_samples(found: Match, batch: Batch) -> float:
 
 
 def _by_rate(found: Match, batch: Batch) -> float:
-    """From seconds of an iteration, or iterations in a second."""
+    """Seconds of an iteration from a rate of seconds per iteration, or iterations per second."""
     rate = _parse_number(found["rate"])
     return rate if found.groupdict().get("unit") == "s/it" else 1.0 / rate if rate > 0 else math.nan
 

@@ -133,11 +133,17 @@ class Words:
 # The content of one file: what it states of a job and its plan, and which of its options were not read.
 
 
+def truth_of(value: object) -> bool | None:
+    """True or false in any spelling; None for another word."""
+    word = str(value).lower()
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
 class Options:
-    """Options by name, remembering which were read; None and text that is not known count as not given."""
+    """Options by name, and which of them were read; None, and text that is no such value, count as not given."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -179,8 +185,8 @@ class Options:
 
     def flag(self, *names: str) -> bool | None:
         """True or false in any spelling; None where not given, or another word."""
-        word = str(self.take(*names)).lower()
-        return True if word in _TRUE else False if word in _FALSE and word != "none" else None
+        value = self.take(*names)
+        return None if str(value).lower() == "none" else truth_of(value)
 
     def word(self, *names: str) -> str:
         """The text of an option in small letters; blank without one."""
@@ -216,7 +222,7 @@ class Question(NamedTuple):
 
 @dataclass
 class FileSettings:
-    """The statements of one file; each mapping holds only what it states."""
+    """What one file states of a job and its plan; each mapping holds only what it states."""
 
     format: str  # "Megatron-LM options"
     framework: str = ""  # a profile's name; blank: the file does not say
@@ -293,7 +299,7 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
 
 
 def resolve_references(config: Mapping[str, Any], given: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A config with its references to other keys of its own, or to variables, filled in as far as they are known.
+    """A config whose references to its own keys, or to variables, are replaced by their values where these are known.
 
     ``given``: values of variables.
     """
@@ -316,7 +322,7 @@ def resolve_references(config: Mapping[str, Any], given: Mapping[str, str] | Non
 
 
 def _resolve_reference(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str, str]) -> Any:
-    """What a reference at a key stands for; None where nothing says it."""
+    """The value of the reference at a key; None where neither the config nor a variable gives it."""
     name, colon, rest = (part.strip() for part in inside.partition(":"))
     if colon and name in _ARITHMETIC:
         numbers = [number for part in rest.split(",") if (number := whole_number(part)) is not None]
@@ -338,7 +344,7 @@ def _resolve_reference(inside: str, flat: Mapping[str, Any], at: str, given: Map
 
 
 def unresolved_references(config: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of a config whose references lead nowhere, with what stands there."""
+    """The keys of a config whose references are not resolved, with their text."""
     return {key: value for key, value in flattened(config).items() if isinstance(value, str) and "${" in value}
 
 

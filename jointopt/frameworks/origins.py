@@ -1,4 +1,4 @@
-"""Where each field of a job and a plan comes from: by which options move it when they are read otherwise.
+"""The origin of each field of a job and a plan: the option whose change also changes the field.
 
 The readers of options know nothing of this: each is asked again with one option left out, or with another value. An
 option whose value is not known makes the fields that it could move questions.
@@ -17,9 +17,7 @@ Reader = Callable[[Mapping[str, Any]], FileSettings]
 _NUMBERS = ("3", "7")
 _VARIABLE = re.compile(r"\$\{(?:oc\.env:)?(\w+)\}")
 _MOST_KEYS = 300  # of a config whose lines are looked for
-_MOST_MOVED = (
-    8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
-)
+_MOST_MOVED = 8  # fields; an option that moves more chooses between programs or kinds of models, and states none
 # words that some option of a framework knows
 _WORDS = (
     "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
@@ -132,18 +130,18 @@ def _choose_origins(
 
 
 def default_of(settings: FileSettings) -> str:
-    """The origin of what the program of a file does by itself."""
+    """The origin of a field that is a default of the file's program."""
     program = settings.program or _NAMES.get(settings.framework, settings.framework or settings.format)
     return f"default of {program}"
 
 
 def is_default(settings: FileSettings, field: str) -> bool:
-    """Whether a field is what the program does by itself, not what the file states."""
+    """Whether a field is a default of the file's program, not stated by the file."""
     return settings.origins.get(field) == default_of(settings)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings inside of each other, from dotted names."""
+    """A nested mapping from dotted names; empty where one of them is both a value and a section."""
     found: dict[str, Any] = {}
     for name, value in flat.items():
         *places, last = name.split(".")
@@ -187,7 +185,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option takes numbers, and what it has is none: ``--num-experts 64 64 128``."""
+    """Whether an option takes numbers, but its value is none: ``--num-experts 64 64 128``."""
     without = {key: value for key, value in known.items() if key != name}
     first, second, *words = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, "one", "two"))
     takes_words = words[0] != words[1]  # and states them as they stand
@@ -195,14 +193,14 @@ def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option means something alone, and the same by any number."""
+    """Whether an option changes fields without a value, and by any number alike."""
     first, second, alone = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, True))
     absent = fields_of(read({key: value for key, value in known.items() if key != name}))
     return first == second and alone != absent
 
 
 def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option means something by its value: readings of two numbers, or of two words, differ.
+    """Whether the value of an option changes fields: two numbers, or two words, are read differently.
 
     One that means true where it stands alone, and asks where it is neither true nor false, needs none.
     """
@@ -217,7 +215,7 @@ def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 
 def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word]) -> dict[str, Question]:
-    """A question for each field that an unknown option moves, alone or beside a value of another such option."""
+    """A question for each field that an unknown option may change, alone or beside a value of another one."""
     found: dict[str, Question] = {}
     plain = fields_of(read(known))
     bases: list[tuple[str, dict[str, Any]]] = []
@@ -256,7 +254,7 @@ def question_of(name: str, word: Word) -> Question:
 def _changed_fields(
     read: Reader, known: Mapping[str, Any], name: str, fields: Mapping[str, Any], tries: tuple[Any, ...]
 ) -> set[str]:  # fmt: skip
-    """The fields that differ where an option is left out (None) or has another value."""
+    """The fields that change where an option is left out (None) or has another value."""
     found: set[str] = set()
     rest = {key: value for key, value in known.items() if key != name}
     for value in tries:
@@ -266,7 +264,7 @@ def _changed_fields(
 
 
 def _other_values(value: object) -> tuple[Any, ...]:
-    """Other values of an option than the one that it has."""
+    """Values to try for an option in the place of its own; None: without it."""
     text = str(value).lower()
     if text in ("true", "false") and value is not True:
         return (None, "false" if text == "true" else "true")

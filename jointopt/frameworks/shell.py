@@ -29,6 +29,7 @@ from jointopt.frameworks.shell_words import (
     Text,
     Unknown,
     Word,
+    intersperse,
     literal,
     pattern_matches,
     split_words,
@@ -54,7 +55,7 @@ Options = dict[str, str]
 
 
 def _cut(options: Options, words: list[str], lines: Lines) -> Lines | None:
-    """``cut -d, -f2`` and ``-f2-3``."""
+    """The fields of lines that ``cut -d, -f2`` or ``-f2-3`` keeps."""
     sign, spec = options.get("-d", "\t"), re.fullmatch(r"(\d+)(-?)(\d*)", options.get("-f", ""))
     if spec is None:
         return None
@@ -63,7 +64,7 @@ def _cut(options: Options, words: list[str], lines: Lines) -> Lines | None:
 
 
 def _tr(options: Options, words: list[str], lines: Lines) -> Lines | None:
-    """``tr a-z A-Z`` and ``tr -d x``, without classes."""
+    """The lines after ``tr a-z A-Z`` or ``tr -d x``; None for character classes."""
     sets = [
         re.sub(r"(.)-(.)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), word.replace("\\n", "\n"))
         for word in words
@@ -81,7 +82,7 @@ def _tr(options: Options, words: list[str], lines: Lines) -> Lines | None:
 
 
 def _sed(options: Options, words: list[str], lines: Lines) -> Lines | None:
-    """``sed s/a/b/g``."""
+    """The lines after ``sed s/a/b/g``; None for any other command of sed."""
     found = re.fullmatch(r"s([/|,#:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)", options.get("-e") or words[0])
     if found is None or not _SAFE_REGEX.fullmatch(found[2]) or "&" in found[3]:
         return None
@@ -92,7 +93,7 @@ def _sed(options: Options, words: list[str], lines: Lines) -> Lines | None:
 
 
 def _awk(options: Options, words: list[str], lines: Lines) -> Lines | None:
-    """``awk '{print $2}'``."""
+    """The column of lines that ``awk '{print $2}'`` prints, or their number of columns; None for any other program."""
     found = re.fullmatch(r"\s*\{\s*print\s+(\$?)(\d+|NF)\s*;?\s*\}\s*", words[0])
     rows = [line.split(options.get("-F")) for line in lines]
     if found is None or (not found[1] and found[2] != "NF") or found[2] == "0" or len(options.get("-F", " ")) > 1:
@@ -103,14 +104,14 @@ def _awk(options: Options, words: list[str], lines: Lines) -> Lines | None:
 
 
 def _sort_key(line: Text) -> str:
-    """The text of a line, or the node that it is; ValueError for any other that only a shell knows."""
+    """The text by which a line is sorted, of a host its name; ValueError for one that only a shell knows."""
     if any(piece.unknown and piece.unknown.set_by != BATCH for piece in line):
         raise ValueError
     return Word(line)
 
 
 def _sort(options: Options, words: list[str], lines: list[Text]) -> list[Text]:
-    """``sort``, with ``-u``, ``-n`` and ``-r``."""
+    """The lines in order, by ``-u``, ``-n`` and ``-r`` of sort."""
     rows = {_sort_key(line): line for line in lines}.values() if "-u" in options else lines
     return sorted(
         rows, key=lambda row: int(_sort_key(row)) if "-n" in options else _sort_key(row), reverse="-r" in options
@@ -154,18 +155,17 @@ def read_script(
 
 
 class _Shell(Interpreter):
-    """The builtins of a shell, and programs that change lines of text."""
+    """The builtins of a shell, and programs that filter lines of text."""
 
     def builtin(self, name: str) -> Callable[[list[Word], Node], Status | None] | None:
-        """What a shell does itself by that name, or a program whose output is followed."""
+        """The method for a builtin, or for a program whose output is computed; None for any other command."""
         found = getattr(self, f"_do_{ {'.': 'source', '[': 'test'}.get(name, name) }", None)
         if found is None and name in _FILTERS:
             found = functools.partial(self.run_filter, name)
         return found
 
     def _do_eval(self, words: list[Word], node: Node) -> None:
-        pieces = tuple(piece for at, word in enumerate(words) for piece in ((Piece(" "),) * bool(at) + word.pieces))
-        self.run_text(self.script_of(pieces), self.place(node))
+        self.run_text(self.script_of(intersperse((word.pieces for word in words), " ")), self.place(node))
 
     # --- conditions -------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class _Shell(Interpreter):
         return self.ask_status(lambda: self._test_words_hold([word for word in words if word != "]"]))
 
     def _words_of_test(self, node: Node) -> Iterator[Word]:
-        """The words of ``[ ... ]`` in order, whatever the grammar took them for."""
+        """The words of ``[ ... ]`` in order, whatever nodes the grammar made of them."""
         for child in node.children:
             if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
                 yield from self._words_of_test(child)
@@ -198,7 +198,7 @@ class _Shell(Interpreter):
                 yield from words
 
     def _test_words_hold(self, words: list[Word]) -> bool | None:
-        """The answer of ``test``: ``!``, ``-a``, ``-o``, and tests of one and two words."""
+        """The answer of ``test``, with ``!``, ``-a``, ``-o`` and operators; None where it is not known."""
         for sign, decisive in (("-o", True), ("-a", False)):
             if sign in words[1:-1] and not (len(words) == 3 and words[1] == sign and words[0] in ("!", "(")):
                 at = words.index(sign, 1)  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ class _Shell(Interpreter):
         return False if not words else None
 
     def _test_node_holds(self, node: Node) -> bool | None:
-        """The answer of a tree inside of ``[[ ... ]]``."""
+        """The answer of an expression inside of ``[[ ... ]]``; None where it is not known."""
         parts = [child for child in node.children if child.type not in ("(", ")")]
         if node.type == "parenthesized_expression":
             return self._test_node_holds(parts[0])
@@ -240,7 +240,7 @@ class _Shell(Interpreter):
         return self._unary_test("-n", self.text(node))
 
     def _unary_test(self, operator: str, text: Text) -> bool | None:
-        """A test of one word; a variable that nobody gave counts as empty, by default."""
+        """The answer of a unary operator; a variable that nobody set counts as empty, by default."""
         if operator == "-v":
             name = self.evaluate_text(text) or ""
             if self.missing_source and name not in self.variables:
@@ -286,7 +286,7 @@ class _Shell(Interpreter):
         return {"<": first < second, ">": first > second}.get(operator)
 
     def _match_regex(self, pattern: str, text: str) -> bool | None:
-        """Whether an expression is found in a text, with its groups in BASH_REMATCH; None for one of another kind."""
+        """Whether a regular expression is found, its groups in BASH_REMATCH; None where Python may differ from bash."""
         pattern = re.sub(r"\[:(\w+):\]", lambda one: CLASSES.get(one[1], one[0]), pattern)
         if not re.fullmatch(r"[\w^$.\-/:, \[\]()|*+?\\{}=]*", pattern) or re.search(r"\)[*+{]|[*+?}][*+{]", pattern):
             return None
@@ -406,7 +406,7 @@ class _Shell(Interpreter):
                 self.variables.pop(self.references.get(name, name), None)
 
     def run_filter(self, name: str, words: list[Word], node: Node) -> None:
-        """Writes the lines that a program makes of its input or of a file, where both are known."""
+        """Writes the output of a program that filters its input or a file, where both are known."""
         spelling, before, change, looks = _FILTERS[name]
         target = str(words[-1]) if name == "sed" and any(word.startswith("-i") for word in words) else ""
         words = [word for word in words if not word.startswith("-i")] if target else words
@@ -481,7 +481,7 @@ class _Shell(Interpreter):
             return Status(held)
         for at, name in enumerate(names):
             parts = given[at:] if at == len(names) - 1 else given[at : at + 1]
-            self.assign(name, tuple(p for k, one in enumerate(parts) for p in ((Piece(" "),) * bool(k) + one.pieces)))
+            self.assign(name, intersperse((one.pieces for one in parts), " "))
         return Status(held)
 
     def _do_mapfile(self, words: list[Word], node: Node) -> None:
@@ -506,8 +506,7 @@ class _Shell(Interpreter):
                          for word in words]  # fmt: skip
             words = words[1:]
         if self.output is not None:
-            self.output += [p for at, w in enumerate(words) for p in ((Piece(" "),) * bool(at) + w.pieces)]
-            self.output += end
+            self.output += intersperse((word.pieces for word in words), " ") + end
 
     def _do_printf(self, words: list[Word], node: Node) -> None:
         if words[:1] == ["-v"] and len(words) > 2:
@@ -567,7 +566,7 @@ class _Shell(Interpreter):
         self.emit(None if number is None else str(number), words, node)
 
     def _do_envsubst(self, words: list[Word], node: Node) -> None:
-        """Its input with the values of variables, of those in its word or of all that are exported."""
+        """Writes its input with the values of those variables that its word lists, or of all that are exported."""
         lines, place = [self.evaluate_text(line) for line in self.input or ()], self.place(node)
         if self.input is None or None in lines or self.output is None:
             self.emit(None, words, node)
@@ -585,7 +584,7 @@ class _Shell(Interpreter):
         self.emit(None if number is None else str(number), words, node)
 
     def _do_scontrol(self, words: list[Word], node: Node) -> None:
-        """``scontrol show hostnames``: as many lines as the job has nodes."""
+        """Writes as many lines as the job has nodes, by ``scontrol show hostnames``."""
         found = self.lookup("SLURM_NNODES", "")
         nodes = self.evaluate_text(found) if words[:2] == ["show", "hostnames"] and isinstance(found, tuple) else None
         if nodes and nodes.isdecimal() and self.output is not None:
@@ -595,7 +594,7 @@ class _Shell(Interpreter):
             self.emit(None, words, node)
 
     def _do_xargs(self, words: list[Word], node: Node) -> None:
-        """A program with its input among its words."""
+        """Starts a program with its input among its words."""
         mark = next((word[2:] or "{}" for word in words if word.startswith("-I")), "")
         lines = [*split_words(p for line in self.input or () for p in (*line, Piece(" ", quoted=False)))]
         if self.input is None:
@@ -610,7 +609,7 @@ class _Shell(Interpreter):
             self.start([*inner, *lines], node)
 
     def _do_cp(self, words: list[Word], node: Node) -> None:
-        """A copy of a file whose text is known."""
+        """Copies a file whose text is known."""
         paths = [str(word) for word in words if not word.startswith("-")]
         if len(paths) == 2:
             self.write(paths[1], self.lines_of_file(paths[0]))

@@ -34,6 +34,7 @@ from jointopt.frameworks.shell_words import (
     Text,
     Word,
     common_files,
+    intersperse,
     join_arrays,
     join_branches,
     known_lines,
@@ -52,7 +53,7 @@ _MOST_FORKS_OF_A_LOOP = 10  # what one with more of them sets is unknown
 _MOST_TURNS = 1_000  # of a loop
 _EMPTY_COMMENT = re.compile(r"`#[^`\n]*`")  # a comment between the lines of a command, whose end the grammar loses
 ENDINGS = (".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf")  # of scripts
-_SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
+SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _SILENT = {
     "cd", "mkdir", "sleep", "wait", "trap", "umask", "ulimit", "module", "shopt", "true", "false", "rm", "touch",
     "ln", "chmod", "alias", "hash", "conda", "pip", "kill", "popd", "disown",
@@ -127,7 +128,7 @@ class Interpreter(Expander):
         self.place_override = outer
 
     def run_all(self, nodes: Iterable[Node]) -> Status:
-        """Reads statements in order, up to one that leaves them; whether the last of them succeeds."""
+        """Reads statements in order, up to exit, return, break or continue; the status of the last."""
         answer = Status(True)
         row = [node for node in nodes if node.is_named or node.type == "&"]
         for at, node in enumerate(row):
@@ -143,7 +144,7 @@ class Interpreter(Expander):
         return answer
 
     def _run_by_branch(self, node: Node) -> Status:
-        """Reads a statement, once for each branch of a fork that it hangs on."""
+        """Reads a statement; once for each branch of a fork where one of its values depends on that."""
         try:
             return self.run(node)
         except Fork as found:
@@ -151,7 +152,7 @@ class Interpreter(Expander):
             return Status(None)
 
     def _run_in_subshell(self, action: Callable[[], Status]) -> Status:
-        """Acts in a shell of its own, whose variables are lost."""
+        """Acts in a subshell, whose variables are lost."""
         state, mark = (dict(self.variables), set(self.exported), self.arguments), len(self.early_exits)
         self.shells += 1
         answer = action()
@@ -162,7 +163,7 @@ class Interpreter(Expander):
         return answer
 
     def run(self, node: Node) -> Status:
-        """Reads one statement; whether it succeeds, which is taken for granted of what is no question."""
+        """Reads one statement; its status, which is success for commands that are no test."""
         self.statements += 1
         if self.statements > _MOST_STATEMENTS or self.depth > MOST_DEEP:
             self._note_unparsed(node)
@@ -229,7 +230,7 @@ class Interpreter(Expander):
         return self._run_piped([child for child in node.children if child.is_named])
 
     def _run_piped(self, parts: Sequence[Node | Callable[[], Status]]) -> Status:
-        """Reads commands of which each reads what the one before it writes, each in a shell of its own."""
+        """Reads the commands of a pipeline, each in a subshell with the output of the one before as its input."""
         state, answer = (self.input, self.output), Status(True)
         for at, part in enumerate(parts):
             last = at == len(parts) - 1
@@ -246,7 +247,7 @@ class Interpreter(Expander):
         return self._with_redirects([one for one in node.named_children if one.type.endswith("_redirect")], action)
 
     def _with_redirects(self, redirects: Sequence[Node], action: Callable[[], Status]) -> Status:
-        """Acts with the input, and into the file, that redirects state."""
+        """Acts with the input, and into the file, of redirects."""
         state, target, adds, after = (self.input, self.output), "", False, action
         inside = [one for redirect in redirects for one in (redirect, *redirect.named_children)]
         for one in inside:
@@ -319,7 +320,7 @@ class Interpreter(Expander):
     def _branch_on(
         self, ask: Callable[[], Status], bodies: Sequence[Node], act: Callable[[bool], Status]
     ) -> Status:  # fmt: skip
-        """Acts by the answer to a condition: one way, or both where only a shell knows, or where it hangs on a fork."""
+        """Acts on the status of a condition; once for success and once for failure where only a shell knows it."""
         self.unset_names, self.undecided_variable = set(), ""
         try:
             answer = ask()
@@ -353,7 +354,7 @@ class Interpreter(Expander):
         return Status(None)
 
     def invalidate_variables(self, file: str, place: str) -> None:
-        """After a file that was not given any variable may have another value, but for those that others state."""
+        """Forks after a sourced file that was not given: it may have set any variable that nobody else sets."""
         self.missing_source = file
 
         def others() -> None:
@@ -379,7 +380,7 @@ class Interpreter(Expander):
         return "" if above is None else f"{raw_text(above).splitlines()[0].strip()[:60]} ({self.place(above)})"
 
     def _fork(self, actions: Sequence[Callable[[], Any]], fork: int, words: str) -> int:
-        """Reads each way from here, and joins the variables; the number of the fork, new where it is given as 0."""
+        """Reads each branch from one state, and joins their variables; the number of the fork, a new one for 0."""
         if not fork:
             fork = len(self.script.conditions) + 1
             self.script.conditions[fork] = words
@@ -416,20 +417,20 @@ class Interpreter(Expander):
         return fork
 
     def _snapshot(self) -> dict[str, Value]:
-        """The variables, and what was written."""
+        """The variables, and the output so far."""
         return self.variables | ({} if self.output is None else {_OUTPUT: tuple(self.output)})
 
     def _restore(self, state: Mapping[str, Value]) -> None:
-        """Goes on from a state."""
+        """Sets the variables and the output to those of a snapshot."""
         self.variables = dict(state)
         output = self.variables.pop(_OUTPUT, ())
         if self.output is not None and isinstance(output, tuple):
             self.output = [*output]
 
     def _join_exits(self, mark: int, *kinds: str) -> None:
-        """Joins the ways of forks that left what ends here (a loop, a function) with those that went on.
+        """Joins the branches that left the loop, function or subshell that ends here early with those that did not.
 
-        ``mark``: how many ways had left something when it began.
+        ``mark``: the number of early exits when it began.
         """
         for at in range(len(self.early_exits) - 1, mark - 1, -1):
             kind, fork, ways, gone = self.early_exits[at]
@@ -524,7 +525,7 @@ class Interpreter(Expander):
         self._loop(node, ask, lambda: None)
 
     def _loop(self, node: Node, ask: Callable[[], Status], update: Callable[[], Any]) -> None:
-        """Reads the body of a loop as long as its condition holds."""
+        """Reads the body of a loop while its condition succeeds."""
         body, last, hinges = node.child_by_field_name("body") or node, None, False
         forks = len(self.script.conditions)
         for _ in range(_MOST_TURNS):
@@ -550,7 +551,7 @@ class Interpreter(Expander):
             self.mark_default(name)
 
     def _make_unknown(self, *nodes: Node, before: Mapping[str, Value] | None = None) -> None:
-        """Makes what statements set unknown, but for what has a value of before, which is then a default."""
+        """Makes the variables that statements set unknown; of those with a value in ``before``, that as a default."""
         for name in assigned_names(nodes):
             if before and before.get(name):
                 self.variables[name] = before[name]
@@ -559,7 +560,7 @@ class Interpreter(Expander):
                 self.variables[name] = unknown_text(f"${name}", name, self.place(nodes[0]))
 
     def _run_turn(self, body: Node) -> bool:
-        """Reads the body of a loop once; whether that ends it. ``break 2`` also leaves the loop around it."""
+        """Reads the body of a loop once; whether that ends the loop. ``break 2`` also ends the one around it."""
         mark = len(self.early_exits)
         self.run(body)
         self._join_exits(mark, "continue")
@@ -571,7 +572,7 @@ class Interpreter(Expander):
         return leaves
 
     def _run_perhaps(self, action: Callable[[], Any], body: Node, free: bool = False) -> None:
-        """A loop of turns that only a shell knows: what it sets is unknown, or the value of before, as a default.
+        """Reads a loop that may have no turn: what it sets is unknown, or the value of before, as a default.
 
         ``free``: it hangs on what nobody gave.
         """
@@ -587,7 +588,7 @@ class Interpreter(Expander):
             self.functions[raw_text(name)] = body
 
     def output_of(self, *nodes: Node) -> list[Piece]:
-        """What commands write, in a shell of their own whose programs are no runs of the script."""
+        """The output of commands in a subshell, whose programs are no runs of the script."""
         state = (self.output, self.records)
         self.output, self.records = [], False
         self._run_in_subshell(lambda: self.run_all(nodes))
@@ -595,7 +596,7 @@ class Interpreter(Expander):
         return found
 
     def command_output(self, *nodes: Node) -> Text:
-        """What commands write, where that is certain; else one piece that is unknown."""
+        """The output of commands where it is known, else one unknown piece."""
         if nodes[0].type == "file_redirect":  # $(< file)
             lines = self.lines_from(nodes[0].named_children[-1])
         else:
@@ -603,12 +604,11 @@ class Interpreter(Expander):
         if lines is None:
             text = " ".join("; ".join(raw_text(node) for node in nodes).split())[:60]
             return unknown_text(f"$({text})", "", self.place(nodes[0]), quoted=False)
-        whole = tuple(piece for at, line in enumerate(lines) for piece in ((Piece("\n"),) * bool(at) + line))
-        return tuple(piece._replace(quoted=False) for piece in strip_newlines(whole))
+        return tuple(piece._replace(quoted=False) for piece in strip_newlines(intersperse(lines, "\n")))
 
     @abc.abstractmethod
     def builtin(self, name: str) -> Callable[[list[Word], Node], Status | None] | None:
-        """What a shell does itself by that name, or a program whose output is followed."""
+        """The method for a builtin, or for a program whose output is computed; None for any other command."""
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -693,7 +693,7 @@ class Interpreter(Expander):
         return answer
 
     def start(self, words: list[Word], node: Node) -> None:
-        """A program, or the script that a shell among its words is given."""
+        """Records a program that is started, or reads the script that its words start."""
         starts = self._run_script_among(words, node)
         if not starts or not _SUBMITTERS.keys().isdisjoint(PurePosixPath(word).name for word in words):
             self.emit(None, words, node)
@@ -704,11 +704,11 @@ class Interpreter(Expander):
         self.script.runs.append(Run(whole, self.place(node), values, dict(self.choices), [*self.header]))
 
     def _run_script_among(self, words: list[Word], node: Node) -> bool:
-        """Whether the words start a script that is read: ``bash -c``, a file that was given or written, ``ssh``."""
+        """Reads a script that words start (``bash -c``, ``ssh``, a file that was given or written); whether they do."""
         names = [PurePosixPath(word).name for word in words]
         for at, (word, base) in enumerate(zip(words, names, strict=True)):
             rest = words[at + 1 :]
-            if base in _SHELLS:
+            if base in SHELLS:
                 while rest and rest[0].startswith("-"):
                     option, rest = rest[0], rest[1:]
                     if re.fullmatch(r"-[a-z]*c", option) and rest:
@@ -730,7 +730,7 @@ class Interpreter(Expander):
         return not {*names}.isdisjoint(_REMOTE | _SUBMITTERS.keys()) and self._run_input(words, node)
 
     def _run_input(self, prefix: Sequence[Word], node: Node) -> bool:
-        """Whether a shell reads a script from its input, which is then read."""
+        """Reads the input as the script of a shell; whether there is one."""
         if not self.input:
             return False
         lines, self.input = self.input, None
@@ -739,11 +739,11 @@ class Interpreter(Expander):
         return True
 
     def _run_in_child(self, prefix: Sequence[Word], text: str, arguments: Sequence[Word], node: Node) -> None:
-        """Reads a text as a shell of its own does, with the variables that it inherits."""
+        """Reads a text as the script of a child shell."""
         self._in_child_shell(prefix, arguments, lambda: self.run_text(text, self.place(node)))
 
     def _in_child_shell(self, prefix: Sequence[Word], arguments: Sequence[Word], action: Callable[[], None]) -> None:
-        """Acts in a shell that a program, which is started with these words before it, starts."""
+        """Acts in a child shell that is started behind these words, with the variables that it inherits."""
         state = (self.variables, self.arguments, self.prefix, self.ended, self.functions, self.header)
         records, output, fixed, self.readonly = self.records, self.output, self.readonly, set()
         names = [PurePosixPath(word).name for word in prefix]
@@ -770,7 +770,7 @@ class Interpreter(Expander):
         self.records, self.output, self.readonly = records, output if submits is not None else self.output, fixed
 
     def _run_file(self, path: str, arguments: Sequence[Word], prefix: Sequence[Word], node: Node) -> bool:
-        """Reads a script that another starts, where its text was given; whether it was."""
+        """Reads the script of a file in a child shell; False where its text was not given."""
         name = PurePosixPath(path).name
         if name not in self.files:
             if name.endswith(ENDINGS):
@@ -791,7 +791,7 @@ class Interpreter(Expander):
             self.script.missing_files.append(path)
 
     def run_sourced(self, name: str, path: str, arguments: Sequence[Word]) -> None:
-        """Reads a file whose text is known with the variables of this shell, and its arguments where none are given."""
+        """Reads a sourced file with the variables of this shell, and with its arguments where none are given."""
         outer, self.arguments = self.arguments, [word.pieces for word in arguments] or self.arguments
         self._read_file(name, path)
         self.arguments = outer if arguments else self.arguments

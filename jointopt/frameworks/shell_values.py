@@ -55,7 +55,7 @@ _BRACES = re.compile(r"(?<!\$)\{([^{}\s$]*,[^{}\s$]*|-?\d+\.\.-?\d+)\}")
 
 
 class Fork(Exception):
-    """A value hangs on a fork whose branch is not chosen yet."""
+    """A value depends on a fork whose branch is not chosen yet."""
 
     def __init__(self, fork: int, ways: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Fork(Exception):
 
 
 class Status(NamedTuple):
-    """Whether a condition holds, None where only a shell knows; ``default``: a variable from outside may say not."""
+    """Whether a command succeeds, None where only a shell knows; ``default``: unless a variable is set from outside."""
 
     success: bool | None
     default: bool = False
@@ -90,12 +90,12 @@ def parse(text: str) -> Node:
 
 
 def written(raw: bytes) -> str:
-    """Bytes of the tree as the script has them."""
+    """The text of the script for bytes of its tree."""
     return _NON_ASCII_PLACEHOLDER.sub(lambda one: chr(int(one[1], 16)), raw.decode())
 
 
 def outside_quotes(text: str) -> str:
-    """A script without what it only says: its comments, quotations and heredocs."""
+    """The text of a script without its comments, quotations and heredocs."""
     root = parse(text)
     said, nodes = [], [root]
     while nodes:
@@ -109,7 +109,7 @@ def outside_quotes(text: str) -> str:
 
 
 class Expander(abc.ABC):
-    """The variables of a shell, and what words come to by them."""
+    """The variables of a shell, and the expansion of words by them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -141,10 +141,10 @@ class Expander(abc.ABC):
 
     @abc.abstractmethod
     def command_output(self, *nodes: Node) -> Text:
-        """What commands write, where that is certain; else one piece that is unknown."""
+        """The output of commands where it is known, else one unknown piece."""
 
     def assign(self, name: str, value: Value) -> None:
-        """Sets a variable. JobError for a value that is too long."""
+        """Sets a variable, unless it is readonly. JobError for a value that is too long."""
         texts = [value] if isinstance(value, tuple) else value if isinstance(value, list) else list(value.values())
         length = sum(len(p.text) for text in texts for p in text)
         if length > MOST_OF_A_VALUE:
@@ -175,7 +175,7 @@ class Expander(abc.ABC):
         return split_lines(self.written.get(path) or literal(self.files.get(PurePosixPath(path).name, ""), path))
 
     def write(self, path: str, lines: Sequence[Text] | None, adds: bool = False) -> None:
-        """Notes the text of a file that the script writes; of one that is not known, that it is not."""
+        """Keeps the text of a file that the script writes; forgets it where the lines are not known (None)."""
         name = PurePosixPath(path).name
         if path.startswith("/dev/"):
             return
@@ -188,11 +188,11 @@ class Expander(abc.ABC):
         self.files[name] = self.text_of(split_lines(self.written[path]))
 
     def text_of(self, lines: Sequence[Text]) -> str:
-        """The text that a shell reads of lines."""
+        """The text of a script that stands in lines."""
         return "".join(f"{self.script_of(line)}\n" for line in lines)
 
     def emit(self, text: str | None, words: Sequence[Word], node: Node) -> None:
-        """Writes the output of a command where it is a word of another; None: it is not known."""
+        """Adds text to the output of a command substitution; an unknown piece for None or unknown words."""
         if self.output is None:
             return
         if text is None or any(word.unknown for word in words):
@@ -202,7 +202,7 @@ class Expander(abc.ABC):
             self.output += literal(f"{text}\n", self.place(node), any(word.default for word in words))
 
     def script_of(self, pieces: Text) -> str:
-        """The text that a shell reads; values in it become variables of their own, which keep what is known of them."""
+        """The text of a script that stands in pieces; unknown ones and defaults become variables, which keep them."""
         parts, first = [], next((piece.place for piece in pieces if piece.text), "")
         for piece in pieces:
             plain = not piece.unknown and not piece.default
@@ -217,13 +217,13 @@ class Expander(abc.ABC):
         return "".join(parts)
 
     def separators(self) -> str:
-        """The signs that separate words of a value."""
+        """The characters of IFS, at which values split into words."""
         signs = self.variables.get("IFS")
         plain = self.text_or_none(signs) if isinstance(signs, tuple) else None
         return " \t\n" if plain is None else plain
 
     def ask_status(self, ask: Callable[[], bool | None]) -> Status:
-        """The answer to a question, with whether it hangs on a default."""
+        """The answer to a test as a status, with whether a default decides it."""
         before, self.by_default = self.by_default, False
         try:
             return Status(ask(), self.by_default)
@@ -231,7 +231,7 @@ class Expander(abc.ABC):
             self.by_default = before
 
     def pattern(self, node: Node) -> str:
-        """A pattern in which what stands in quotes means itself."""
+        """The glob pattern of a node, in which quoted characters are literal."""
         if node.type in ("string", "raw_string", "ansi_c_string"):
             return re.sub(r"([*?\[])", r"[\1]", self.evaluate_text(self.text(node)) or "")
         if node.type == "concatenation":
@@ -247,7 +247,7 @@ class Expander(abc.ABC):
         return self.place_override or f"{self.name}:{node.start_point[0] + 1}"
 
     def evaluate_text(self, text: Text) -> str | None:
-        """The text where all of it is known, else None; notes defaults. Raises Fork where it hangs on one."""
+        """The text where all of it is known, else None; notes defaults. Fork where it depends on one."""
         parts = []
         for piece in resolve_forks(text, self.choices):
             self.by_default |= piece.default
@@ -265,7 +265,7 @@ class Expander(abc.ABC):
         return None if any(p.unknown for p in pieces) else "".join(" " if p.ends_word else p.text for p in pieces)
 
     def _for_each_branch(self, expand: Callable[[], Text]) -> Text:
-        """What an expansion comes to; where it hangs on a fork, one of several texts by the branch."""
+        """The result of an expansion; where it depends on a fork, the results by branch."""
         try:
             return expand()
         except Fork as found:
@@ -279,7 +279,7 @@ class Expander(abc.ABC):
             return (Piece(place=place, unknown=Unknown(name, "", place, found.fork, tuple((way,) for way in ways))),)
 
     def fields(self, nodes: Iterable[Node]) -> list[Word]:
-        """The words that a row of nodes comes to."""
+        """The words of nodes after brace expansion, expansion and word splitting."""
         found: list[Word] = []
         for node in nodes:
             braces = node.type in ("brace_expression", "concatenation") and _BRACES.search(raw_text(node))
@@ -302,11 +302,11 @@ class Expander(abc.ABC):
         return found
 
     def text(self, node: Node) -> Text:
-        """The value of a node that is one word."""
+        """The text of a node that is not split into words."""
         return tuple(Piece(" ", p.place) if p.ends_word else p._replace(quoted=True) for p in self.pieces(node))
 
     def pieces(self, node: Node) -> Text:
-        """The pieces of a word, those between quotes marked."""
+        """The pieces of a word, those in quotes marked so."""
         self.line = node.start_point[0] + 1
         if self.depth > MOST_DEEP:
             return unknown_text(raw_text(node)[:40], "", self.place(node))
@@ -341,7 +341,7 @@ class Expander(abc.ABC):
         return literal(text, self.place(node))
 
     def _expand_range(self, node: Node, start: int, end: int, escaped: str) -> Text:
-        """The pieces of a stretch of bytes: the nodes inside, and the plain text between them."""
+        """The pieces of a range of bytes: the expanded nodes inside, and the plain text between them."""
         raw, base = node.text or b"", node.start_byte
         inside = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "string",
                   "raw_string", "ansi_c_string", "concatenation")  # fmt: skip
@@ -411,7 +411,7 @@ class Expander(abc.ABC):
         return tuple(p._replace(quoted=False) for p in value)
 
     def lookup(self, name: str, place: str) -> Value:
-        """The value of a variable or an argument; of one that nobody set, an unknown, or blank by default."""
+        """The value of a variable or an argument; unknown where nobody set it, or empty where the script itself may."""
         if name.isdecimal() and self.arguments is not None:
             return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ()
         name = self.references.get(name, name)
@@ -455,7 +455,7 @@ class Expander(abc.ABC):
         return self._for_each_branch(expand)
 
     def _expand_braced(self, node: Node) -> Text:
-        """``${...}`` with its operator."""
+        """The pieces of ``${...}``, with its operator applied."""
         parts = [child for child in node.children if child.type not in ("${", "}")]
         unknown = unknown_text(raw_text(node)[:60], "", self.place(node), quoted=False)
         sign = raw_text(parts[0]) if parts and not parts[0].is_named else ""
@@ -485,7 +485,7 @@ class Expander(abc.ABC):
     def _apply_to_elements(
         self, node: Node, name: str, texts: list[Text], operator: str, parts: list[Node]
     ) -> Text | None:  # fmt: skip
-        """``${X[@]}`` with its operator, which changes each element, or takes a row of them."""
+        """The pieces of ``${X[@]}``, with its operator applied to each element, or a slice of them."""
         if operator in (":-", "-", ":+", "+"):
             return self._operand(node, parts[1]) if bool(texts) == ("+" in operator) else self._join_elements(texts)
         if not operator:
@@ -506,7 +506,7 @@ class Expander(abc.ABC):
         return self._join_elements([literal(one or "", self.place(node)) for one in changed])
 
     def _elements_or_value(self, name: str, index: Node | None, node: Node) -> tuple[list[Text] | None, Text | None]:
-        """The elements that ``${X[@]}`` means, or else the one value; both None where it is not known which."""
+        """(elements, None) of ``${X[@]}``, or (None, value) of one element; both None where the index is not known."""
         if index is None:
             if name in ("@", "*"):
                 return self.arguments, self._expand_parameter(name, node)
@@ -605,7 +605,7 @@ class Expander(abc.ABC):
     # --- sums -------------------------------------------------------------------------------------------------------
 
     def number_of(self, text: str) -> int | None:
-        """The number that a text means where bash expects one: 8, 0x10, 2#101, a sum; None where that is not known."""
+        """The integer that bash reads in a text: 8, 0x10, 2#101, an expression; None where it is not known."""
         text = text.strip()
         if re.fullmatch(r"[-+]?\d{1,19}", text):
             sign, digits = text[0] == "-", text.lstrip("+-")
@@ -626,7 +626,7 @@ class Expander(abc.ABC):
             self.depth -= 4
 
     def evaluate(self, node: Node) -> int | None:
-        """The value of a sum as bash takes it, of 64 bits; None where it is not known."""
+        """The value of an arithmetic expression in 64 bits; None where it is not known."""
         self.depth += 1
         try:
             if self.depth > MOST_DEEP:
@@ -709,7 +709,7 @@ def combine(answers: Sequence[bool | None], decisive: bool) -> bool | None:
 
 
 def unset_variable(text: Text) -> str:
-    """The variable that a text is, where nobody set it."""
+    """The name of the variable that a text consists of, where nobody set it; else blank."""
     lone = text[0].unknown if len(text) == 1 else None
     return lone.variable if lone and not lone.fork and not lone.set_by else ""
 

@@ -59,12 +59,12 @@ class Word(str):
 
     @property
     def unknown(self) -> Unknown | None:
-        """The first part that is not known, by nothing that is decided."""
+        """The first part that is not known; None where all are."""
         return next((p.unknown for p in self.pieces if p.unknown), None)
 
     @property
     def may_split(self) -> bool:
-        """Whether it may be nothing, or several words."""
+        """Whether it may expand to no word, or to several."""
         splits = any(p.unknown and (p.unknown.is_list or not p.quoted) for p in self.pieces)
         return splits and all(p.unknown for p in self.pieces)
 
@@ -94,7 +94,7 @@ def unknown_of(value: object) -> Unknown | None:
 
 
 def literal(text: str, place: str, default: bool = False) -> Text:
-    """A text that a script states."""
+    """The text of one known piece."""
     return (Piece(text, place, default),)
 
 
@@ -102,13 +102,18 @@ def unknown_text(
     name: str, variable: str = "", place: str = "", quoted: bool = True, is_list: bool = False, set_by: str = "",
     nonempty: bool = False,
 ) -> Text:  # fmt: skip
-    """A text of which only a running shell knows anything."""
+    """The text of one unknown piece."""
     unknown = Unknown(name, variable, place, is_list=is_list, set_by=set_by, nonempty=nonempty)
     return (Piece(quoted=quoted, unknown=unknown),)
 
 
+def intersperse(texts: Iterable[Text], sign: str) -> Text:
+    """The texts as one, with a sign between them."""
+    return tuple(piece for at, text in enumerate(texts) for piece in ((Piece(sign),) * bool(at) + text))
+
+
 def merge_pieces(text: Text) -> Text:
-    """The same text, in which known pieces of one kind and place that follow on each other are one."""
+    """The text with neighbouring known pieces of one kind and place merged."""
     found: list[Piece] = []
     for piece in text:
         last = found[-1] if found else END
@@ -138,7 +143,7 @@ def common_files(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def strip_newlines(text: Text) -> Text:
-    """A text without the ends of lines behind it, in each of its branches."""
+    """A text without trailing newlines, in each of its branches."""
     rest = [*text]
     while rest:
         last = rest.pop()
@@ -162,7 +167,7 @@ def known_lines(pieces: Iterable[Piece]) -> list[Text] | None:
 
 
 def split_words(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
-    """The words that pieces come to, split at blanks, or other signs, outside of quotes."""
+    """The words of pieces, split at blanks, or at other signs, outside of quotes."""
     words: list[Word] = []
     held: list[Piece] = []
     for piece in pieces:
@@ -183,7 +188,7 @@ def split_words(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
 
 
 def resolve_forks(pieces: Iterable[Piece], choices: Mapping[int, int]) -> Iterator[Piece]:
-    """The pieces with the values of those forks whose branch is chosen."""
+    """The pieces, with forks whose branch is chosen replaced by its value."""
     for piece in pieces:
         found = piece.unknown
         if found is None or found.fork not in choices:
@@ -198,7 +203,7 @@ def resolve_forks(pieces: Iterable[Piece], choices: Mapping[int, int]) -> Iterat
 
 
 def forks_of(pieces: Iterable[Piece]) -> Iterator[tuple[int, int]]:
-    """(fork, number of its branches) of every fork that pieces hang on, those inside of values too."""
+    """(fork, number of its branches) of every fork that pieces depend on, also inside of branches."""
     for piece in pieces:
         if piece.unknown and piece.unknown.fork:
             yield piece.unknown.fork, len(piece.unknown.ways)
@@ -208,13 +213,13 @@ def forks_of(pieces: Iterable[Piece]) -> Iterator[tuple[int, int]]:
 
 
 def _shared_length(rows: Sequence[Sequence[object]]) -> int:
-    """How many elements all rows begin with alike."""
+    """The length of the beginning that all rows share."""
     columns = enumerate(zip(*rows, strict=False))
     return next((at for at, column in columns if any(one != column[0] for one in column)), min(map(len, rows)))
 
 
 def join_branches(fork: int, name: str, texts: list[Text]) -> Text:
-    """A value that is one of several: what all begin with, then the rest by the branch of the fork."""
+    """The value after a fork: the beginning that all texts share, then the rest by branch."""
     shared = _shared_length(texts)
     place = next((p.place for text in texts for p in text[shared:]), "")
     rest = Unknown(f"${name}", name, place, fork, tuple((text[shared:],) for text in texts))
@@ -222,7 +227,7 @@ def join_branches(fork: int, name: str, texts: list[Text]) -> Text:
 
 
 def join_arrays(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
-    """An array that is one of several: the elements that all begin with, then one that stands for the rest."""
+    """The array after a fork: the elements that all share at the beginning, then one for the rest by branch."""
     shared = _shared_length(lists)
     place = next((p.place for one in lists for text in one[shared:] for p in text), "")
     rest = Unknown(f"${{{name}[@]}}", name, place, fork, tuple(tuple(one[shared:]) for one in lists), True)
@@ -268,7 +273,7 @@ def remove_affix(text: str, operator: str, pattern: str) -> str | None:
 
 
 def substitute(text: str, operator: str, pattern: str, by: str) -> str | None:
-    """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
+    """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``: the text with matches replaced; None where it is long."""
     if not pattern:
         return {"/#": by + text, "/%": text + by}.get(operator, text)
     if len(text) > 10_000:
@@ -281,7 +286,7 @@ def substitute(text: str, operator: str, pattern: str, by: str) -> str | None:
 
 
 def split_option_text(word: Word) -> list[Word]:
-    """The words inside of one that holds options and blanks; else the word."""
+    """The words of one that is a row of options (``"--a 1 --b 2"``); else the word itself."""
     if word.unknown or not re.match(r"\s*--?[A-Za-z]", word) or not re.search(r"\s", word.strip()):
         return [word]
     try:
@@ -319,9 +324,7 @@ class Script:
     files_read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
     conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
     fork_variables: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
-    default_branches: dict[int, int] = field(
-        default_factory=dict
-    )  # the branch of a fork where nobody gives the variable it hangs on
+    default_branches: dict[int, int] = field(default_factory=dict)  # of a fork whose variable nobody sets from outside
 
     @property
     def commands(self) -> list[list[Word]]:

@@ -15,6 +15,7 @@ import psutil
 
 from jointopt.core.errors import JobError
 from jointopt.core.input_files import regular_bytes
+from jointopt.frameworks.commands.programs import CONFIG_PATH
 from jointopt.frameworks.import_files import read_text, read_words
 from jointopt.frameworks.options import FileSettings, Question, whole_number
 from jointopt.frameworks.shell import MOST_CHARACTERS
@@ -29,11 +30,9 @@ _SIZES = (
     ("SLURM_STEP_NUM_TASKS", "", "SLURM_STEP_NUM_NODES"), ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", ""),
     ("SLURM_NTASKS", "", "SLURM_NNODES"), ("WORLD_SIZE", "", "SLURM_NNODES"),
 )  # fmt: skip
-_CONFIG = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
 _MOST_RANKS = 64  # that are looked at
-_CLOCK_S = (
-    2.0  # by which the time of a process may be off: it is that of the machine's start, in whole seconds, and ticks
-)
+# by which the time of a process may be off: it is that of the machine's start, in whole seconds, and ticks
+_CLOCK_S = 2.0
 
 
 def read_process(pid: int, run: int | None = None) -> list[FileSettings]:
@@ -110,7 +109,7 @@ def _configs(words: Sequence[str], process: psutil.Process) -> Iterator[Path]:
     """The files of settings that words name, where the process sees them."""
     here, root = Path(f"/proc/{process.pid}/cwd"), Path(f"/proc/{process.pid}/root")
     for word in words:
-        found = _CONFIG.search(word)
+        found = CONFIG_PATH.search(word)
         named = found[0] if found else "" if word.startswith("-") else f"{word}/config.json"
         place = root / named.lstrip("/") if named.startswith("/") else here / named
         with suppress(OSError, ValueError):

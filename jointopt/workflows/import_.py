@@ -14,7 +14,16 @@ from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.frameworks import meter_logs
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.import_files import ImportedRun, read_files, resolve_run
-from jointopt.frameworks.logs import Batch, RunLog, fabric_of, flags_text, measured, read_run, version_of, window_of
+from jointopt.frameworks.logs import (
+    Batch,
+    RunLog,
+    fabric_of,
+    flags_text,
+    read_run,
+    result_columns,
+    version_of,
+    window_of,
+)
 from jointopt.frameworks.meter_logs import Trace, of_traces, of_windows, read_trace
 from jointopt.frameworks.options import FileSettings
 from jointopt.jobs.job import Job
@@ -164,7 +173,7 @@ def _result(one: FileSettings, job: Job, warmup: int, meters: _Meters) -> dict[s
         return row
     batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
     log = read_run(one.log, warmup, batch)
-    return meters.added_to(measured(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
+    return meters.added_to(result_columns(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
 
 
 _PLAIN_ATTENTION = dict.fromkeys(("window_size", "window_attn_skip_freq", *LATENT, "position_embedding"), math.nan)

@@ -31,11 +31,11 @@ _AROUND_A_NAME = re.compile(
     r"_(?:pretrain|finetune|sft|peft|lora|config|recipe|\d+gpu).*|^(?:training=|[\w.]*\b(?:pretrain|finetune)_)|\.py$"
 )
 _CONFIG = re.compile(r"[\w-]\.(?:ya?ml|json|toml)$")
-STARTERS = ("deepspeed", "accelerate", "torchrun")
+_STARTERS = {"deepspeed", "accelerate", "torchrun"}
 # what is asked where a recipe, or a config that is not given, fills in what the words leave open
 _OPEN_FIELDS = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.micro_batch_size", "plan.recompute",
                 "plan.zero_stage", "training.global_batch_size", "training.seq_length", "training.dtype")  # fmt: skip
-FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
+CONFIG_PATH = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
 # options that name a config of DeepSpeed or Accelerate, and what it fills in
 _CONFIG_OPTIONS = {
     "deepspeed": ("plan.zero_stage",), "deepspeed_config": ("plan.zero_stage",),
@@ -77,6 +77,11 @@ class ProgramRow:
         return {**self.default_values, **implied, **named}
 
 
+def starters_in(words: Sequence[str]) -> set[str]:
+    """Which of DeepSpeed's, Accelerate's and PyTorch's launchers stand at the beginning of a command."""
+    return _STARTERS & {Path(word).name for word in words[:12]}
+
+
 @functools.cache
 def known_programs() -> tuple[ProgramRow, ...]:
     """The rows of all programs, those that are refused first."""
@@ -90,7 +95,7 @@ def known_programs() -> tuple[ProgramRow, ...]:
 
 @dataclass(frozen=True)
 class StartedProgram:
-    """A program that a command starts: the row that it is known by, how its options are read, and these."""
+    """A program that a command starts: its row, its options, and the function that reads them."""
 
     known: ProgramRow
     read: Reader
@@ -109,7 +114,7 @@ class StartedProgram:
         return bool(self.known.name)
 
     def ask_open_fields(self, settings: FileSettings, given: Sequence[str]) -> None:
-        """Takes away the defaults of a program whose recipe or config fills them in, and asks for what matters.
+        """Drops the program's defaults where a recipe or config sets those fields instead, and asks for them.
 
         ``given``: names of the other files.
         """
@@ -139,12 +144,12 @@ class StartedProgram:
             settings.remarks += (f"{', '.join(left)}: {why}",)
 
     def _defer_to_configs(self, settings: FileSettings, given: Sequence[str]) -> None:
-        """Leaves what a config of DeepSpeed or Accelerate fills in to it, and asks where that is not given."""
+        """Drops the fields that a config of DeepSpeed or Accelerate sets, and asks for them where it is not given."""
         values = {**dict(pairs_of(self.words)), **self.values}
-        launches = "accelerate" in {Path(word).name for word in self.words[:12]}
+        launches = "accelerate" in starters_in(self.words)
         for option, fields in _CONFIG_OPTIONS.items():
             config = values.get(option)
-            if not isinstance(config, str) or not FILE_WORDS.search(config):
+            if not isinstance(config, str) or not CONFIG_PATH.search(config):
                 continue
             if not launches if option == "config_file" else "zero_stage" in values and not self.known.table:
                 continue
@@ -156,7 +161,7 @@ class StartedProgram:
 
 
 def _drop_defaults(settings: FileSettings, names: Sequence[str], why: str, kept: Sequence[str] = ()) -> list[str]:
-    """Takes away what a program does by itself of these fields and sections, asks for the model; what is gone."""
+    """Drops the defaults of fields and sections, and asks for the model where its shape is gone; the dropped fields."""
     lacks = [one for one in fields_of(settings) if is_default(settings, one) and one not in ("model.catalogue", *kept)
              and any(one == name or one.startswith(f"{name}.") for name in names)]  # fmt: skip
     for one in lacks:
@@ -195,8 +200,7 @@ def started_program(words: list[Word], named: str = "") -> StartedProgram | Prog
         return _program(known, [*words[:at], *_expand_short_options(words[at:], known.short)], at)
     if like_megatron:
         return _unknown_program(words, pairs)
-    starter = set(STARTERS) & {Path(word).name for word in words[:12]}
-    if not starter and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
+    if not starters_in(words) and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
         return None
     return _program(ProgramRow("", read="table", table="words"), words, -1)
 
@@ -212,7 +216,7 @@ def _row_named(name: str) -> ProgramRow:
 
 
 def _program(known: ProgramRow, words: list[Word], at: int) -> StartedProgram:
-    """The program of a row: its own options are those behind its name."""
+    """The program of a row with its own options, which stand behind its name."""
     own = [word for word in words[at + 1 :] if known.read not in _OVERRIDDEN or not _OVERRIDE.fullmatch(word)]
     if known.table:  # launchers of trainers have options of their own
         own, at = words, -1
@@ -226,7 +230,7 @@ def _program(known: ProgramRow, words: list[Word], at: int) -> StartedProgram:
 
 
 def _with_defaults_of(known: ProgramRow, read: Reader) -> Reader:
-    """A reader whose statements say whose defaults they have."""
+    """The reader with the name of the program whose defaults apply, and without options that have no effect."""
 
     def reading(values: Mapping[str, Any]) -> FileSettings:
         settings = read(values)
@@ -240,7 +244,7 @@ def _with_defaults_of(known: ProgramRow, read: Reader) -> Reader:
 
 
 def _unknown_program(words: list[Word], pairs: dict[str, Any]) -> StartedProgram:
-    """A script that has Megatron-LM's options, and may be anything: one is asked which program it is."""
+    """A program of an unknown name with Megatron-LM's options: its settings ask which program it is."""
     script = next((word for word in words if word.endswith(".py")), next((w for w in words if w.unknown), words[0]))
     unknown = unknown_of(script)
     variable = unknown.variable if unknown and unknown.variable else "program"
@@ -282,7 +286,7 @@ def _option_names(words: Sequence[str]) -> Iterator[str]:
 
 
 def _known_suffix(word: Word) -> str:
-    """The word, or behind a folder that only a shell knows what stands for certain: ``$HOME/pretrain_gpt.py``."""
+    """The word, or the known path behind an unknown folder: ``/pretrain_gpt.py`` of ``$HOME/pretrain_gpt.py``."""
     known = [*itertools.takewhile(lambda piece: piece.unknown is None, reversed(word.pieces))]
     end = "".join(piece.text for piece in reversed(known))
     return end if len(known) == len(word.pieces) else "/".join(["", *end.split("/")[1:]]) if "/" in end else ""
@@ -320,7 +324,7 @@ _OptionReader = Callable[[ProgramRow, list[Word], dict[str, Any]], tuple[dict[st
 
 
 def _megatron_settings(known: ProgramRow, values: Mapping[str, Any]) -> FileSettings:
-    """Options of Megatron-LM, or of Megatron-DeepSpeed."""
+    """The settings of options of Megatron-LM, or of Megatron-DeepSpeed."""
     by_deepspeed = known.name == "Megatron-DeepSpeed"
     pairs = known.megatron_options(values)
     if "num_key_value_heads" in pairs:  # of Megatron-DeepSpeed
@@ -398,7 +402,7 @@ def _read_table(known: ProgramRow, words: list[Word], pairs: dict[str, Any]) -> 
     """Options of a program by the table of its configs; without any, all is in its config."""
     if not pairs:
         return _READERS["config"](known, words, pairs)
-    starter = "deepspeed" in {Path(word).name for word in words[:12]}
+    starter = "deepspeed" in starters_in(words)
 
     def read(values: Mapping[str, Any]) -> FileSettings:
         settings = deepspeed.trainer_settings(values, "launch script", known.table)
@@ -409,7 +413,7 @@ def _read_table(known: ProgramRow, words: list[Word], pairs: dict[str, Any]) -> 
 
 
 def _one_word(value: Any) -> Any:
-    """A variable behind an option of a Hugging Face trainer is its value: flags take true and false there."""
+    """An unknown value as one word: behind a flag of a Hugging Face trainer stands true or false."""
     found = unknown_of(value)
     if found is None or found.is_list:
         return value

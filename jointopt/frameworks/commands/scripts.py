@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.commands.programs import FILE_WORDS, STARTERS, ProgramRow, StartedProgram, started_program
+from jointopt.frameworks.commands.programs import CONFIG_PATH, ProgramRow, StartedProgram, started_program, starters_in
 from jointopt.frameworks.launchers import Allocation, cluster_of
 from jointopt.frameworks.options import FileSettings, Question, listed_words, pairs_of
 from jointopt.frameworks.origins import fields_of, is_default, questions_of, read_traced
@@ -27,7 +27,7 @@ _Variants = list[tuple[dict[int, int], list[Word], StartedProgram | None]]
 def script_settings(
     text: str, name: str, others: Mapping[str, str], given: Mapping[str, str], chosen: int | None
 ) -> tuple[list[FileSettings], dict[str, str]]:  # fmt: skip
-    """The program that a script starts, and where, and the files that it writes by their names.
+    """The settings of the program that a script starts, and the texts of files that it writes by their names.
 
     JobError where it trains no decoder, or starts what is not given.
     """
@@ -38,8 +38,8 @@ def script_settings(
                 if (program := next((found for *_, found in ways if found), None))]  # fmt: skip
     if any(program.trains for *_, program in programs):
         programs = [one for one in programs if one[2].trains]
-    elif any(set(STARTERS) & {Path(word).name for word in run.words[:12]} for run, *_ in programs):
-        programs = [one for one in programs if set(STARTERS) & {Path(word).name for word in one[0].words[:12]}]
+    else:
+        programs = [one for one in programs if starters_in(one[0].words)] or programs
     by_default = [one for one in programs
              if all(script.default_branches.get(fork, at) == at for fork, at in one[0].branches.items())]  # fmt: skip
     conditional = [one for one in programs if one not in by_default] if by_default else []
@@ -73,7 +73,7 @@ def script_settings(
 
 
 def _refuse(script: Script, refused: Mapping[str, str]) -> None:
-    """JobError where a script starts what trains no decoder, or another script that is not given."""
+    """Raises JobError where a script starts what trains no decoder, or another script that was not given."""
     if refused:
         place, words = next(iter(refused.items()))
         raise JobError(
@@ -89,7 +89,7 @@ def _refuse(script: Script, refused: Mapping[str, str]) -> None:
 def _mark_defaults(
     settings: FileSettings, script: Script, conditional: Sequence[tuple[Run, StartedProgram]], others: Mapping[str, str]
 ) -> None:  # fmt: skip
-    """Marks the fields that differ in runs which are started only where somebody gives a variable."""
+    """Marks the fields as defaults that differ in runs which are started only where a variable is set from outside."""
     fields = fields_of(settings)
     for run, program in conditional:
         fork = next(fork for fork, at in run.branches.items() if script.default_branches.get(fork, at) != at)
@@ -204,7 +204,7 @@ def _configs_of(script: Script, run: Run) -> Iterator[str]:
     for words in script.commands:
         for name, value in pairs_of(words):
             names = "config" in name or name in ("deepspeed", "yaml_cfg")
-            if names and isinstance(value, str) and FILE_WORDS.search(value):
+            if names and isinstance(value, str) and CONFIG_PATH.search(value):
                 yield Path(value).name
-    if FILE_WORDS.search(named := run.environment.get("CONFIG_FILE", "")):
+    if CONFIG_PATH.search(named := run.environment.get("CONFIG_FILE", "")):
         yield Path(named).name

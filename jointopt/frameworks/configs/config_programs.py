@@ -25,11 +25,10 @@ from jointopt.frameworks.options import (
     flattened,
     matching,
     resolve_references,
+    truth_of,
     whole_number,
 )
 from jointopt.jobs.reading import package_yaml
-
-_YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ class Program:
 
 
 class _UnknownValueError(Exception):
-    """Why what a field rests on is not known."""
+    """The value of a key is not known; says why."""
 
 
 class _OpenFieldError(_UnknownValueError):
-    """Why a table asks for what any other file may state."""
+    """The table asks for a field that any other file may state; says why."""
 
 
 @functools.cache
@@ -85,14 +84,14 @@ def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
 
 
 def refusal(program: Program, config: Mapping[str, Any]) -> str:
-    """Which run it is, in words, where it is none that jointopt plans; else blank."""
+    """What a config trains, in words, where jointopt does not plan that; else blank."""
     return next(iter(_Keys(config, program).sentences(program.refuses, {})), "")
 
 
 def config_settings(
     program: Program, config: Mapping[str, Any], readers: Mapping[str, Callable[[Mapping[str, Any]], FileSettings]]
 ) -> FileSettings:  # fmt: skip
-    """The statements of a config; ``readers``: by name, of formats that it contains."""
+    """The settings of a config by the table of its program; ``readers``: by name, of formats that it contains."""
     keys, name = _Keys(config, program), f"{program.name} config"
     settings = FileSettings(name, program=program.name)
     fields: dict[str, Any] = {}
@@ -160,7 +159,7 @@ class _Keys:
         return {key[len(before) :]: value for key, value in self._flat.items() if key.startswith(before)}, before
 
     def mark_read(self, at: str, unread: Sequence[str]) -> None:
-        """Leaves the keys below a place to another reader, which did not read some."""
+        """Counts the keys below a place as read by another reader, and those that it left as unread."""
         self.unread = tuple(f"{at}{key}" for key in unread if at)
         read = [key for key in self._flat if key.startswith(at) and (at or key not in unread)]
         for key in read:
@@ -207,7 +206,7 @@ class _Keys:
         return names.split()[0], None
 
     def _of_kind(self, names: str, default: Any, kind: str, read: Callable[[Any], Any]) -> Any:
-        """A value of a kind, the default where no key is given; a question for a value that is none."""
+        """The value of the first key that is given, parsed; else the default. A value that is no such kind is asked."""
         name, value = self._take(names)
         found = default if value is None else read(value)
         if found is None and value is not None:
@@ -262,18 +261,13 @@ class _Keys:
             "word": lambda names, default="": str(self._of_kind(names, default, "", str)).strip().lower(),
             "whole": lambda names, default=None: self._of_kind(names, default, "number", whole_number),
             "number": lambda names, default=None: self._of_kind(names, default, "number", _number),
-            "flag": lambda names, default=None: self._of_kind(names, default, "yes or no", _flag),
+            "flag": lambda names, default=None: self._of_kind(names, default, "yes or no", truth_of),
             "default": lambda value: value if self._program.defaults else None,
         }  # fmt: skip
 
 
 def _short(value: object) -> str:
     return "".join(c for c in " ".join(str(value).split()) if c.isprintable())[:60]
-
-
-def _flag(value: object) -> bool | None:
-    word = str(value).lower()
-    return True if word in _YES else False if word in _NO else None
 
 
 def _number(value: object) -> float | None:
