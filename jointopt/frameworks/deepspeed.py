@@ -29,7 +29,16 @@ def export(intent: Intent, version: str) -> Export:
     _check(gaps, intent, version)
     cluster = intent.job.cluster
     launcher = ("deepspeed", "--num_nodes", str(cluster.nodes), "--num_gpus", str(cluster.gpus_per_node))
-    gaps.notes += _left_to_the_script(intent)
+    notes = [f"{PROGRAM} is your script: DeepSpeed's file holds the plan, not the model."]
+    if intent["pp"] > 1:
+        notes.append(f"The script builds PipelineModule(layers, num_stages={intent['pp']}, "
+                     "partition_method='uniform').")  # fmt: skip
+    if intent["recompute"] == "selective" or (intent["recompute"] == "full" and intent["pp"] == 1):
+        notes.append(f"The script recomputes activations ({intent['recompute']}), such as by "
+                     "model.gradient_checkpointing_enable().")  # fmt: skip
+    if intent["sequence_parallel"]:
+        notes.append("The script's layers cut the sequence (--sequence-parallel): AutoTP's own do not.")
+    gaps.notes += notes
     words = ("--deepspeed", "--deepspeed_config", FILE, *script_words(intent), *_words(intent))
     files = {FILE: json.dumps(_config(intent), indent=2) + "\n"} | model_files(intent)
     return Export(
@@ -109,19 +118,6 @@ def _words(intent: Intent) -> tuple[str, ...]:
     """Words of Megatron-DeepSpeed for the columns that the JSON has no key for."""
     selective = ("--recompute-granularity", "selective") if intent["recompute"] == "selective" else ()
     return (*selective, *(("--sequence-parallel",) if intent["sequence_parallel"] else ()))
-
-
-def _left_to_the_script(intent: Intent) -> list[str]:
-    notes = [f"{PROGRAM} is your script: DeepSpeed's file holds the plan, not the model."]
-    if intent["pp"] > 1:
-        notes.append(f"The script builds PipelineModule(layers, num_stages={intent['pp']}, "
-                     "partition_method='uniform').")  # fmt: skip
-    if intent["recompute"] == "selective" or (intent["recompute"] == "full" and intent["pp"] == 1):
-        notes.append(f"The script recomputes activations ({intent['recompute']}), such as by "
-                     "model.gradient_checkpointing_enable().")  # fmt: skip
-    if intent["sequence_parallel"]:
-        notes.append("The script's layers cut the sequence (--sequence-parallel): AutoTP's own do not.")
-    return notes
 
 
 # DeepSpeed's JSON and the config that its log lists, Accelerate's YAML, and the words of Hugging Face trainers.

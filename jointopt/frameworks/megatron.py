@@ -445,7 +445,8 @@ def _literal(text: str) -> Any:
 def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
     """The statements of Megatron's options, by name with underscores; defaults are those of its parser."""
     options = Options(values)
-    flags = matter_of(options)
+    # the options that change an iteration's time beside the plan and the job, by their names
+    flags = flags_of({one.names[0]: options.take(*one.names) for one in _table() if one.matters})
     settings = FileSettings(
         form, "megatron-lm", model=model_of(options), training=_training(options), plan=plan_of(options),
         cluster=stated(num_gpus=options.whole("world_size")), flags=flags,
@@ -460,11 +461,6 @@ def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
     settings.remarks += _remarks(options, settings)
     settings.unread, settings.without_effect = options.unused(without_effect("megatron"))
     return settings
-
-
-def matter_of(options: Options) -> dict[str, Any]:
-    """The options that change an iteration's time beside the plan and the job, by their names."""
-    return flags_of({one.names[0]: options.take(*one.names) for one in _table() if one.matters})
 
 
 @functools.cache

@@ -57,7 +57,8 @@ def export(intent: Intent, version: str) -> Export:
     precision = _precision(gaps, intent)
     sections = {
         "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
-        "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1}, "logger": {"log_interval": _interval(intent)},
+        "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1},
+        "logger": {"log_interval": 10 if intent.is_training else 1},
         "dataset": {"sequence_length": intent.job.training.seq_length},
         "mixed_precision": precision,
     }  # fmt: skip
@@ -234,10 +235,6 @@ def _ddp(intent: Intent) -> dict[str, Any]:
     }  # fmt: skip
     fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": SHARDING.get(stage)}
     return found | (fsdp if stage > 1 else {})
-
-
-def _interval(intent: Intent) -> int:
-    return 10 if intent.is_training else 1
 
 
 def _words(sections: dict[str, Any]) -> list[str]:

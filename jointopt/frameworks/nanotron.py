@@ -63,14 +63,9 @@ def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.never(intent["recompute_num_layers"], "full recompute of some layers")
     gaps.never(intent["dp_replicate"] > 1, "dp_replicate above 1")
     gaps.never(intent["offload"] != "none", f"offload of the {intent['offload']}")
-    own = _own_split(intent)
+    own = layers_by_cost(intent.model.num_layers, intent["pp"], *token_costs(intent.model))
     if intent["pp"] > 1 and own != intent.chunk_layers:
         gaps.notes.append(f"nanotron gives the layers out by their cost: {';'.join(map(str, own))}.")
-
-
-def _own_split(intent: Intent) -> tuple[int, ...]:
-    model = intent.model
-    return layers_by_cost(model.num_layers, intent["pp"], *token_costs(model))
 
 
 def _check_model(gaps: Gaps, intent: Intent, old: bool) -> None:

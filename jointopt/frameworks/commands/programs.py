@@ -185,13 +185,18 @@ def _ask(settings: FileSettings, name: str, why: str) -> None:
 def started_program(words: list[Word], named: str = "") -> StartedProgram | ProgramRow | None:
     """The program that a command starts, a row that is refused by the command's words, or None for any other.
 
-    ``named``: the name of a row, of a script that is known by none.
+    ``named``: the name of the row of a script that no row knows by its name; JobError where there is no such row.
     """
     known, at = _find_row(words)
     pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
     like_megatron = set(megatron.SHAPE) <= pairs.keys() or "tensor_model_parallel_size" in pairs
     if named and like_megatron and (known is None or known.does):
-        known, at = _row_named(named), next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
+        trains = [row for row in known_programs() if not row.does and row.by]
+        known = next((row for row in trains if row.name.lower() == named.lower()), None)
+        if known is None:
+            listed = ", ".join(row.name for row in trains)
+            raise JobError(f"--set program={named:.60} is no program that is known; expected one of {listed}.")
+        at = next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
     if known is not None and known.does:
         word = PurePosixPath(words[at]).name if at >= 0 else next((w for w in words if w.endswith(".py")), words[0])
         more = [one for one in words[at + 1 : at + 2] if at >= 0 and not re.search(r"[._-]", word + one)]
@@ -203,16 +208,6 @@ def started_program(words: list[Word], named: str = "") -> StartedProgram | Prog
     if not starters_in(words) and not {"model_name_or_path", "deepspeed", "deepspeed_config"} & pairs.keys():
         return None
     return _program(ProgramRow("", read="table", table="words"), words, -1)
-
-
-def _row_named(name: str) -> ProgramRow:
-    """The row of a program that trains, by its name; JobError for any other."""
-    trains = [row for row in known_programs() if not row.does and row.by]
-    found = next((row for row in trains if row.name.lower() == name.lower()), None)
-    if found is None:
-        listed = ", ".join(row.name for row in trains)
-        raise JobError(f"--set program={name:.60} is no program that is known; expected one of {listed}.")
-    return found
 
 
 def _program(known: ProgramRow, words: list[Word], at: int) -> StartedProgram:
