@@ -37,7 +37,7 @@ class Program:
 
     name: str  # as messages and origins write it
     source: str
-    states: Mapping[str, Any]  # what it states, by fields such as plan.tp, in their order; of `FileSettings` without a point
+    states: Mapping[str, Any]  # what it states by fields such as plan.tp, in order; without a point, of `FileSettings`
     known_by: str = "False"
     imports: str = ""  # a module of Python whose importers are its configs
     refuses: Mapping[str, str] = field(default_factory=dict)  # runs that are no training of a decoder, and which are
