@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jointopt.frameworks import megatron
-from jointopt.frameworks.configs.config_programs import config_taken as config_taken_by
+from jointopt.frameworks.configs.config_programs import config_settings as config_taken_by
 from jointopt.frameworks.configs.config_programs import programs
 from jointopt.frameworks.intent import PROGRAM, Export, Gaps, Intent, model_files, script_words
 from jointopt.frameworks.logs import lines_of
-from jointopt.frameworks.options import Options, Taken, stated, version_key, whole_of
+from jointopt.frameworks.options import FileSettings, Options, stated, version_key, whole_number
 from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model_facts import facts_in, with_facts
 
@@ -29,7 +29,16 @@ def export(intent: Intent, version: str) -> Export:
     _check(gaps, intent, version)
     cluster = intent.job.cluster
     launcher = ("deepspeed", "--num_nodes", str(cluster.nodes), "--num_gpus", str(cluster.gpus_per_node))
-    gaps.notes += _left_to_the_script(intent)
+    notes = [f"{PROGRAM} is your script: DeepSpeed's file holds the plan, not the model."]
+    if intent["pp"] > 1:
+        notes.append(f"The script builds PipelineModule(layers, num_stages={intent['pp']}, "
+                     "partition_method='uniform').")  # fmt: skip
+    if intent["recompute"] == "selective" or (intent["recompute"] == "full" and intent["pp"] == 1):
+        notes.append(f"The script recomputes activations ({intent['recompute']}), such as by "
+                     "model.gradient_checkpointing_enable().")  # fmt: skip
+    if intent["sequence_parallel"]:
+        notes.append("The script's layers cut the sequence (--sequence-parallel): AutoTP's own do not.")
+    gaps.notes += notes
     words = ("--deepspeed", "--deepspeed_config", FILE, *script_words(intent), *_words(intent))
     files = {FILE: json.dumps(_config(intent), indent=2) + "\n"} | model_files(intent)
     return Export(
@@ -111,19 +120,6 @@ def _words(intent: Intent) -> tuple[str, ...]:
     return (*selective, *(("--sequence-parallel",) if intent["sequence_parallel"] else ()))
 
 
-def _left_to_the_script(intent: Intent) -> list[str]:
-    notes = [f"{PROGRAM} is your script: DeepSpeed's file holds the plan, not the model."]
-    if intent["pp"] > 1:
-        notes.append(f"The script builds PipelineModule(layers, num_stages={intent['pp']}, "
-                     "partition_method='uniform').")  # fmt: skip
-    if intent["recompute"] == "selective" or (intent["recompute"] == "full" and intent["pp"] == 1):
-        notes.append(f"The script recomputes activations ({intent['recompute']}), such as by "
-                     "model.gradient_checkpointing_enable().")  # fmt: skip
-    if intent["sequence_parallel"]:
-        notes.append("The script's layers cut the sequence (--sequence-parallel): AutoTP's own do not.")
-    return notes
-
-
 # DeepSpeed's JSON and the config that its log lists, Accelerate's YAML, and the words of Hugging Face trainers.
 
 
@@ -139,37 +135,37 @@ def is_deepspeed(config: Mapping[str, Any]) -> bool:
     return bool({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys())
 
 
-def config_taken(config: Mapping[str, Any]) -> Taken:
+def config_settings(config: Mapping[str, Any]) -> FileSettings:
     """The statements of a DeepSpeed JSON; values of "auto" are not stated."""
     return config_taken_by(programs()["deepspeed"], config, {})
 
 
-def log_taken(text: str) -> Taken:
+def log_settings(text: str) -> FileSettings:
     """The statements of the config that DeepSpeed prints at its start, and the log itself."""
     raw = "\n".join(line.text for line in lines_of(text))
-    taken = Taken("DeepSpeed log", "deepspeed")
+    settings = FileSettings("DeepSpeed log", "deepspeed")
     if found := re.search(r"\bjson = (?=\{)", raw):
         with contextlib.suppress(ValueError):  # cut off, or with other lines in it
-            taken = config_taken(json.JSONDecoder().raw_decode(raw, found.end())[0])
-    taken.format, taken.log = "DeepSpeed log", text
+            settings = config_settings(json.JSONDecoder().raw_decode(raw, found.end())[0])
+    settings.format, settings.log = "DeepSpeed log", text
     listed = (re.search(r"config\.py:\d+:print\] +(.*)", line) for line in raw.splitlines())
     values = {pair[1]: pair[2] for line in listed if line and (pair := _LISTED.match(line[1]))}
-    taken.cluster |= stated(num_gpus=whole_of(values.get("world_size")))
-    taken.training.setdefault("global_batch_size", whole_of(values.get("train_batch_size")))
-    return taken
+    settings.cluster |= stated(num_gpus=whole_number(values.get("world_size")))
+    settings.training.setdefault("global_batch_size", whole_number(values.get("train_batch_size")))
+    return settings
 
 
-def plugin_taken(values: Mapping[str, Any]) -> Taken:
+def plugin_settings(values: Mapping[str, Any]) -> FileSettings:
     """The plan of Accelerate's plugin for Megatron-LM, by Megatron's own names, which differ in three."""
     names = {name: name.removeprefix("megatron_lm_") for name in values}
     options = Options({_OF_PLUGIN.get(name, name): values[key] for key, name in names.items()})
     plan = {key: value for key, value in megatron.plan_of(options).items() if key != "micro_batch_size"}
-    return Taken("", plan=plan, rest=megatron.chunks_of(options))
+    return FileSettings("", plan=plan, rest=megatron.chunks_of(options))
 
 
-def trainer_taken(pairs: Mapping[str, Any], form: str, table: str = "words") -> Taken:
+def trainer_settings(pairs: Mapping[str, Any], form: str, table: str = "words") -> FileSettings:
     """The statements of the words of a trainer by its table: model, batch of a device, length, precision."""
-    taken = config_taken_by(programs()[table], pairs, {"deepspeed": config_taken})
-    taken.format, taken.model = form, with_facts(taken.model, facts_in(pairs, "words"))
-    taken.program = "" if table == "words" else taken.program
-    return taken
+    settings = config_taken_by(programs()[table], pairs, {"deepspeed": config_settings})
+    settings.format, settings.model = form, with_facts(settings.model, facts_in(pairs, "words"))
+    settings.program = "" if table == "words" else settings.program
+    return settings

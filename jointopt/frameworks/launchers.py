@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from jointopt.frameworks.options import whole_of
-from jointopt.frameworks.shell_words import Piece, Run, Script, Text, Unknown, Word, literal, unknown_of
+from jointopt.frameworks.options import Question, whole_number
+from jointopt.frameworks.shell_words import Piece, Run, Script, Text, Unknown, Word, literal, unknown_of, unknown_text
 from jointopt.jobs.catalog.gpus import known_gpu
 
 # options of each launcher (dashes and underscores alike) and what they state
@@ -45,7 +45,7 @@ _LAUNCHERS: dict[str, Mapping[str, str]] = {
     "FLUX": {"N": "nodes", "nodes": "nodes", "n": "tasks", "ntasks": "tasks", "gpus_per_node": "gres"},
     "aprun": {"n": "tasks", "N": "tasks_per_node"},
 }  # fmt: skip
-_OF_NODES = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate"}
+_NODE_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate"}
 _VARIABLES = {
     "nodes": ("NNODES", "NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NUM_NODE", "N_NODES"),
     "gpus_per_node": ("GPUS_PER_NODE", "NGPU", "NPROC_PER_NODE", "NUM_GPUS_PER_NODE", "NUM_GPUS_PERNODE",
@@ -53,11 +53,11 @@ _VARIABLES = {
     "num_gpus": ("WORLD_SIZE",),
 }  # fmt: skip
 BATCH = "the batch system"  # which sets variables in every job
-_OF_SLURM = tuple(f"SLURM_{name}" for name in (
+_SLURM_VARIABLES = tuple(f"SLURM_{name}" for name in (
     "JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "SUBMIT_DIR", "JOB_NAME", "PROCID", "NODEID", "LOCALID",
     "JOB_PARTITION", "TASKS_PER_NODE",
 ))  # fmt: skip
-_OF_PBS = ("PBS_JOBID", "PBS_O_WORKDIR", "PBS_JOBNAME")
+_PBS_VARIABLES = ("PBS_JOBID", "PBS_O_WORKDIR", "PBS_JOBNAME")
 NODEFILE = "$PBS_NODEFILE"  # stands for the path of the file of nodes, in which a line is a rank
 # options of launchers, which stand before those of the program
 OPTIONS = frozenset((
@@ -71,35 +71,40 @@ OPTIONS = frozenset((
 ))  # fmt: skip
 _HEADER = re.compile(r"^#(SBATCH|PBS|BSUB|FLUX:?|\$)\s+(.*)$")
 # variables that Slurm sets from what its header asks: sbatch(1)
-_SET_BY_SLURM = {
+_VARIABLES_BY_HEADER = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "tasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "tasks_per_node": ("SLURM_NTASKS_PER_NODE",), "gpus": ("SLURM_GPUS",), "gpus_per_task": ("SLURM_GPUS_PER_TASK",),
 }  # fmt: skip
 _MOST_OF_A_NODE = 16  # GPUs; more are mostly those of all nodes, under the option for one
 _MOST_RANKS = 100_000
 _CHUNKS = re.compile(r"(?:select|nodes)=([^,]+)")  # of PBS
-_OF_TEXT = ("gres", "typed", "constraint", "hosts", "hostfile", "include", "exclude", "pbs", "lsf_gpu", "map_by")
+_TEXT_OPTIONS = ("gres", "typed", "constraint", "hosts", "hostfile", "include", "exclude", "pbs", "lsf_gpu", "map_by")
 
 
 @dataclass
-class Started:
-    """Where a command is started: the cluster's fields with their places, and what is asked of them."""
+class Allocation:
+    """Nodes and GPUs that a command is started on, each with its place, and questions on those not known."""
 
     cluster: dict[str, Any] = field(default_factory=dict)  # nodes, gpus_per_node, num_gpus, gpu
     places: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, tuple[str, str]] = field(default_factory=dict)  # field -> why, and the variable that answers
+    questions: dict[str, Question] = field(default_factory=dict)  # field -> why, and the variable that answers
     reads: tuple[str, ...] = ()  # names of the hostfiles that state some of them
 
+    @property
+    def field_questions(self) -> dict[str, Question]:
+        """The questions by the fields of a job: ``cluster.nodes``."""
+        return {f"cluster.{name}": question for name, question in self.questions.items()}
+
     def state(self, name: str, value: Any, place: str = "") -> None:
-        """Notes a statement of the launcher farther from the program, which those nearer override."""
+        """Sets a field, over what a launcher farther from the program states."""
         if value is not None:
             self.cluster[name], self.places[name] = value, place
-            self.asked.pop(name, None)
+            self.questions.pop(name, None)
 
     def ask(self, name: str, why: str, variable: str = "") -> None:
-        """Notes a question, instead of what a launcher farther away states."""
+        """Asks for a field, whatever a launcher farther from the program states."""
         self.cluster.pop(name, None)
-        self.asked[name] = (why, variable)
+        self.questions[name] = Question(why, variable)
 
 
 def header_of(text: str, name: str, values: Mapping[str, Text] | None = None) -> list[tuple[str, list[Word]]]:
@@ -125,23 +130,23 @@ def header_of(text: str, name: str, values: Mapping[str, Text] | None = None) ->
 
 def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]:
     """The variables that Slurm sets from the header."""
-    values = _options(_SLURM, [word for system, line in header if system == "SBATCH" for word in line])
-    numbers = {key: number for key, word in values.items() if (number := _number(word))}
+    values = _parse_options(_SLURM, [word for system, line in header if system == "SBATCH" for word in line])
+    numbers = {key: number for key, word in values.items() if (number := _parse_number(word))}
     nodes, each = numbers.get("nodes"), numbers.get("tasks_per_node")
     if nodes and each:
         numbers.setdefault("tasks", nodes * each)
-    on_node = _gres(str(values.get("typed", values.get("gres", ""))))[1]
+    on_node = _parse_gres(str(values.get("typed", values.get("gres", ""))))[1]
     on_node = on_node or (numbers["gpus"] // nodes if nodes and "gpus" in numbers else None)
     on_node = on_node or (each * numbers["gpus_per_task"] if each and "gpus_per_task" in numbers else None)
     place = next((word.place for word in values.values()), "")
     places = {key: word.place for key, word in values.items()}
-    names = _OF_SLURM if values else _OF_PBS if any(system == "PBS" for system, _ in header) else ()
-    unknown: dict[str, Text] = {name: (Piece(unknown=Unknown(f"${name}", "", "", set_by=BATCH, filled=True)),)
+    names = _SLURM_VARIABLES if values else _PBS_VARIABLES if any(system == "PBS" for system, _ in header) else ()
+    unknown: dict[str, Text] = {name: unknown_text(f"${name}", "", "", set_by=BATCH, nonempty=True)
                for name in names}  # fmt: skip
-    if names is _OF_PBS:
+    if names is _PBS_VARIABLES:
         unknown["PBS_NODEFILE"] = literal(NODEFILE, "")
     found = unknown | {name: literal(str(numbers[key]), places.get(key, place))
-             for key, names in _SET_BY_SLURM.items() if key in numbers for name in names}  # fmt: skip
+             for key, names in _VARIABLES_BY_HEADER.items() if key in numbers for name in names}  # fmt: skip
     if "typed" in values:
         found["SLURM_GPUS_PER_NODE"] = values["typed"].pieces
     if on_node:
@@ -151,72 +156,72 @@ def batch_variables(header: Sequence[tuple[str, list[Word]]]) -> dict[str, Text]
 
 def nodefile_of(header: Sequence[tuple[str, list[Word]]]) -> list[Text]:
     """The lines of the file of nodes that PBS writes, one for each rank of a node; none where that is not stated."""
-    stated = [word for system, line in header if system == "PBS" for word in _options(_LAUNCHERS["PBS"], line).values()]
+    lines = [_parse_options(_LAUNCHERS["PBS"], line) for system, line in header if system == "PBS"]
+    stated = [word for options in lines for word in options.values()]
     found: list[Text] = []
     for chunk in next((one[1] for word in reversed(stated) if (one := _CHUNKS.search(word))), "").split("+"):
         number, ranks = re.match(r"(\d{1,5})(?:$|:)", chunk), re.search(r":(?:mpiprocs|ppn)=(\d{1,3})(?:$|:)", chunk)
         for _ in range(int(number[1]) if number else int(chunk != "")):
-            host = Unknown(f"$host{len(found)}", set_by=BATCH, filled=True)
+            host = Unknown(f"$host{len(found)}", set_by=BATCH, nonempty=True)
             found += [(Piece(unknown=host),)] * (int(ranks[1]) if ranks else 1)
             if len(found) > _MOST_RANKS:
                 return []
     return found
 
 
-def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = None) -> Started:
+def cluster_of(script: Script, run: Run, hostfiles: Mapping[str, str] | None = None) -> Allocation:
     """The nodes, GPUs per node, GPUs in all and the GPU that a command of a script is started on; only what is stated.
 
     ``hostfiles``: texts of other files by name.
     """
-    found = Started()
+    found = Allocation()
     environment = run.environment
     for field_name, variables in _VARIABLES.items():
-        stated = ((number, one) for one in variables if (number := whole_of(environment.get(one))))
+        stated = ((number, one) for one in variables if (number := whole_number(environment.get(one))))
         found.state(field_name, *next(stated, (None, "")))
     if "nodes" in found.cluster and "gpus_per_node" in found.cluster:
         found.cluster.pop("num_gpus", None)
     files = {PurePosixPath(path).name: text for path, text in script.written.items()} | dict(hostfiles or {})
-    levels = [(name, values) for name, values in _levels(run)
+    levels = [(name, values) for name, values in _launcher_options(run)
               if values or (name == "deepspeed" and "hostfile" in files)]  # fmt: skip
     for at, (name, values) in enumerate(levels):
-        inner = all(other not in _OF_NODES for other, _ in levels[at + 1 :])
+        inner = all(other not in _NODE_LAUNCHERS for other, _ in levels[at + 1 :])
         if name == "deepspeed":  # where it looks by itself
             values.setdefault("hostfile", Word(literal("/job/hostfile", "default of deepspeed")))
         if (file := PurePosixPath(values.get("hostfile", "")).name) in files:
             found.reads += (file,)
-        _state_level(found, name, values, inner, files)
+        _apply_launcher(found, name, values, inner, files)
     cluster = found.cluster
-    if {"nodes", "gpus_per_node"} <= cluster.keys() and cluster.get("num_gpus") == cluster["nodes"] * cluster[
-        "gpus_per_node"
-    ]:
+    whole = {"nodes", "gpus_per_node"} <= cluster.keys()
+    if whole and cluster.get("num_gpus") == cluster["nodes"] * cluster["gpus_per_node"]:
         del cluster["num_gpus"]
     if cluster.get("gpus_per_node", 0) > _MOST_OF_A_NODE:
         many, place = cluster["gpus_per_node"], found.places.get("gpus_per_node", "")
         found.ask("gpus_per_node", f"{many} GPUs of one node are started ({place})")
-    if "num_gpus" in cluster and not {"nodes", "gpus_per_node"} & (cluster.keys() | found.asked.keys()):
+    if "num_gpus" in cluster and not {"nodes", "gpus_per_node"} & (cluster.keys() | found.questions.keys()):
         place = found.places.get("num_gpus", "")
         found.ask("nodes", f"{cluster['num_gpus']} GPUs are started ({place}), on nodes of a number that is not stated")
     return found
 
 
-def _levels(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
+def _launcher_options(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
     """(launcher, its options) from the batch header to the program; Slurm's header and srun are one."""
     header: dict[str, Word] = {}
     for system, line in run.header:
         if system in _LAUNCHERS:
-            values = _options(_LAUNCHERS[system], line)
+            values = _parse_options(_LAUNCHERS[system], line)
             if system == "SBATCH":
                 header |= values
             else:
                 yield system, values
-    launchers = _launchers(run.words)
+    launchers = _split_launchers(run.words)
     if not any(_LAUNCHERS[name] is _SLURM for name, _ in launchers):
         yield "SBATCH", header
     for name, words in launchers:
         slurm = _LAUNCHERS[name] is _SLURM
         if slurm and "--overlap" in words:  # a step beside another one: it says where it runs, not on how many nodes
             continue
-        values = _options(_LAUNCHERS[name], words)
+        values = _parse_options(_LAUNCHERS[name], words)
         every = values.get("gpus_per_node") in ("auto", "gpu")  # that torchrun sees
         if every and (visible := run.environment.get("CUDA_VISIBLE_DEVICES")):
             values["gpus_per_node"] = Word(literal(str(len(visible.split(","))), "CUDA_VISIBLE_DEVICES"))
@@ -228,7 +233,7 @@ def _levels(run: Run) -> Iterator[tuple[str, dict[str, Word]]]:
         header = header | values if slurm else header
 
 
-def _launchers(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
+def _split_launchers(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
     """(launcher, the words after it) of each launcher before the program."""
     found: list[tuple[str, list[Word]]] = []
     for at, word in enumerate(words):
@@ -243,7 +248,7 @@ def _launchers(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
     return found
 
 
-def _options(table: Mapping[str, str], words: Sequence[Word]) -> dict[str, Word]:
+def _parse_options(table: Mapping[str, str], words: Sequence[Word]) -> dict[str, Word]:
     """The values of a launcher's options, by what they state; ``-N4``, ``-N 4``, ``--nodes=4`` and ``--nodes 4``."""
     found: dict[str, Word] = {}
     for at, word in enumerate(words):
@@ -261,25 +266,15 @@ def _options(table: Mapping[str, str], words: Sequence[Word]) -> dict[str, Word]
     return found
 
 
-def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: bool, files: Mapping[str, str]) -> None:
+def _apply_launcher(
+    found: Allocation, name: str, values: Mapping[str, Word], inner: bool, files: Mapping[str, str]
+) -> None:
     """Adds what one launcher states; ``inner``: its tasks are ranks, not launchers of them."""
-    numbers: dict[str, int] = {}
-    for key, word in values.items():
-        if key in _OF_TEXT:
-            continue
-        unknown, number = unknown_of(word), _number(word)
-        if number:
-            numbers[key] = number
-        elif field_of := {"nodes": "nodes", "gpus_per_node": "gpus_per_node", "tasks": "num_gpus"}.get(key):
-            if unknown is not None:
-                found.ask(field_of, f"{name} is given {word} ({unknown.place or word.place})", unknown.variable)
-            elif re.search(r"\d+\s*[-:]\s*\d+", word):
-                found.ask(field_of, f"{name} is given the range {word} ({word.place})")
+    numbers = _parse_text_options(values, files) | _known_numbers(found, name, values)
     places = {key: f"default of {word.place}" if word.default else word.place for key, word in values.items()}
-    gpu, of_gres = _gres(str(values.get("typed", values.get("gres", ""))))
+    gpu, of_gres = _parse_gres(str(values.get("typed", values.get("gres", ""))))
     place = places.get("typed", places.get("gres", ""))
-    found.state("gpu", gpu or _constraint(str(values.get("constraint", ""))), place)
-    numbers = _of_texts(values, files) | numbers
+    found.state("gpu", gpu or _gpu_id(str(values.get("constraint", ""))), place)
     tasks, each = numbers.get("tasks"), numbers.get("tasks_per_node")
     sets, per_set = numbers.get("sets"), numbers.get("gpus_per_set")
     if sets and per_set:
@@ -292,19 +287,12 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     nodes = numbers.get("nodes")
     if nodes is None and tasks and each and tasks % each == 0:
         nodes = tasks // each
-    outer = found.cluster.get("nodes")
-    if (
-        nodes
-        and outer
-        and nodes > outer
-        and name in _OF_NODES
-        and found.places.get("nodes", "") not in _VARIABLES["nodes"]
-    ):
-        found.ask("nodes", f"{name} starts {nodes} nodes inside of {outer} ({found.places.get('nodes', '')})")
+    outer, stated_at = found.cluster.get("nodes"), found.places.get("nodes", "")
+    if nodes and outer and nodes > outer and name in _NODE_LAUNCHERS and stated_at not in _VARIABLES["nodes"]:
+        found.ask("nodes", f"{name} starts {nodes} nodes inside of {outer} ({stated_at})")
         nodes = None
     found.state("nodes", nodes, places.get("nodes", "") or places.get("tasks", ""))
-    gpus = numbers.get("gpus")
-    each_task = numbers.get("gpus_per_task")
+    gpus, each_task = numbers.get("gpus"), numbers.get("gpus_per_task")
     ranks = each or (tasks // nodes if tasks and nodes and tasks % nodes == 0 else None) if inner else None
     per_node = next(filter(None, (
         numbers.get("gpus_per_node"), each * each_task if each and each_task else None,
@@ -318,20 +306,35 @@ def _state_level(found: Started, name: str, values: Mapping[str, Word], inner: b
     )
     if inner and (tasks or gpus):
         found.state("num_gpus", tasks or gpus, places.get("tasks", "") or places.get("gpus", ""))
-    elif name in _OF_NODES:
+    elif name in _NODE_LAUNCHERS:
         found.cluster.pop("num_gpus", None)
 
 
-def _number(word: Word) -> int | None:
+def _known_numbers(found: Allocation, name: str, values: Mapping[str, Word]) -> dict[str, int]:
+    """The numbers that a launcher's options state; asks for what is a range, or known to a shell alone."""
+    numbers: dict[str, int] = {}
+    for key, word in values.items():
+        unknown, number = unknown_of(word), None if key in _TEXT_OPTIONS else _parse_number(word)
+        asked_field = {"nodes": "nodes", "gpus_per_node": "gpus_per_node", "tasks": "num_gpus"}.get(key)
+        if number:
+            numbers[key] = number
+        elif asked_field and unknown is not None:
+            found.ask(asked_field, f"{name} is given {word} ({unknown.place or word.place})", unknown.variable)
+        elif asked_field and re.search(r"\d+\s*[-:]\s*\d+", word):
+            found.ask(asked_field, f"{name} is given the range {word} ({word.place})")
+    return numbers
+
+
+def _parse_number(word: Word) -> int | None:
     """A whole number, also of ``4:4`` and ``4-4``; None for a range and for what is not known."""
     if unknown_of(word) is not None:
         return None
-    ends = {whole_of(part) for part in re.split(r"[:-]", str(word)) if part}
+    ends = {whole_number(part) for part in re.split(r"[:-]", str(word)) if part}
     return ends.pop() if len(ends) == 1 else None
 
 
-def _of_texts(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str, int]:
-    """Numbers in words of their own: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
+def _parse_text_options(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str, int]:
+    """Numbers inside of texts: PBS' select, LSF's GPUs, mpirun's mapping and hosts, a hostfile that was given."""
     found: dict[str, int] = {}
     if select := _CHUNKS.search(str(values.get("pbs", ""))):
         chunks = [chunk.split(":") for chunk in select[1].split("+")]
@@ -347,21 +350,23 @@ def _of_texts(values: Mapping[str, Word], files: Mapping[str, str]) -> dict[str,
         found["nodes"] = len(hosts)
         slots = {part.rpartition(":")[2] for part in hosts if re.search(r":\d+$", part)}
         found |= {"tasks_per_node": int(slots.pop())} if len(slots) == 1 else {}
-    of_hosts = _taken_hosts(values, _hosts_of(files.get(PurePosixPath(str(values.get("hostfile", ""))).name, "")))
+    of_hosts = _select_hosts(
+        values, _parse_hostfile(files.get(PurePosixPath(str(values.get("hostfile", ""))).name, ""))
+    )
     if of_hosts:
         found["nodes"], sizes = len(of_hosts), {*of_hosts.values()}
         found |= {"gpus_per_node": size} if len(sizes) == 1 and (size := sizes.pop()) else {}
     return found
 
 
-def _hosts_of(text: str) -> dict[str, int | None]:
+def _parse_hostfile(text: str) -> dict[str, int | None]:
     """The slots of each host of a hostfile (``node1 slots=8``); None where it states none."""
     rows = [words for line in text.splitlines() if (words := line.split("#")[0].split())]
     slots = [re.search(r"(?:\s(?:max_)?slots=|:)(\d+)", " ".join(row)) for row in rows]
     return {row[0].split(":")[0]: int(found[1]) if found else None for row, found in zip(rows, slots, strict=True)}
 
 
-def _taken_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -> dict[str, int | None]:
+def _select_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) -> dict[str, int | None]:
     """The hosts that DeepSpeed takes by ``--include node1:0,1@node2``, or that ``--exclude`` leaves, with slots."""
     if any(values[key].unknown for key in ("include", "exclude") if key in values):
         return {}
@@ -374,12 +379,12 @@ def _taken_hosts(values: Mapping[str, Word], hosts: Mapping[str, int | None]) ->
     return {host: slots for host, slots in left.items() if slots != 0 and (host not in excluded or slots)}
 
 
-def _gres(text: str) -> tuple[str | None, int | None]:
-    """The GPU and their number in ``gpu:h100:8``, ``h100:8`` or ``8``."""
+def _parse_gres(text: str) -> tuple[str | None, int | None]:
+    """(GPU, number) of ``gpu:h100:8``, ``h100:8`` or ``8``; None for what it does not state."""
     found = re.search(r"(?:^|,)(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(|,|$)", text)
-    return (_constraint(found[1] or ""), whole_of(found[2])) if found else (None, None)
+    return (_gpu_id(found[1] or ""), whole_number(found[2])) if found else (None, None)
 
 
-def _constraint(text: str) -> str | None:
+def _gpu_id(text: str) -> str | None:
     gpu = known_gpu(text) if text else None
     return gpu.id if gpu else None

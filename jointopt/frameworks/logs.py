@@ -19,7 +19,7 @@ from jointopt.frameworks.options import NEWEST, option_table, version_key
 from jointopt.runs.rows import result_row
 
 _LEAST_WHOLE_S = 20.0  # a window whose end is known to a second alone
-_BETWEEN = 0.1  # of the iterations' time: what may have passed between them, and be in no line
+_MOST_BETWEEN = 0.1  # of the iterations' time: what may have passed between them, and be in no line
 _ROUNDED_S = 1.0  # times of lines may be whole seconds
 
 
@@ -54,14 +54,14 @@ def window_of(log: RunLog) -> Window:
     if end.is_integer() and seconds < _LEAST_WHOLE_S:
         raise ValueError(f"its times are whole seconds, too coarse for {seconds:.1f} s without an interruption")
     passed, counted = end - stretch[0].ended_s, seconds - _seconds(stretch[:1])
-    if abs(passed - counted) > _ROUNDED_S + _BETWEEN * counted:
+    if abs(passed - counted) > _ROUNDED_S + _MOST_BETWEEN * counted:
         raise ValueError(f"{passed:.1f} s passed from its first line that counts to its last, of which the iterations "
                          f"took {counted:.1f} s")  # fmt: skip
     return Window(end - seconds, end, sum(one.span for one in stretch))
 
 
 def _stretches(kept: Iterable[Iteration]) -> list[list[Iteration]]:
-    """Iterations that follow on each other."""
+    """The iterations in stretches without a gap."""
     found: list[list[Iteration]] = []
     for one in kept:
         if not found or one.number - found[-1][-1].number != one.span:
@@ -127,16 +127,16 @@ def run_log(
     Where several ranks wrote, the one with most losses counts: others hold placeholders. ValueError where no iteration
     counts, with the reasons.
     """
-    judged = _without_warm_up(_of_one_rank(iterations), warmup)
+    judged = _split_starts(_of_one_rank(iterations), warmup)
     dropped = Counter(one.fault for one in judged if one.fault)
     kept = tuple(one for one in judged if not one.fault)
     if not kept:
-        why = f", of which {_counted(dropped)}" if dropped else ""
+        why = f", of which {_count_text(dropped)}" if dropped else ""
         raise ValueError(f"{len(judged)} iterations in the log{why}")
     return RunLog(kept, dropped, peak_memory_gib, remark)
 
 
-def measured(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any]:
+def result_columns(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any]:
     """The result columns of a log; energy only where it holds any (0 J means that the program had no meter).
 
     ``metered``: another meter will say how much there was, so that the notes leave it open.
@@ -144,7 +144,7 @@ def measured(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any
     seconds = statistics.median(log.iteration_s)
     spread = (max(log.iteration_s) - min(log.iteration_s)) / seconds
     notes = [f"{len(log.kept)} iterations, spread {spread:.1%}, loss {log.kept[-1].loss:.5g}"]
-    notes += [_counted(log.dropped) + " left out"] if log.dropped else []
+    notes += [_count_text(log.dropped) + " left out"] if log.dropped else []
     notes += [log.remark] if log.remark else []
     joules = log.median("energy_per_gpu_j")
     energy = {"energy_j": joules * num_gpus, "avg_power_w": log.median("power_per_gpu_w")}
@@ -154,7 +154,7 @@ def measured(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any
     return result_row(", ".join(notes), iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
 
 
-def _counted(reasons: Mapping[str, int]) -> str:
+def _count_text(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in reasons.items())
 
 
@@ -165,7 +165,7 @@ def _of_one_rank(iterations: Iterable[Iteration]) -> list[Iteration]:
     return max(by_rank.values(), key=lambda ones: (sum(one.loss >= 0 for one in ones), len(ones)), default=[])
 
 
-def _without_warm_up(iterations: Iterable[Iteration], warmup: int) -> list[Iteration]:
+def _split_starts(iterations: Iterable[Iteration], warmup: int) -> list[Iteration]:
     """The iterations in order, the first of each start of the program marked; a line that stands twice counts once."""
     starts: list[list[Iteration]] = []
     for one in iterations:
@@ -175,10 +175,10 @@ def _without_warm_up(iterations: Iterable[Iteration], warmup: int) -> list[Itera
         if last is None or one.number <= last.number:
             starts.append([])
         starts[-1].append(one)
-    return [one for start in starts for one in _marked(start, warmup)]
+    return [one for start in starts for one in _mark_warm_up(start, warmup)]
 
 
-def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
+def _mark_warm_up(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
     """The lines of one start with their spans, those marked that hold any of its first ``warmup`` iterations."""
     ends = [one.number for one in lines]
     span = min((b - a for a, b in itertools.pairwise(ends)), default=1)
@@ -256,36 +256,36 @@ class Format:
                 found.append(one)
                 fault = ""
         rounding = max(statistics.median(map(_rounding, rates)), 0.001) if rates else 0.0
-        found = [*_differences(found)] if self.elapsed else found
+        found = [*_mean_between_lines(found)] if self.elapsed else found
         return run_log(found, 0 if self.whole else warmup, _largest(memory), self.remark.format(f"{rounding:.1%}"))
 
     def _memory(self, text: str) -> list[float]:
         found = [m["memory"] for m in self.iteration.finditer(text) if "memory" in m.re.groupindex and m["memory"]]
         found += self.memory.findall(text) if self.memory else []
-        return [_plain(value) * self.bytes_per_unit / GIB for value in found]
+        return [_parse_number(value) * self.bytes_per_unit / GIB for value in found]
 
     def _iterations(self, line: Line, batch: Batch, fault: str, place: int) -> Iterator[Iteration]:
         for found in self.iteration.finditer(line.text):
             seconds = self.seconds(found, batch)
-            stated = {name: _plain(text) for name in ("loss", "norm") if (text := found.groupdict().get(name))}
+            stated = {name: _parse_number(text) for name in ("loss", "norm") if (text := found.groupdict().get(name))}
             loss = stated.get("loss", math.nan)
             if 0 < seconds < math.inf:
                 bad = fault if all(map(math.isfinite, stated.values())) else NAN
                 ended_s = moment_of(line.text[: found.start()])
-                number = int(_plain(found["number"])) if found["number"] else place
+                number = int(_parse_number(found["number"])) if found["number"] else place
                 yield Iteration(number, seconds, line.rank, loss=loss, fault=bad, ended_s=ended_s)
 
 
-def _plain(text: str) -> float:
+def _parse_number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
 def _rounding(text: str) -> float:
     """How far a number may be off by its last digit, as a share of it."""
-    return 0.5 * 10.0 ** -len(text.partition(".")[2]) / _plain(text) if _plain(text) else math.inf
+    return 0.5 * 10.0 ** -len(text.partition(".")[2]) / _parse_number(text) if _parse_number(text) else math.inf
 
 
-def _differences(found: Iterable[Iteration]) -> Iterator[Iteration]:
+def _mean_between_lines(found: Iterable[Iteration]) -> Iterator[Iteration]:
     """The mean from one line to another where the lines of a bar state whole seconds since its start."""
     last, fault = Iteration(0, math.inf), ""
     for one in found:
@@ -299,37 +299,24 @@ def _differences(found: Iterable[Iteration]) -> Iterator[Iteration]:
 
 
 def _by_tokens(found: Match, batch: Batch) -> float:
-    """From tokens per second of one GPU."""
-    rate = _plain(found["tps"])
+    """Seconds of an iteration from the tokens per second of one GPU."""
+    rate = _parse_number(found["tps"])
     return batch.sequences * batch.seq_length / (rate * batch.num_gpus) if rate > 0 else math.nan
 
 
 def _by_samples(found: Match, batch: Batch) -> float:
-    rate = _plain(found["rate"])
+    rate = _parse_number(found["rate"])
     return batch.sequences / rate if rate > 0 else math.nan
 
 
 def _by_rate(found: Match, batch: Batch) -> float:
-    """From seconds of an iteration, or iterations in a second."""
-    rate = _plain(found["rate"])
+    """Seconds of an iteration from a rate of seconds per iteration, or iterations per second."""
+    rate = _parse_number(found["rate"])
     return rate if found.groupdict().get("unit") == "s/it" else 1.0 / rate if rate > 0 else math.nan
 
 
-def _clock_seconds(found: Match, batch: Batch) -> float:
-    """From a time such as 1:02:03."""
-    return sum(int(part) * 60.0**place for place, part in enumerate(reversed(found["clock"].split(":"))))
-
-
-def _milliseconds(found: Match, batch: Batch) -> float:
-    return round(_plain(found["ms"]) * _MAGNITUDE[found["unit"] or ""] / 1e3, 9)
-
-
 def _stated_seconds(found: Match, batch: Batch) -> float:
-    return _plain(found["s"])
-
-
-def _by_phases(found: Match, batch: Batch) -> float:
-    return sum(_plain(found[name]) for name in ("fwd", "bwd", "step")) / 1e3
+    return _parse_number(found["s"])
 
 
 def _pattern(words: str, begin: str = "") -> re.Pattern[str]:
@@ -365,7 +352,7 @@ NANOTRON = Format(
         r"ANY\b(?:lm_loss|loss): (?P<loss>NUM) \|",
         "iteration:",
     ),
-    _milliseconds,
+    lambda found, batch: round(_parse_number(found["ms"]) * _MAGNITUDE[found["unit"] or ""] / 1e3, 9),
     (_CHECKPOINT, (re.compile(r"[Vv]alidation loss|Validating"), EVALUATION)),
     re.compile(r"Peak reserved: ([\d.]+)MiB"),
     2**20,
@@ -396,7 +383,7 @@ DEEPSPEED_PHASES = Format(
         r"time \(ms\) \| fwd: (?P<fwd>NUM) \| bwd: (?P<bwd>NUM) \|ANY\| step: (?P<step>\d+\.\d\d)(?P<number>)\s*$",
         "fwd:",
     ),
-    _by_phases,
+    lambda found, batch: sum(_parse_number(found[name]) for name in ("fwd", "bwd", "step")) / 1e3,
     (_CHECKPOINT, _OVERFLOW),
     remark="forward, backward and step, without what lies between them",
 )
@@ -455,7 +442,9 @@ LIGHTNING = Format(
     "",
     "Epoch ",
     _pattern(r"Epoch \d+:ANYBAR, +NUM(?:it/s|s/it)(?:,ANY\b(?:train[_/])?loss(?:_step)?=(?P<loss>NUM))?", "Epoch "),
-    _clock_seconds,
+    lambda found, batch: sum(  # of a time such as 1:02:03
+        int(part) * 60.0**place for place, part in enumerate(reversed(found["clock"].split(":")))
+    ),
     (_CHECKPOINT, (re.compile(r"Validation DataLoader|Validation:"), EVALUATION)),
     remark="means of 20 s or more by the whole seconds of a progress bar, whose batches are taken as iterations",
     program="Lightning",
@@ -525,7 +514,7 @@ _MEMORY_GB = re.compile(r"memory \(GB\).*\bmem-max-reserved-gigabytes:\s*([\d.]+
 # its time in Megatron's words, and in those of BigScience's Megatron-DeepSpeed: seconds of a unit
 _TIME, _UNITS = "elapsed time per iteration (", {"ms": 1e-3, "s": 1.0}
 _SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
-_BESIDE = {
+_INTERRUPTIONS = {
     re.compile(r"saving checkpoint at iteration|successfully saved checkpoint|save-checkpoint"): CHECKPOINT,
     re.compile(r"validation loss at iteration|\bEvaluating on \d+|\bEvaluating iter|: evaluate\b"): (EVALUATION),
 }
@@ -540,7 +529,7 @@ def read_log(text: str, dropped: int) -> RunLog:
     found: list[Iteration] = []
     beside, megabytes = "", [math.nan]
     for line in lines_of(text):
-        beside = next((why for marks, why in _BESIDE.items() if marks.search(line.text)), beside)
+        beside = next((why for marks, why in _INTERRUPTIONS.items() if marks.search(line.text)), beside)
         megabytes += _megabytes(line.text)
         for one in _iterations(line):
             found.append(dataclasses.replace(one, fault=one.fault or beside))
@@ -594,11 +583,11 @@ def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration |
         return None
     return Iteration(
         number, round(seconds, 9), rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
-        fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault(fields), ended_s,
+        fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault_of(fields), ended_s,
     )  # fmt: skip
 
 
-def _fault(fields: dict[str, float]) -> str:
+def _fault_of(fields: dict[str, float]) -> str:
     """Why a line does not count; Megatron's own, which count samples, end with the counters or are cut off."""
     if fields.get(_SKIPPED, 0):
         return SKIPPED
@@ -611,7 +600,7 @@ def _fault(fields: dict[str, float]) -> str:
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_BREAK = re.compile(r"\r\n|[\n\r]")
+_LINE_END = re.compile(r"\r\n|[\n\r]")
 # labels of torchrun, torch.distributed and srun: [default0]:, [rank3]:, 12:
 _LABEL = re.compile(r"((?:\[(?![^\]\s]*=\d+/)[^\]\s]*\]:\s?|\d+: ?)*)(.*)", re.DOTALL)
 # text that a script writes into a file or a program: no logger wrote it
@@ -632,7 +621,7 @@ def lines_of(log: str) -> Iterator[Line]:
     """The lines of a log in order; a progress bar's returns count as ends of lines."""
     if 0 < log.count("<<", 0, _MOST_SCRIPT) <= _MOST_HEREDOCS:
         log = _HEREDOC.sub("", log[:_MOST_SCRIPT]) + log[_MOST_SCRIPT:]
-    for raw in _BREAK.split(_ANSI.sub("", log)):
+    for raw in _LINE_END.split(_ANSI.sub("", log)):
         found = _LABEL.match(raw)
         if found:
             yield Line(found[1].strip(), found[2])
@@ -674,7 +663,7 @@ _VERSIONS = {
     "nanotron": (rf"nanotron(?: version)?[ =:]+v?{_READ_NUMBER}",),
 }
 _VERSIONS |= {"megatron": _VERSIONS["megatron-lm"], "megatron-bridge": _VERSIONS["nemo"]}  # as launchers name them
-_MOST = 0.7  # of options that every version has, in a list of all: some bear another name there
+_MOST_KNOWN = 0.7  # of options that every version has, in a list of all: some bear another name there
 _NONE = "0.0.0"  # by which torchtitan says that it does not know
 _NETWORK = re.compile(r"NCCL INFO Using network (\w+)")
 _PORTS = re.compile(r"NCCL INFO NET/IB : Using (\[0\][^;\n]*)")
@@ -704,7 +693,7 @@ def version_by_options(names: Iterable[str]) -> str:
     table = {name: option for name, option in option_table("megatron").items() if option.since != NEWEST}
     has = {name: bool({name, *option.also} & given) for name, option in table.items()}
     old = [has[name] for name, option in table.items() if not (option.since or option.until or option.states)]
-    whole = sum(old) > _MOST * len(old)  # else the list is cut off, and what it lacks says nothing
+    whole = sum(old) > _MOST_KNOWN * len(old)  # else the list is cut off, and what it lacks says nothing
     low, high = "", ""
     for name, option in table.items():
         if option.since and has[name]:
@@ -740,10 +729,8 @@ def _between_nodes(log: str) -> str:
 def flags_text(flags: Mapping[str, object]) -> str:
     """Options as one cell: ``manual_gc overlap_grad_reduce fp8_recipe=tensorwise``, in the order of their names."""
     return " ".join(
-        name if flags[name] in (True, "True", "true") else f"{name}={_word(flags[name])}" for name in sorted(flags)
+        name
+        if value in (True, "True", "true")
+        else name + "=" + re.sub(r"\s+", "", ",".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in sorted(flags.items())
     )
-
-
-def _word(value: object) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return re.sub(r"\s+", "", text)

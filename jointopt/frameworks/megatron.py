@@ -15,9 +15,9 @@ from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import version_by_options
 from jointopt.frameworks.options import (
     NEWEST,
+    FileSettings,
     Option,
     Options,
-    Taken,
     Words,
     flags_of,
     option_table,
@@ -167,8 +167,8 @@ def _rope_scaling(words: Words, gaps: Gaps, intent: Intent) -> None:
         words.add(use_rope_scaling=True, rope_scaling_factor=scaling.factor)
     elif scaling.kind == "yarn" and latent:
         words.add(rotary_scaling_factor=scaling.factor, mscale=scaling.mscale, mscale_all_dim=scaling.mscale_all_dim)
-        usual = (scaling.beta_fast, scaling.beta_slow, scaling.original_length) == (32.0, 1.0, 4096)
-        gaps.finer(not usual, "YaRN with other constants than DeepSeek's")
+        default = (scaling.beta_fast, scaling.beta_slow, scaling.original_length) == (32.0, 1.0, 4096)
+        gaps.finer(not default, "YaRN with other constants than DeepSeek's")
     elif scaling.kind == "linear" and scaling.factor.is_integer() and not latent:
         words.add(rotary_seq_len_interpolation_factor=int(scaling.factor))
     else:
@@ -422,17 +422,17 @@ _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "
 OFF = {"overlap_grad_reduce": False, "tp_comm_overlap": False}
 
 
-def dump_taken(text: str) -> Taken | None:
+def dump_settings(text: str) -> FileSettings | None:
     """The statements of the arguments that Megatron lists at its start; None where a log holds no such list."""
     found = (_DUMP.match(line) for line in text.splitlines())
     values = {match[1]: _literal(match[2]) for match in found if match}
     if not set(SHAPE) <= values.keys():
         return None
-    taken = options_taken(OFF | values, "Megatron-LM log")
-    taken.version = version_by_options(values)
-    taken.without_effect += len(taken.unread)  # Megatron knows them all
-    taken.unread = ()
-    return taken
+    settings = option_settings(OFF | values, "Megatron-LM log")
+    settings.version = version_by_options(values)
+    settings.without_effect += len(settings.unread)  # Megatron knows them all
+    settings.unread = ()
+    return settings
 
 
 def _literal(text: str) -> Any:
@@ -442,29 +442,25 @@ def _literal(text: str) -> Any:
         return text
 
 
-def options_taken(values: Mapping[str, Any], form: str) -> Taken:
+def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
     """The statements of Megatron's options, by name with underscores; defaults are those of its parser."""
     options = Options(values)
-    flags = matter_of(options)
-    taken = Taken(
+    # the options that change an iteration's time beside the plan and the job, by their names
+    flags = flags_of({one.names[0]: options.take(*one.names) for one in _table() if one.matters})
+    settings = FileSettings(
         form, "megatron-lm", model=model_of(options), training=_training(options), plan=plan_of(options),
         cluster=stated(num_gpus=options.whole("world_size")), flags=flags,
     )  # fmt: skip
-    if not taken.model.get("num_experts"):  # Megatron sets it to tp for dense models too
-        taken.plan.pop("etp", None)
+    if not settings.model.get("num_experts"):  # Megatron sets it to tp for dense models too
+        settings.plan.pop("etp", None)
     chunks = chunks_of(options)
-    if layers := taken.model.get("num_layers"):
-        taken.plan |= chunks(taken.plan, layers)
+    if layers := settings.model.get("num_layers"):
+        settings.plan |= chunks(settings.plan, layers)
     else:
-        taken.rest = chunks
-    taken.remarks += _remarks(options, taken)
-    taken.unread, taken.without_effect = options.left(without_effect("megatron"))
-    return taken
-
-
-def matter_of(options: Options) -> dict[str, Any]:
-    """The options that change an iteration's time beside the plan and the job, by their names."""
-    return flags_of({one.names[0]: options.take(*one.names) for one in _table() if one.matters})
+        settings.rest = chunks
+    settings.remarks += _remarks(options, settings)
+    settings.unread, settings.without_effect = options.unused(without_effect("megatron"))
+    return settings
 
 
 @functools.cache
@@ -549,7 +545,7 @@ def _config(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in _table("config."):
         number, word = options.number(*one.names), options.word(*one.names)
-        found |= {one.key: word if number is None else number} if word and one.usual not in (number, word) else {}
+        found |= {one.key: word if number is None else number} if word and one.default not in (number, word) else {}
     shared, scaling = options.whole("moe_shared_expert_intermediate_size"), _scaling(options)
     routing = stated(
         norm_topk_prob=False if options.flag("moe_router_pre_softmax") else None,
@@ -596,12 +592,12 @@ def _vocabulary(options: Options) -> int | None:
     return 50257 if options.word("tokenizer_type") == "gpt2bpetokenizer" else None
 
 
-def _remarks(options: Options, taken: Taken) -> tuple[str, ...]:
+def _remarks(options: Options, settings: FileSettings) -> tuple[str, ...]:
     """What the table ``says`` of options, and the rows that a vocabulary is padded to, where these are many more."""
     rows = ((one.names[0], fact_of(one.says, options.take(*one.names))) for one in _table() if one.says)
     found = [f"{name} {options.word(name)}: {says}" for name, says in rows if says]
-    size, step = taken.model.get("vocab_size") or 0, options.whole("make_vocab_size_divisible_by") or 128
-    step *= max(taken.plan["tp"], 1)
+    size, step = settings.model.get("vocab_size") or 0, options.whole("make_vocab_size_divisible_by") or 128
+    step *= max(settings.plan["tp"], 1)
     padded = options.whole("padded_vocab_size") or -(-size // step) * step
     if 0 < size < 0.99 * padded:
         found.append(f"the vocabulary of {size:,} is trained padded to {padded:,} rows, and priced as stated")
@@ -664,7 +660,7 @@ def _read_latent(shape: dict[str, Any], options: Options) -> dict[str, Any]:
     """The shape with latent attention as stated or by default; without it, without those keys."""
     if options.flag("multi_latent_attention"):  # whose norms are those of its latents
         shape = with_facts(shape, [] if shape["qk_norm"] else ["no_latent_norms"]) | {"qk_norm": False}
-        return shape | {key: shape.get(key) or usual for key, usual in _LATENT.items()}
+        return shape | {key: shape.get(key) or default for key, default in _LATENT.items()}
     return {key: value for key, value in shape.items() if key not in (*_LATENT, "q_lora_rank")}
 
 

@@ -24,11 +24,11 @@ from jointopt.frameworks.megatron import (
     layer_layout,
     megatron_words,
     offloaded_modules,
-    options_taken,
+    option_settings,
     pre_softmax,
     shared_gate,
 )
-from jointopt.frameworks.options import Taken, Words, flattened, precision_remarks, stated, whole_of
+from jointopt.frameworks.options import FileSettings, Words, flattened, precision_remarks, stated, whole_number
 from jointopt.jobs.model_facts import facts_in, with_facts
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
@@ -57,7 +57,8 @@ def export(intent: Intent, version: str) -> Export:
     precision = _precision(gaps, intent)
     sections = {
         "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
-        "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1}, "logger": {"log_interval": _interval(intent)},
+        "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1},
+        "logger": {"log_interval": 10 if intent.is_training else 1},
         "dataset": {"sequence_length": intent.job.training.seq_length},
         "mixed_precision": precision,
     }  # fmt: skip
@@ -236,10 +237,6 @@ def _ddp(intent: Intent) -> dict[str, Any]:
     return found | (fsdp if stage > 1 else {})
 
 
-def _interval(intent: Intent) -> int:
-    return 10 if intent.is_training else 1
-
-
 def _words(sections: dict[str, Any]) -> list[str]:
     """Hydra's ``section.name=value``; null takes a recipe's value away."""
     words = []
@@ -290,49 +287,49 @@ def is_bridge(config: Mapping[str, Any]) -> bool:
     return bool({"train", "model"} & config.keys()) and bool({"ddp", "train", "mixed_precision"} & config.keys())
 
 
-def nemo_taken(config: Mapping[str, Any]) -> Taken:
+def nemo_settings(config: Mapping[str, Any]) -> FileSettings:
     """The statements of a NeMo config: ``trainer`` for the cluster and the precision, ``model`` for the rest."""
     flat = flattened(config)
     peft = {name[11:]: flat.pop(name) for name in list(flat) if name.startswith("model.peft.")}
     values = _megatron_names({n[6:]: v for n, v in flat.items() if n.startswith("model.")})
     values |= _read_precision(str(flat.get("trainer.precision", "")))
     values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
-    taken = _of_a_recipe(options_taken(values, "NeMo config"))
-    taken.model = with_facts(taken.model, facts_in({"scheme": peft.get("peft_scheme")}, "adapters"))
+    settings = _of_a_recipe(option_settings(values, "NeMo config"))
+    settings.model = with_facts(settings.model, facts_in({"scheme": peft.get("peft_scheme")}, "adapters"))
     if str(peft.get("peft_scheme")).lower() == "lora":
         tuning = {name[12:]: value for name, value in peft.items() if name.startswith("lora_tuning.")}
-        usual = {"target_modules": ["attention_qkv"]}
-        taken.training |= adapters_of(usual | tuning, "adapter_dim")
-    if longest := whole_of(flat.get("model.data.train_ds.max_seq_length")):  # of fine-tuning, which pads to it
-        taken.training["seq_length"] = min(longest, taken.training.get("seq_length") or longest)
-    taken.cluster = stated(
-        nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
+        default = {"target_modules": ["attention_qkv"]}
+        settings.training |= adapters_of(default | tuning, "adapter_dim")
+    if longest := whole_number(flat.get("model.data.train_ds.max_seq_length")):  # of fine-tuning, which pads to it
+        settings.training["seq_length"] = min(longest, settings.training.get("seq_length") or longest)
+    settings.cluster = stated(
+        nodes=whole_number(flat.get("trainer.num_nodes")), gpus_per_node=whole_number(flat.get("trainer.devices"))
     )
-    taken.remarks += precision_remarks("trainer.precision", flat.get("trainer.precision"))
-    return _with_places(taken, flat, ("model.",), ("trainer.num_nodes", "trainer.devices", "trainer.precision"))
+    settings.remarks += precision_remarks("trainer.precision", flat.get("trainer.precision"))
+    return _with_places(settings, flat, ("model.",), ("trainer.num_nodes", "trainer.devices", "trainer.precision"))
 
 
-def bridge_taken(config: Mapping[str, Any]) -> Taken:
+def bridge_settings(config: Mapping[str, Any]) -> FileSettings:
     """The statements of a ConfigContainer: sections model, train, ddp, dataset, optimizer, mixed_precision."""
     flat = flattened(config)
     inner = {name.split(".", 1)[1]: v for name, v in flat.items() if name.split(".")[0] in _SECTIONS and "." in name}
     inner |= {"model_class": flat.get("model._target_")}
     values = _megatron_names(inner) | _read_precision(str(flat.get("mixed_precision", "")))
-    taken = _of_a_recipe(options_taken(values, "Megatron-Bridge config"))
+    settings = _of_a_recipe(option_settings(values, "Megatron-Bridge config"))
     peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
-    taken.model = with_facts(taken.model, facts_in({"class": peft.get("_target_")}, "adapters"))
+    settings.model = with_facts(settings.model, facts_in({"class": peft.get("_target_")}, "adapters"))
     if "dim" in peft and not str(peft.get("_target_", "LoRA")).endswith("DoRA"):
-        taken.training |= adapters_of(peft, "dim")
-    taken.remarks += precision_remarks("mixed_precision", flat.get("mixed_precision"))
-    return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
+        settings.training |= adapters_of(peft, "dim")
+    settings.remarks += precision_remarks("mixed_precision", flat.get("mixed_precision"))
+    return _with_places(settings, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
 
 
-def _of_a_recipe(taken: Taken) -> Taken:
+def _of_a_recipe(settings: FileSettings) -> FileSettings:
     """The statements of Megatron's options by a recipe, which overlaps tensor parallelism by default."""
-    taken.framework = "nemo"
-    if taken.plan.get("overlap") == "none":
-        taken.plan["overlap"] = "tp"
-    return taken
+    settings.framework = "nemo"
+    if settings.plan.get("overlap") == "none":
+        settings.plan["overlap"] = "tp"
+    return settings
 
 
 def adapters_of(peft: Mapping[str, Any], dim: str) -> dict[str, Any]:
@@ -341,19 +338,21 @@ def adapters_of(peft: Mapping[str, Any], dim: str) -> dict[str, Any]:
     names = named if isinstance(named, list) else [named] if isinstance(named, str) else []
     found = {target for name in names for target in _TARGETS.get(str(name), LORA_TARGETS)}
     targets = [target for target in LORA_TARGETS if target in found] or None
-    alpha = whole_of(peft.get("alpha"))
-    return stated(lora_dim=whole_of(peft.get(dim)) or 32, lora_alpha=alpha, lora_target_modules=targets)
+    alpha = whole_number(peft.get("alpha"))
+    return stated(lora_dim=whole_number(peft.get(dim)) or 32, lora_alpha=alpha, lora_target_modules=targets)
 
 
-def _with_places(taken: Taken, flat: Mapping[str, Any], inside: tuple[str, ...], read: tuple[str, ...]) -> Taken:
+def _with_places(
+    settings: FileSettings, flat: Mapping[str, Any], inside: tuple[str, ...], read: tuple[str, ...]
+) -> FileSettings:
     """The record with the options that were not read, by their places in the file."""
-    unread = set(taken.unread)
+    unread = set(settings.unread)
     names = {_short(name, inside): name for name in flat if name.startswith(inside)}
     places = [names.get(name, name) for name in unread]
     places += [name for name in flat if not name.startswith(inside) and name not in read]
-    taken.without_effect += sum(bool(_HARMLESS.match(place)) for place in places)
-    taken.unread = tuple(sorted(place for place in places if not _HARMLESS.match(place)))
-    return taken
+    settings.without_effect += sum(bool(_HARMLESS.match(place)) for place in places)
+    settings.unread = tuple(sorted(place for place in places if not _HARMLESS.match(place)))
+    return settings
 
 
 def _short(name: str, inside: tuple[str, ...]) -> str:

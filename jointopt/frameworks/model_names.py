@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jointopt.jobs.catalog.models import known_model, known_names, load_model, model_names
@@ -40,11 +40,7 @@ def _squeezed_names() -> dict[str, str]:
 
 def models_of_shape(shape: Mapping[str, Any]) -> list[Model]:
     """The catalogue's models that fit a shape (keys of `Model`), their vocabularies perhaps padded, in its order."""
-    return [model for model in _models() if _fits(model, shape)]
-
-
-def _models() -> Iterator[Model]:
-    return (load_model(name) for name in model_names())
+    return [model for model in map(load_model, model_names()) if _fits(model, shape)]
 
 
 def _fits(model: Model, shape: Mapping[str, Any]) -> bool:

@@ -15,14 +15,14 @@ from jointopt.core.quote import yaml_text
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
 from jointopt.frameworks.options import (
+    FileSettings,
     Options,
-    Taken,
     flags_of,
     flattened,
     precision_remarks,
     stated,
     version_key,
-    whole_of,
+    whole_number,
 )
 from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.huggingface import model_from_config
@@ -63,14 +63,9 @@ def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.never(intent["recompute_num_layers"], "full recompute of some layers")
     gaps.never(intent["dp_replicate"] > 1, "dp_replicate above 1")
     gaps.never(intent["offload"] != "none", f"offload of the {intent['offload']}")
-    own = _own_split(intent)
+    own = layers_by_cost(intent.model.num_layers, intent["pp"], *token_costs(intent.model))
     if intent["pp"] > 1 and own != intent.chunk_layers:
         gaps.notes.append(f"nanotron gives the layers out by their cost: {';'.join(map(str, own))}.")
-
-
-def _own_split(intent: Intent) -> tuple[int, ...]:
-    model = intent.model
-    return layers_by_cost(model.num_layers, intent["pp"], *token_costs(model))
 
 
 def _check_model(gaps: Gaps, intent: Intent, old: bool) -> None:
@@ -173,7 +168,7 @@ def is_nanotron(config: Mapping[str, Any]) -> bool:
     return {"parallelism", "tokens"} <= config.keys()
 
 
-def config_taken(config: Mapping[str, Any]) -> Taken:
+def config_settings(config: Mapping[str, Any]) -> FileSettings:
     """The statements of a config; the batch is that of all data-parallel ranks and accumulation steps."""
     options = Options(flattened(config))
     plan = _plan(options)
@@ -181,7 +176,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
     model, remarks = _read_model(config)
     micro_batch, dp = options.whole("tokens.micro_batch_size"), plan.get("dp")
     plan |= stated(micro_batch_size=micro_batch)
-    taken = Taken(
+    settings = FileSettings(
         "nanotron config", "nanotron", model=model, plan=plan, accumulation=accumulation, remarks=remarks,
         training=stated(
             seq_length=options.whole("tokens.sequence_length"), dtype=_READ_DTYPES.get(options.word("model.dtype")),
@@ -189,10 +184,10 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * plan["tp"] * plan["pp"] * plan["cp"] if dp else None),
     )  # fmt: skip
-    taken.remarks += precision_remarks("model.dtype", options.take("model.dtype"))
-    taken.flags = flags_of({name: options.take(name) for name in _MATTER})
-    taken.unread, taken.without_effect = options.left(_HARMLESS)
-    return taken
+    settings.remarks += precision_remarks("model.dtype", options.take("model.dtype"))
+    settings.flags = flags_of({name: options.take(name) for name in _MATTER})
+    settings.unread, settings.without_effect = options.unused(_HARMLESS)
+    return settings
 
 
 def _plan(options: Options) -> dict[str, Any]:
@@ -221,10 +216,10 @@ def _read_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, .
     family, facts, more = {"model_type": "llama"}, [], {}
     if isinstance(experts := shape.get("moe_config"), Mapping):
         family, layers = _of_experts(experts), experts.get("layers")
-        every = not layers or layers in ([-1], list(range(whole_of(shape.get("num_hidden_layers")) or 0)))
+        every = not layers or layers in ([-1], list(range(whole_number(shape.get("num_hidden_layers")) or 0)))
         facts += [] if every else ["some_experts"]
         more = {"num_shared_experts": 1} if experts.get("enable_shared_expert") else {}
-    window = whole_of(shape.get("sliding_window_size"))
+    window = whole_number(shape.get("sliding_window_size"))
     more |= {"window_size": window} if window and window > 0 else {}
     try:
         return with_facts(vars(model_from_config(family | dict(shape), "")) | more | {"name": None}, facts), ()
@@ -242,13 +237,16 @@ _PREFIX = re.compile(r"^.*?\[[A-Z]+\b[^\]]*\]:\s?")  # 08/31/2024 14:37:22 [INFO
 _OBJECT = re.compile(r"<([\w.]+)[^<>]*>")  # <TensorParallelLinearMode.REDUCE_SCATTER: 2>
 
 
-def log_taken(text: str) -> Taken:
+def log_settings(text: str) -> FileSettings:
     """The statements of the config that nanotron prints at its start, and the log itself."""
     config = _printed(text)
-    taken = config_taken(config) if is_nanotron(config) else Taken("", "nanotron")
-    taken.format, taken.log = "nanotron log", text
-    taken.without_effect, taken.unread = taken.without_effect + len(taken.unread), ()  # nanotron knows them all
-    return taken
+    settings = config_settings(config) if is_nanotron(config) else FileSettings("", "nanotron")
+    settings.format, settings.log = "nanotron log", text
+    settings.without_effect, settings.unread = (
+        settings.without_effect + len(settings.unread),
+        (),
+    )  # nanotron knows them all
+    return settings
 
 
 def _printed(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.shell_words import Word
@@ -17,9 +17,11 @@ from jointopt.jobs.model_facts import States
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
+_T = TypeVar("_T")
 NEWEST = "development"
 _DEVELOPMENT = (NEWEST, "dev", "main")
 _HIGHEST = (10**6,)
+SECTIONS = ("model", "training", "plan", "cluster")  # of a job and its plan
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Option:
     flag: bool = False  # it states true or false
     matters: bool = False  # it changes the time of an iteration, and no column says it
     states: States = ""  # the fact of a model (``model_facts.yaml``) that it states where it is on, or by its value
-    usual: float | str | None = None  # the program's default, where it is also what `Details` take for none
+    default: float | str | None = None  # the program's default, where it is also what `Details` take for none
     says: Mapping[str, str] = field(default_factory=dict)  # remarks by patterns of its value
     names: tuple[str, ...] = ()  # its own and the others, with underscores
 
@@ -101,7 +103,7 @@ class Words:
 
     def __init__(self, framework: str, version: str) -> None:
         self.framework, self.version = framework, version
-        self._table, self._key = option_table(framework), version
+        self._table = option_table(framework)
         self._words: list[str] = []
 
     def add(self, **values: Any) -> None:
@@ -114,33 +116,34 @@ class Words:
                 continue
             option = name.replace("_", "-")
             entry = self._table[option]
-            if entry.known_to(self._key):
-                self._words += ["--" + option, *_values(value)]
+            if entry.known_to(self.version):
+                parts = () if value is True else value if isinstance(value, tuple) else (value,)
+                self._words += ["--" + option, *map(str, parts)]
             elif not entry.optional:
                 raise ExportError(f"{self.framework} {self.version} has no --{option}, which the plan needs.")
 
     def has(self, name: str) -> bool:
         """Whether the version has an option."""
-        return self._table[name.replace("_", "-")].known_to(self._key)
+        return self._table[name.replace("_", "-")].known_to(self.version)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._words)
 
 
-def _values(value: Any) -> list[str]:
-    if value is True:
-        return []
-    return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
-
-
 # The content of one file: what it states of a job and its plan, and which of its options were not read.
+
+
+def truth_of(value: object) -> bool | None:
+    """True or false in any spelling; None for another word."""
+    word = str(value).lower()
+    return True if word in _TRUE else False if word in _FALSE else None
 
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
 class Options:
-    """Options by name, remembering which were read; None and text that is not known count as not given."""
+    """Options by name, and which of them were read; None, and text that is no such value, count as not given."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -158,18 +161,17 @@ class Options:
 
     def whole(self, *names: str) -> int | None:
         """A whole number; one that cannot be read stays among the options not read."""
-        value = self.take(*names)
-        number = whole_of(value)
-        if value is not None and number is None:
-            self._read -= set(names)
-        return number
+        return self._parse(whole_number, names)
 
     def plain(self, *names: str) -> int | bool | None:
         """A whole number, or true or false; what is neither stays among the options not read."""
+        flag = self.flag(*names)
+        return self._parse(lambda value: flag if (number := whole_number(value)) is None else number, names)
+
+    def _parse(self, parse: Callable[[Any], _T], names: Sequence[str]) -> _T:
+        """The first value as a type; one that is not of it counts as not read."""
         value = self.take(*names)
-        found = whole_of(value)
-        if found is None:
-            found = self.flag(*names)
+        found = parse(value)
         if value is not None and found is None:
             self._read -= set(names)
         return found
@@ -183,8 +185,8 @@ class Options:
 
     def flag(self, *names: str) -> bool | None:
         """True or false in any spelling; None where not given, or another word."""
-        word = str(self.take(*names)).lower()
-        return True if word in _TRUE else False if word in _FALSE and word != "none" else None
+        value = self.take(*names)
+        return None if str(value).lower() == "none" else truth_of(value)
 
     def word(self, *names: str) -> str:
         """The text of an option in small letters; blank without one."""
@@ -195,14 +197,14 @@ class Options:
         """Names of the options that begin so."""
         return [name for name in self._values if name.startswith(before)]
 
-    def left(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
+    def unused(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
         """Names of the options not read, and how many more there are that have no effect on time and energy."""
         rest = [name for name in self._values if name not in self._read]
         unknown = tuple(name for name in rest if not harmless.match(name))
         return unknown, len(rest) - len(unknown)
 
 
-def whole_of(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """The whole number that a value means: 8, "8", "1_024", "4e6"; None for anything else."""
     try:
         number = float(str(value).replace("_", "").strip("'\""))
@@ -219,8 +221,8 @@ class Question(NamedTuple):
 
 
 @dataclass
-class Taken:
-    """The statements of one file; each mapping holds only what it states."""
+class FileSettings:
+    """What one file states of a job and its plan; each mapping holds only what it states."""
 
     format: str  # "Megatron-LM options"
     framework: str = ""  # a profile's name; blank: the file does not say
@@ -229,7 +231,7 @@ class Taken:
     training: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
     plan: dict[str, Any] = field(default_factory=dict)
-    # columns that depend on others, perhaps of another file: from the plan and the model's layers
+    # the columns of the plan that depend on others, perhaps of another file: from the plan and the model's layers
     rest: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
     accumulation: int | None = None  # micro-batches of a rank in one iteration
     unread: tuple[str, ...] = ()
@@ -245,8 +247,14 @@ class Taken:
     process: int = 0  # the number of the running one whose arguments they are
     origins: dict[str, str] = field(default_factory=dict)  # of fields such as plan.tp: file and line, or whose default
     reads: tuple[str, ...] = ()  # names of files among those given that it sources, starts or looks into
-    asked: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
-    loose: tuple[str, ...] = ()  # of those asked: what none of its words states, so that any other file answers
+    questions: dict[str, Question] = field(default_factory=dict)  # fields that it states by what only a shell knows
+    unstated_fields: tuple[str, ...] = ()  # asked since nothing in it states them: any other file answers
+
+    def drop(self, field: str) -> None:
+        """Takes away the statement of a field such as plan.tp."""
+        section, _, key = field.partition(".")
+        if section in SECTIONS:
+            getattr(self, section).pop(key, None)
 
 
 def precision_remarks(name: str, value: object) -> tuple[str, ...]:
@@ -283,60 +291,60 @@ def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-_DEEPEST = 10  # references to references
-_COMPUTED: Mapping[str, Callable[[int, int], int]] = {
+_MOST_NESTED = 10  # references to references
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "multiply": int.__mul__, "divide": int.__floordiv__, "divide_floor": int.__floordiv__,
     "divide_ceil": lambda a, b: -(-a // b), "sum": int.__add__,
 }  # fmt: skip
 
 
-def with_references(config: Mapping[str, Any], given: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A config with its references to other keys of its own, or to variables, filled in as far as they are known.
+def resolve_references(config: Mapping[str, Any], given: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A config whose references to its own keys, or to variables, are replaced by their values where these are known.
 
     ``given``: values of variables.
     """
     flat = flattened(config)
 
-    def filled(value: Any, at: str) -> Any:
+    def fill(value: Any, at: str) -> Any:
         if isinstance(value, Mapping):
-            return {name: filled(inner, f"{at}.{name}".lstrip(".")) for name, inner in value.items()}
-        for _ in range(_DEEPEST):
+            return {name: fill(inner, f"{at}.{name}".lstrip(".")) for name, inner in value.items()}
+        for _ in range(_MOST_NESTED):
             found = [*_REFERENCE.finditer(value)] if isinstance(value, str) else []
-            means = {one[0]: _referred(one[1], flat, at, given or {}) for one in found}
-            text = next((text for text, meant in means.items() if meant is not None), None)
+            values = {one[0]: _resolve_reference(one[1], flat, at, given or {}) for one in found}
+            text = next((text for text, known in values.items() if known is not None), None)
             if text is None:
                 return value
-            value = means[text] if text == value else value.replace(text, str(means[text]))
+            value = values[text] if text == value else value.replace(text, str(values[text]))
             value = None if value in ("null", "") else value
         return value
 
-    return {name: filled(value, name) for name, value in config.items()}
+    return {name: fill(value, name) for name, value in config.items()}
 
 
-def _referred(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str, str]) -> Any:
-    """What a reference at a key stands for; None where nothing says it."""
+def _resolve_reference(inside: str, flat: Mapping[str, Any], at: str, given: Mapping[str, str]) -> Any:
+    """The value of the reference at a key; None where neither the config nor a variable gives it."""
     name, colon, rest = (part.strip() for part in inside.partition(":"))
-    if colon and name in _COMPUTED:
-        numbers = [number for part in rest.split(",") if (number := whole_of(part)) is not None]
-        return _COMPUTED[name](*numbers) if len(numbers) == 2 and numbers[1] else None
+    if colon and name in _ARITHMETIC:
+        numbers = [number for part in rest.split(",") if (number := whole_number(part)) is not None]
+        return _ARITHMETIC[name](*numbers) if len(numbers) == 2 and numbers[1] else None
     if name == "oc.decode":
         return rest
-    usual: str | None = None
+    default: str | None = None
     if name in ("oc.env", "oc.select"):
-        name, comma, usual = (part.strip() for part in rest.partition(","))
-        usual = usual if comma else None
+        name, comma, default = (part.strip() for part in rest.partition(","))
+        default = default if comma else None
     elif colon:
-        usual = rest if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else None
+        default = rest if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else None
     up = len(name) - len(name.lstrip("."))
     place = [*at.split(".")[:-up], name[up:]] if up else name.split(".")
     for start in range(len(place)):  # its file may be the part of a larger one
         if (found := flat.get(".".join(place[start:]))) is not None and (start < len(place) - 1 or not start):
             return found
-    return given.get(name, usual)
+    return given.get(name, default)
 
 
-def open_references(config: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of a config whose references lead nowhere, with what stands there."""
+def unresolved_references(config: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a config whose references are not resolved, with their text."""
     return {key: value for key, value in flattened(config).items() if isinstance(value, str) and "${" in value}
 
 
@@ -360,7 +368,7 @@ def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         values = [word.rest(len(name) + 3) if isinstance(word, Word) else value] if equals else []
         while not equals and at < len(words) and not re.match(r"--?[A-Za-z]|\S+\.py$", words[at]):
             following = words[at]
-            many = isinstance(following, Word) and following.many
+            many = isinstance(following, Word) and following.may_split
             if many and values:
                 break
             values.append(following)

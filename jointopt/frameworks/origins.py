@@ -1,4 +1,4 @@
-"""Where each field of a job and a plan comes from: by which options move it when they are read otherwise.
+"""The origin of each field of a job and a plan: the option whose change also changes the field.
 
 The readers of options know nothing of this: each is asked again with one option left out, or with another value. An
 option whose value is not known makes the fields that it could move questions.
@@ -10,17 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jointopt.frameworks.options import Question, Taken, flattened, open_references
-from jointopt.frameworks.shell_words import Piece, Unknown, Word, literal, unknown_of
+from jointopt.frameworks.options import SECTIONS, FileSettings, Question, flattened, unresolved_references
+from jointopt.frameworks.shell_words import Word, literal, unknown_of, unknown_text
 
-SECTIONS = ("model", "training", "plan", "cluster")
-Reader = Callable[[Mapping[str, Any]], Taken]
+Reader = Callable[[Mapping[str, Any]], FileSettings]
 _NUMBERS = ("3", "7")
 _VARIABLE = re.compile(r"\$\{(?:oc\.env:)?(\w+)\}")
 _MOST_KEYS = 300  # of a config whose lines are looked for
-_MOST_MOVED = (
-    8  # fields; an option that moves more chooses between programs or kinds of models, and states none of them
-)
+_MOST_MOVED = 8  # fields; an option that moves more chooses between programs or kinds of models, and states none
 # words that some option of a framework knows
 _WORDS = (
     "rmsnorm", "rope", "none", "alibi", "full", "selective", "block", "uniform", "flash", "unfused", "hybrid", "e4m3",
@@ -34,78 +31,72 @@ _NAMES = {"megatron-lm": "Megatron-LM", "megatron-deepspeed": "Megatron-DeepSpee
           "fsdp": "Accelerate", "deepspeed": "DeepSpeed"}  # fmt: skip
 
 
-def fields_of(taken: Taken) -> dict[str, Any]:
+def fields_of(settings: FileSettings) -> dict[str, Any]:
     """The statements of a file by their fields: plan.tp, training.dtype."""
-    found = {f"{kind}.{key}": value for kind in SECTIONS for key, value in getattr(taken, kind).items()}
-    return found | ({} if taken.accumulation is None else {"accumulation": taken.accumulation})
+    found = {f"{kind}.{key}": value for kind in SECTIONS for key, value in getattr(settings, kind).items()}
+    return found | ({} if settings.accumulation is None else {"accumulation": settings.accumulation})
 
 
 def read_traced(
     read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word], places: Mapping[str, str], place: str
-) -> Taken:  # fmt: skip
+) -> FileSettings:  # fmt: skip
     """The statements of options by name, each field with its origin, and with a question where an option is unknown.
 
     ``known``: words with the places that state them, or True for an option without a value; ``places``: of options by
     their names; ``place``: of the command.
     """
-    taken = read(known)
-    fields = fields_of(taken)
-    taken.asked |= questions_of(read, known, unknown)
+    settings = read(known)
+    fields = fields_of(settings)
+    settings.questions |= questions_of(read, known, unknown)
     moves = [
-        (_moved(read, known, name, fields, (other,)), _place(value, places.get(name, place)))
+        (_changed_fields(read, known, name, fields, (other,)), _origin_of(value, places.get(name, place)))
         for name, value in known.items()
-        for other in _tries(value)  # each alone: a model without its layers is none, one with others is
+        for other in _other_values(value)  # each alone: a model without its layers is none, one with others is
     ]
-    taken.origins |= _origins(taken, fields, moves)
-    _leave_asked(taken)
-    return taken
+    settings.origins |= _choose_origins(settings, fields, moves)
+    for field in settings.questions:
+        settings.drop(field)
+    return settings
 
 
-def _leave_asked(taken: Taken) -> None:
-    """Takes away the statements that are asked."""
-    for one in taken.asked:
-        section, _, key = one.partition(".")
-        if section in SECTIONS:
-            getattr(taken, section).pop(key, None)
-
-
-def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str], asks: bool = False) -> Taken:
+def read_config(read: Reader, config: Mapping[str, Any], texts: Mapping[str, str], asks: bool = False) -> FileSettings:
     """The statements of a config, each field with the line that states it, or as a default of its program.
 
     ``texts``: of the files that it stands in, by their names. A config whose sections do not come back from dotted
     names has no lines. ``asks``: what a key without a known value could move is asked; else the reader asks.
     """
-    hidden = open_references(config) if asks else {}
+    hidden = unresolved_references(config) if asks else {}
     known = {key: value for key, value in flattened(config).items() if key not in hidden}
     config = nested(known) if hidden else config
-    taken = read(config)
-    fields, place = fields_of(taken), next(iter(texts)) or taken.format
+    settings = read(config)
+    fields, place = fields_of(settings), next(iter(texts)) or settings.format
     files = {name or place: text.splitlines() for name, text in texts.items()}
 
     def place_of(key: str) -> str:
         return next((f"{name}:{at}" for name, lines in files.items() if (at := _line_of(key, lines))), place)
 
-    def read_flat(options: Mapping[str, Any]) -> Taken:
+    def read_flat(options: Mapping[str, Any]) -> FileSettings:
         return read(nested(options))
 
-    taken.origins = dict.fromkeys(fields, place)
+    settings.origins = dict.fromkeys(fields, place)
     variables = {key: found[1] if (found := _VARIABLE.fullmatch(value)) else "" for key, value in hidden.items()}
-    unknown = {key: Word([Piece(unknown=Unknown(hidden[key], variables[key], place_of(key)))]) for key in hidden}
-    taken.asked |= questions_of(read_flat, known, unknown) if unknown else {}
-    _leave_asked(taken)
+    unknown = {key: Word(unknown_text(hidden[key], variables[key], place_of(key))) for key in hidden}
+    settings.questions |= questions_of(read_flat, known, unknown) if unknown else {}
+    for field in settings.questions:
+        settings.drop(field)
     if len(known) > _MOST_KEYS or fields_of(read_flat(known)) != fields:
-        return taken
+        return settings
     moves = []
     for key, value in known.items():
-        tries = (None, not value) if isinstance(value, bool) else _tries(value)
+        tries = (None, not value) if isinstance(value, bool) else _other_values(value)
         try:
-            moved = _moved(read_flat, known, key, fields, tries)
+            moved = _changed_fields(read_flat, known, key, fields, tries)
         except (TypeError, ValueError, KeyError, AttributeError):  # a section of another kind than its program has
             continue
         if moved:
             moves.append((moved, place_of(key)))
-    taken.origins = _origins(taken, fields_of(taken), moves)
-    return taken
+    settings.origins = _choose_origins(settings, fields_of(settings), moves)
+    return settings
 
 
 def _line_of(key: str, lines: Sequence[str]) -> int:
@@ -121,7 +112,9 @@ def _line_of(key: str, lines: Sequence[str]) -> int:
     return at + 1
 
 
-def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str], str]]) -> dict[str, str]:
+def _choose_origins(
+    settings: FileSettings, fields: Iterable[str], moves: Iterable[tuple[set[str], str]]
+) -> dict[str, str]:
     """The place of each field: of a default that moves it, of the option that moves the fewest others with it,
     else its program's default.
 
@@ -132,23 +125,23 @@ def _origins(taken: Taken, fields: Iterable[str], moves: Iterable[tuple[set[str]
         for one in moved if len(moved) <= _MOST_MOVED else ():
             found = (not place.startswith("default of "), len(moved), place)
             fewest[one] = min(found, fewest.get(one, found), key=lambda way: way[:2])
-    usual = default_of(taken)
+    usual = default_of(settings)
     return {one: fewest[one][2] if one in fewest else usual for one in fields}
 
 
-def default_of(taken: Taken) -> str:
-    """The origin of what the program of a file does by itself."""
-    program = taken.program or _NAMES.get(taken.framework, taken.framework or taken.format)
+def default_of(settings: FileSettings) -> str:
+    """The origin of a field that is a default of the file's program."""
+    program = settings.program or _NAMES.get(settings.framework, settings.framework or settings.format)
     return f"default of {program}"
 
 
-def is_default(taken: Taken, field: str) -> bool:
-    """Whether a field is what the program does by itself, not what the file states."""
-    return taken.origins.get(field) == default_of(taken)
+def is_default(settings: FileSettings, field: str) -> bool:
+    """Whether a field is a default of the file's program, not stated by the file."""
+    return settings.origins.get(field) == default_of(settings)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings inside of each other, from dotted names."""
+    """A nested mapping from dotted names; empty where one of them is both a value and a section."""
     found: dict[str, Any] = {}
     for name, value in flat.items():
         *places, last = name.split(".")
@@ -163,36 +156,36 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def split_values(read: Reader, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Word]]:
     """The options that are known, and those that are not: a flag before words that only a shell knows is known."""
-    known = {name: value for name, value in values.items() if _unknown(value) is None}
+    known = {name: value for name, value in values.items() if _unknown_word(value) is None}
     unknown: dict[str, Word] = {}
     for name, value in values.items():
-        found = _unknown(value)
+        found = _unknown_word(value)
         if found is not None:
-            if found.many and _is_flag(read, known, name):
+            if found.may_split and _is_flag(read, known, name):
                 known[name] = True
             else:
                 unknown[name] = found
         elif (value is True or value == "") and _takes_value(read, known, name):
             del known[name]
             unknown[name] = Word(())
-        elif value is not True and _is_no_number(value) and _is_unreadable(read, known, name):
+        elif value is not True and _is_text(value) and _is_unreadable(read, known, name):
             del known[name]
             unknown[name] = Word(literal(" ".join(value) if isinstance(value, list) else str(value), ""))
     return known, unknown
 
 
-def _unknown(value: object) -> Word | None:
+def _unknown_word(value: object) -> Word | None:
     parts = value if isinstance(value, list) else [value]
     return next((part for part in parts if isinstance(part, Word) and unknown_of(part)), None)
 
 
-def _is_no_number(value: object) -> bool:
+def _is_text(value: object) -> bool:
     number = r"[-+]?[\d_.]+(?:e[-+]?\d+)?|null|none|true|false"
     return re.fullmatch(number, str(value).lower().strip("'\"")) is None
 
 
 def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option takes numbers, and what it has is none: ``--num-experts 64 64 128``."""
+    """Whether an option takes numbers, but its value is none: ``--num-experts 64 64 128``."""
     without = {key: value for key, value in known.items() if key != name}
     first, second, *words = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, "one", "two"))
     takes_words = words[0] != words[1]  # and states them as they stand
@@ -200,14 +193,14 @@ def _is_unreadable(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_flag(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option means something alone, and the same by any number."""
+    """Whether an option changes fields without a value, and by any number alike."""
     first, second, alone = (fields_of(read({**known, name: value})) for value in (*_NUMBERS, True))
     absent = fields_of(read({key: value for key, value in known.items() if key != name}))
     return first == second and alone != absent
 
 
 def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
-    """Whether an option means something by its value: readings of two numbers, or of two words, differ.
+    """Whether the value of an option changes fields: two numbers, or two words, are read differently.
 
     One that means true where it stands alone, and asks where it is neither true nor false, needs none.
     """
@@ -226,7 +219,7 @@ def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
 
 
 def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, Word]) -> dict[str, Question]:
-    """A question for each field that an unknown option moves, alone or beside a value of another such option."""
+    """A question for each field that an unknown option may change, alone or beside a value of another one."""
     found: dict[str, Question] = {}
     plain = fields_of(read(known))
     bases: list[tuple[str, dict[str, Any]]] = []
@@ -234,7 +227,7 @@ def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, W
         question = question_of(name, word)
         first, second = (fields_of(read({**known, name: number})) for number in _NUMBERS)
         words = _WORDS if first == second else ()  # what takes numbers takes no words
-        for one in sorted(_moved(read, known, name, plain, (None, *_NUMBERS, True, *words))):
+        for one in sorted(_changed_fields(read, known, name, plain, (None, *_NUMBERS, True, *words))):
             found.setdefault(one, question)
         seen: list[dict[str, Any]] = [plain]
         for value in (_NUMBERS[0], *words):
@@ -245,7 +238,9 @@ def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, W
     for other, base in bases[:40]:
         for name, word in unknown.items():
             if name != other:
-                for one in sorted(_moved(read, base, name, fields_of(read(base)), (None, *_NUMBERS, "full", "block"))):
+                for one in sorted(
+                    _changed_fields(read, base, name, fields_of(read(base)), (None, *_NUMBERS, "full", "block"))
+                ):
                     found.setdefault(one, question_of(name, word))
     return found
 
@@ -260,10 +255,10 @@ def question_of(name: str, word: Word) -> Question:
     return Question(f"{option} is given {word}{by}, {unknown.place or word.place}", unknown.variable)
 
 
-def _moved(
+def _changed_fields(
     read: Reader, known: Mapping[str, Any], name: str, fields: Mapping[str, Any], tries: tuple[Any, ...]
 ) -> set[str]:  # fmt: skip
-    """The fields that differ where an option is left out (None) or has another value."""
+    """The fields that change where an option is left out (None) or has another value."""
     found: set[str] = set()
     rest = {key: value for key, value in known.items() if key != name}
     for value in tries:
@@ -272,8 +267,8 @@ def _moved(
     return found
 
 
-def _tries(value: object) -> tuple[Any, ...]:
-    """Other values of an option than the one that it has."""
+def _other_values(value: object) -> tuple[Any, ...]:
+    """Values to try for an option in the place of its own; None: without it."""
     text = str(value).lower()
     if text in ("true", "false") and value is not True:
         return (None, "false" if text == "true" else "true")
@@ -284,7 +279,7 @@ def _tries(value: object) -> tuple[Any, ...]:
     return (None, "rmsnorm", "full", "8B", "e4m3", *(_NUMBERS if "${" in text or text in ("null", "None") else ()))
 
 
-def _place(value: object, place: str) -> str:
+def _origin_of(value: object, place: str) -> str:
     words = [part for part in (value if isinstance(value, list) else [value]) if isinstance(part, Word)]
     if not words or not words[0].place:
         return place

@@ -24,7 +24,7 @@ class Unknown(NamedTuple):
     ways: tuple[tuple[Text, ...], ...] = ()  # by the branch of that fork: the words of each value
     is_list: bool = False  # any number of words, also between quotes: "$@"
     set_by: str = ""  # a file that was not given, or a batch system, that may set the variable
-    filled: bool = False  # it is not empty
+    nonempty: bool = False  # it is not empty
 
 
 class Piece(NamedTuple):
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     quoted: bool = True  # not split at blanks
     unknown: Unknown | None = None
     ends_word: bool = False  # between two elements of an array
-    absent: str = ""  # the variable that is not set, of which this is the empty value
+    unset: str = ""  # the variable that is not set, of which this is the empty value
 
 
 Text = tuple[Piece, ...]
@@ -53,20 +53,20 @@ class Word(str):
     def __new__(cls, pieces: Iterable[Piece]) -> Word:
         """The word of these pieces."""
         parts = tuple(pieces)
-        made = super().__new__(cls, "".join(p.unknown.name if p.unknown else p.text for p in parts))
-        made.pieces = parts
-        return made
+        word = super().__new__(cls, "".join(p.unknown.name if p.unknown else p.text for p in parts))
+        word.pieces = parts
+        return word
 
     @property
     def unknown(self) -> Unknown | None:
-        """The first part that is not known, by nothing that is decided."""
+        """The first part that is not known; None where all are."""
         return next((p.unknown for p in self.pieces if p.unknown), None)
 
     @property
-    def many(self) -> bool:
-        """Whether it may be nothing, or several words."""
-        loose = (p for p in self.pieces if p.unknown and (p.unknown.is_list or not p.quoted))
-        return all(p.unknown for p in self.pieces) and next(loose, None) is not None
+    def may_split(self) -> bool:
+        """Whether it may expand to no word, or to several."""
+        splits = any(p.unknown and (p.unknown.is_list or not p.quoted) for p in self.pieces)
+        return splits and all(p.unknown for p in self.pieces)
 
     @property
     def place(self) -> str:
@@ -94,30 +94,37 @@ def unknown_of(value: object) -> Unknown | None:
 
 
 def literal(text: str, place: str, default: bool = False) -> Text:
-    """A text that a script states."""
+    """The text of one known piece."""
     return (Piece(text, place, default),)
 
 
-def merged(text: Text) -> Text:
-    """The same text, in which known pieces of one kind and place that follow on each other are one."""
+def unknown_text(
+    name: str, variable: str = "", place: str = "", quoted: bool = True, is_list: bool = False, set_by: str = "",
+    nonempty: bool = False,
+) -> Text:  # fmt: skip
+    """The text of one unknown piece."""
+    unknown = Unknown(name, variable, place, is_list=is_list, set_by=set_by, nonempty=nonempty)
+    return (Piece(quoted=quoted, unknown=unknown),)
+
+
+def intersperse(texts: Iterable[Text], sign: str) -> Text:
+    """The texts as one, with a sign between them."""
+    return tuple(piece for at, text in enumerate(texts) for piece in ((Piece(sign),) * bool(at) + text))
+
+
+def merge_pieces(text: Text) -> Text:
+    """The text with neighbouring known pieces of one kind and place merged."""
     found: list[Piece] = []
     for piece in text:
         last = found[-1] if found else END
-        if (
-            piece.unknown
-            or last.unknown
-            or last.ends_word
-            or piece.ends_word
-            or piece[1:4] != last[1:4]
-            or piece.absent
-        ):
+        if piece.unknown or last.unknown or last.ends_word or piece.ends_word or piece[1:4] != last[1:4] or piece.unset:
             found.append(piece)
         else:
             found[-1] = last._replace(text=last.text + piece.text)
     return tuple(found)
 
 
-def lines_of(pieces: Iterable[Piece]) -> list[Text]:
+def split_lines(pieces: Iterable[Piece]) -> list[Text]:
     """The lines of a text, the last of which may lack its end."""
     lines: list[list[Piece]] = [[]]
     for piece in pieces:
@@ -129,26 +136,26 @@ def lines_of(pieces: Iterable[Piece]) -> list[Text]:
     return [tuple(line) for line in (lines if lines[-1] else lines[:-1])]
 
 
-def alike(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def common_files(files: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The files that have one text in all branches in which they are written."""
     found = {name: text for one in files for name, text in one.items()}
     return {name: text for name, text in found.items() if all(one.get(name, text) == text for one in files)}
 
 
-def without_end(text: Text) -> Text:
-    """A text without the ends of lines behind it, in each of its branches."""
+def strip_newlines(text: Text) -> Text:
+    """A text without trailing newlines, in each of its branches."""
     rest = [*text]
     while rest:
         last = rest.pop()
         if last.unknown and last.unknown.fork:
-            ways = tuple((*way[:-1], without_end(way[-1])) if way else way for way in last.unknown.ways)
+            ways = tuple((*way[:-1], strip_newlines(way[-1])) if way else way for way in last.unknown.ways)
             return (*rest, last._replace(unknown=last.unknown._replace(ways=ways)))
         if last.unknown or (cut := last.text.rstrip("\n")):
             return (*rest, last if last.unknown else last._replace(text=cut))
     return ()
 
 
-def certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
+def known_lines(pieces: Iterable[Piece]) -> list[Text] | None:
     """The lines of what a command writes; None where a program writes some of them."""
     found = [*pieces]
     if any(p.unknown and p.unknown.is_list and p.unknown.name.startswith("$(") for p in found):
@@ -156,11 +163,11 @@ def certain_lines(pieces: Iterable[Piece]) -> list[Text] | None:
     for piece in found[:-1]:  # one of several texts, which may be of several lines
         if piece.unknown and "\n" in "".join(p.text for way in piece.unknown.ways for text in way for p in text):
             return None
-    return lines_of(found)
+    return split_lines(found)
 
 
-def words_of(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
-    """The words that pieces come to, split at blanks, or other signs, outside of quotes."""
+def split_words(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
+    """The words of pieces, split at blanks, or at other signs, outside of quotes."""
     words: list[Word] = []
     held: list[Piece] = []
     for piece in pieces:
@@ -180,8 +187,8 @@ def words_of(pieces: Iterable[Piece], signs: str = " \t\n") -> list[Word]:
     return words + ([Word(held)] if held else [])
 
 
-def decided(pieces: Iterable[Piece], choices: Mapping[int, int]) -> Iterator[Piece]:
-    """The pieces with the values of those forks whose branch is chosen."""
+def resolve_forks(pieces: Iterable[Piece], choices: Mapping[int, int]) -> Iterator[Piece]:
+    """The pieces, with forks whose branch is chosen replaced by its value."""
     for piece in pieces:
         found = piece.unknown
         if found is None or found.fork not in choices:
@@ -192,11 +199,11 @@ def decided(pieces: Iterable[Piece], choices: Mapping[int, int]) -> Iterator[Pie
                 yield END if found.is_list else Piece(" ", piece.place, quoted=piece.quoted)
             default = piece.default
             inner = (p._replace(quoted=piece.quoted, default=p.default or default) for p in text)
-            yield from decided(inner, choices)
+            yield from resolve_forks(inner, choices)
 
 
 def forks_of(pieces: Iterable[Piece]) -> Iterator[tuple[int, int]]:
-    """(fork, number of its branches) of every fork that pieces hang on, those inside of values too."""
+    """(fork, number of its branches) of every fork that pieces depend on, also inside of branches."""
     for piece in pieces:
         if piece.unknown and piece.unknown.fork:
             yield piece.unknown.fork, len(piece.unknown.ways)
@@ -205,21 +212,23 @@ def forks_of(pieces: Iterable[Piece]) -> Iterator[tuple[int, int]]:
                     yield from forks_of(text)
 
 
-def joined(fork: int, name: str, texts: list[Text]) -> Text:
-    """A value that is one of several: what all begin with, then the rest by the branch of the fork."""
-    shared = 0
-    while all(len(text) > shared for text in texts) and all(text[shared] == texts[0][shared] for text in texts):
-        shared += 1
+def _shared_length(rows: Sequence[Sequence[object]]) -> int:
+    """The length of the beginning that all rows share."""
+    columns = enumerate(zip(*rows, strict=False))
+    return next((at for at, column in columns if any(one != column[0] for one in column)), min(map(len, rows)))
+
+
+def join_branches(fork: int, name: str, texts: list[Text]) -> Text:
+    """The value after a fork: the beginning that all texts share, then the rest by branch."""
+    shared = _shared_length(texts)
     place = next((p.place for text in texts for p in text[shared:]), "")
     rest = Unknown(f"${name}", name, place, fork, tuple((text[shared:],) for text in texts))
     return (*texts[0][:shared], Piece(place=place, unknown=rest))
 
 
-def joined_lists(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
-    """An array that is one of several: the elements that all begin with, then one that stands for the rest."""
-    shared = 0
-    while all(len(one) > shared for one in lists) and all(one[shared] == lists[0][shared] for one in lists):
-        shared += 1
+def join_arrays(fork: int, name: str, lists: list[list[Text]]) -> list[Text]:
+    """The array after a fork: the elements that all share at the beginning, then one for the rest by branch."""
+    shared = _shared_length(lists)
     place = next((p.place for one in lists for text in one[shared:] for p in text), "")
     rest = Unknown(f"${{{name}[@]}}", name, place, fork, tuple(tuple(one[shared:]) for one in lists), True)
     return [*lists[0][:shared], (Piece(place=place, unknown=rest),)]
@@ -248,7 +257,7 @@ def pattern_matches(pattern: str, text: str) -> bool | None:
     return None if found is None else re.fullmatch(found, text[:10_000]) is not None
 
 
-def cut_off(text: str, operator: str, pattern: str) -> str | None:
+def remove_affix(text: str, operator: str, pattern: str) -> str | None:
     """``${X#pattern}``, ``##``, ``%`` and ``%%``: the text without its shortest or longest beginning or end."""
     found = regex_of(pattern)
     if len(text) > 500 or found is None:
@@ -263,8 +272,8 @@ def cut_off(text: str, operator: str, pattern: str) -> str | None:
     return text
 
 
-def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
-    """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``."""
+def substitute(text: str, operator: str, pattern: str, by: str) -> str | None:
+    """``${X/pattern/by}``, ``//``, ``/#`` and ``/%``: the text with matches replaced; None where it is long."""
     if not pattern:
         return {"/#": by + text, "/%": text + by}.get(operator, text)
     if len(text) > 10_000:
@@ -276,8 +285,8 @@ def replaced(text: str, operator: str, pattern: str, by: str) -> str | None:
     return re.sub(found, lambda _: by, text, count=0 if operator == "//" else 1)
 
 
-def taken_apart(word: Word) -> list[Word]:
-    """The words inside of one that holds options and blanks; else the word."""
+def split_option_text(word: Word) -> list[Word]:
+    """The words of one that is a row of options (``"--a 1 --b 2"``); else the word itself."""
     if word.unknown or not re.match(r"\s*--?[A-Za-z]", word) or not re.search(r"\s", word.strip()):
         return [word]
     try:
@@ -299,7 +308,7 @@ class Run:
     @property
     def environment(self) -> dict[str, str]:
         """The variables whose values are known when it starts."""
-        words = {name: Word(decided(text, self.branches)) for name, text in self.variables.items()}
+        words = {name: Word(resolve_forks(text, self.branches)) for name, text in self.variables.items()}
         return {name: str(word) for name, word in words.items() if word.unknown is None}
 
 
@@ -309,15 +318,13 @@ class Script:
 
     runs: list[Run] = field(default_factory=list)
     header: list[tuple[str, list[Word]]] = field(default_factory=list)  # the batch system's word, and its options
-    left_out: list[str] = field(default_factory=list)  # lines that no shell would take
-    missing: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
+    unparsed: list[str] = field(default_factory=list)  # lines that no shell would take
+    missing_files: list[str] = field(default_factory=list)  # files that it sources or starts, and that were not given
     written: dict[str, str] = field(default_factory=dict)  # texts of the files that it writes itself
-    read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
+    files_read: set[str] = field(default_factory=set)  # files of those given that it sources or starts
     conditions: dict[int, str] = field(default_factory=dict)  # of each fork, with its place
-    deciding: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
-    usual: dict[int, int] = field(
-        default_factory=dict
-    )  # the branch of a fork where nobody gives the variable it hangs on
+    fork_variables: dict[int, str] = field(default_factory=dict)  # the variable from outside that a fork hangs on
+    default_branches: dict[int, int] = field(default_factory=dict)  # of a fork whose variable nobody sets from outside
 
     @property
     def commands(self) -> list[list[Word]]:

@@ -19,8 +19,8 @@ from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
 from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
+    FileSettings,
     Options,
-    Taken,
     flags_of,
     flattened,
     pairs_of,
@@ -279,19 +279,19 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
     return values | ({"activation_checkpoint.mode": modes[-1]} if modes else {})
 
 
-def options_taken(options: Mapping[str, Any]) -> Taken:
+def option_settings(options: Mapping[str, Any]) -> FileSettings:
     """The statements of options of a command line."""
     values = {name: value for name, value in options.items() if name not in ("config", "module")}
     named = options.get("config")
     if isinstance(named, str) and catalogue_name(named):
         values |= {"model.name": named}
-    taken = config_taken(values)
-    if isinstance(named, str) and not catalogue_name(named) and taken.plan["vpp"] > 1:
-        del taken.plan["vpp"]  # a Python file of one's own may deal the layers out
-    return taken
+    settings = config_settings(values)
+    if isinstance(named, str) and not catalogue_name(named) and settings.plan["vpp"] > 1:
+        del settings.plan["vpp"]  # a Python file of one's own may deal the layers out
+    return settings
 
 
-def python_taken(text: str) -> Taken | None:
+def python_settings(text: str) -> FileSettings | None:
     """The statements of a Python file that configures a model of torchtitan 0.3; None for any other file.
 
     It is read, never run: values that ``config.section.name = ...`` gives as literals, and the function it starts from.
@@ -309,14 +309,14 @@ def python_taken(text: str) -> Taken | None:
                 values[ast.unparse(node.targets[0]).partition(".")[2]] = ast.literal_eval(node.value)
     if not named:
         return None
-    taken = Taken("torchtitan config in Python", "torchtitan", model=_read_model(named[0], ""))
+    settings = FileSettings("torchtitan config in Python", "torchtitan", model=_read_model(named[0], ""))
     parts = values.pop("parallelism.module_fqns_per_model_part", None)
-    taken.rest = lambda plan, _: _read_parts(parts, plan["pp"])
-    taken.unread = tuple(name for name in values if not HARMLESS.match(name))
-    return taken
+    settings.rest = lambda plan, _: _read_parts(parts, plan["pp"])
+    settings.unread = tuple(name for name in values if not HARMLESS.match(name))
+    return settings
 
 
-def config_taken(config: Mapping[str, Any]) -> Taken:
+def config_settings(config: Mapping[str, Any]) -> FileSettings:
     """The statements of a job of torchtitan, nested or with dotted names; defaults are those of its JobConfig."""
     options = Options(flattened(config))
     name, flavor = str(options.take("model.name") or ""), str(options.take("model.flavor") or "")
@@ -328,7 +328,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
     if plan["pp"] > 1:  # a local batch is one pass of the pipeline, cut into micro-batches
         part = options.whole("parallelism.pipeline_parallel_microbatch_size")
         plan["micro_batch_size"] = part or 1
-    taken = Taken(
+    settings = FileSettings(
         "torchtitan config", "torchtitan", model=_read_model(name, flavor), plan=plan,
         training=stated(
             seq_length=options.whole("training.seq_len") or 2048, dtype=_dtype(options), fp8_recipe=_recipe(options),
@@ -337,19 +337,21 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
     if (norm := options.word("model.norm_type")) not in ("", "rmsnorm"):  # of before 0.2, whose models took any
-        taken.model = {}
-        taken.remarks += (f"model.norm_type {norm} is not that of {flavor or name}, whose shape is not taken",)
+        settings.model = {}
+        settings.remarks += (f"model.norm_type {norm} is not that of {flavor or name}, whose shape is not taken",)
     name = "training.mixed_precision_param"
-    taken.remarks += precision_remarks(name, options.take(name))
-    taken.flags = flags_of({name: options.take(name) for name in _MATTER})
+    settings.remarks += precision_remarks(name, options.take(name))
+    settings.flags = flags_of({name: options.take(name) for name in _MATTER})
     each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
     ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
-    if each and plan["pp"] > 1 and "catalogue" in taken.model:  # by default the embedding and the head count as layers
-        layers = load_model(taken.model["catalogue"]).num_layers + sum(1 if end is None else end for end in ends)
+    if (
+        each and plan["pp"] > 1 and "catalogue" in settings.model
+    ):  # by default the embedding and the head count as layers
+        layers = load_model(settings.model["catalogue"]).num_layers + sum(1 if end is None else end for end in ends)
         plan["vpp"] = max(-(-layers // each) // plan["pp"], 1)
-    taken.accumulation = local // plan["micro_batch_size"] if plan["pp"] > 1 else 1
-    taken.unread, taken.without_effect = options.left(HARMLESS)
-    return taken
+    settings.accumulation = local // plan["micro_batch_size"] if plan["pp"] > 1 else 1
+    settings.unread, settings.without_effect = options.unused(HARMLESS)
+    return settings
 
 
 def _read_model(name: str, flavor: str) -> dict[str, Any]:
@@ -425,33 +427,33 @@ def _recipe(options: Options) -> str | None:
     return "mxfp8" if "mx" in converters else "tensorwise" if named == "tensorwise" else None
 
 
-def log_taken(text: str) -> Taken:
+def log_settings(text: str) -> FileSettings:
     """The statements of a log before its first step: mesh, batch, model, GPU, recomputation."""
-    taken = Taken("torchtitan log", "torchtitan", log=text)
+    settings = FileSettings("torchtitan log", "torchtitan", log=text)
     for line in lines_of(text):
         if mesh := _MESH.search(line.text):
-            _read_mesh(taken, dict(re.findall(r"(\w+)=(-?\d+)", mesh[1])))
+            _read_mesh(settings, dict(re.findall(r"(\w+)=(-?\d+)", mesh[1])))
         elif batch := _BATCH.search(line.text):
-            taken.training |= {"seq_length": int(batch["seq"]), "global_batch_size": int(batch["whole"])}
-            taken.plan["micro_batch_size"] = int(batch["local"])
+            settings.training |= {"seq_length": int(batch["seq"]), "global_batch_size": int(batch["whole"])}
+            settings.plan["micro_batch_size"] = int(batch["local"])
         elif size := _SIZE.search(line.text):
-            taken.model = _read_model(size["name"], size["flavor"])
+            settings.model = _read_model(size["name"], size["flavor"])
         elif gpu := _GPU.search(line.text):
             known = known_gpu(gpu["gpu"])
-            taken.cluster |= {"gpu": known.id} if known else {}
+            settings.cluster |= {"gpu": known.id} if known else {}
         elif mode := _RECOMPUTE.search(line.text):
-            taken.plan["recompute"] = "full" if mode["mode"].lower().startswith("full") else "selective"
-    if taken.plan.get("pp", 1) > 1:  # of a pipeline the log does not state the micro-batch
-        taken.plan.pop("micro_batch_size", None)
-    return taken
+            settings.plan["recompute"] = "full" if mode["mode"].lower().startswith("full") else "selective"
+    if settings.plan.get("pp", 1) > 1:  # of a pipeline the log does not state the micro-batch
+        settings.plan.pop("micro_batch_size", None)
+    return settings
 
 
-def _read_mesh(taken: Taken, degrees: Mapping[str, str]) -> None:
+def _read_mesh(settings: FileSettings, degrees: Mapping[str, str]) -> None:
     size = {name: int(value) for name, value in degrees.items()}
     shards, replicas = size.get("dp_shard", 1), size.get("dp_replicate", 1)
     plan: dict[str, Any] = {name: size[name] for name in ("tp", "pp", "cp", "ep", "etp") if name in size}
     plan |= {"dp": shards * replicas, "sequence_parallel": plan.get("tp", 1) > 1}
     plan["zero_stage"] = 0 if shards * plan.get("cp", 1) == 1 else 3 if plan.get("pp", 1) == 1 else 2
     plan |= {"dp_replicate": replicas} if replicas > 1 else {}
-    taken.plan |= plan
-    taken.cluster["num_gpus"] = plan["dp"] * plan.get("tp", 1) * plan.get("pp", 1) * plan.get("cp", 1)
+    settings.plan |= plan
+    settings.cluster["num_gpus"] = plan["dp"] * plan.get("tp", 1) * plan.get("pp", 1) * plan.get("cp", 1)

@@ -10,7 +10,7 @@ from jointopt.core.errors import JobError, nearest_hint
 from jointopt.core.schema import evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.model import Model
-from jointopt.jobs.model_facts import checked_facts, fact_of, facts_in, with_facts
+from jointopt.jobs.model_facts import check_facts, fact_of, facts_in, with_facts
 from jointopt.jobs.reading import Section, parse_json, quoted_value, read_text
 from jointopt.jobs.shape import checked_model, head_dim, read_size
 from jointopt.jobs.windows import windows_of
@@ -34,7 +34,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
         family = family_of_class(kind) if config.get("model_type") is None else None
         if family is None:
             rows: Mapping[str, str] = read_yaml("model_facts.yaml")["families"]
-            checked_facts([fact] if (fact := fact_of(rows, kind)) else [], f"model_type {quoted_value(kind)}")
+            check_facts([fact] if (fact := fact_of(rows, kind)) else [], f"model_type {quoted_value(kind)}")
             hint = nearest_hint(kind, families) if isinstance(kind, str) else ""
             raise JobError(
                 f"model_type must be one of {', '.join(families)}; got {quoted_value(kind)}{hint}; "
@@ -48,7 +48,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     shape |= windows_of(config, kind, shape["num_layers"])
     shape.setdefault("mtp_num_layers", read_size(section, "num_nextn_predict_layers", 0, 0, "mtp_num_layers"))
     shape = with_facts(shape, facts_in(config, "keys"))
-    checked_facts(shape.get("other", ()), "it")
+    check_facts(shape.get("other", ()), "it")
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
     if "head_dim" not in shape:
         shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])

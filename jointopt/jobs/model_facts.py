@@ -63,7 +63,7 @@ def with_facts(shape: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
     return {**shape, **dict.fromkeys(known & _FLAGS, True), **({"other": other} if other or "other" in shape else {})}
 
 
-def checked_facts(names: Iterable[str], where: str) -> tuple[str, ...]:
+def check_facts(names: Iterable[str], where: str) -> tuple[str, ...]:
     """The names, in order; JobError for one that is unknown, a field of its own, or without formulas."""
     kept = [name for name, fact in facts().items() if not fact.refused and (not fact.of or "details" in fact.of)]
     for name in names:

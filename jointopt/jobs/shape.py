@@ -10,7 +10,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.jobs.catalog.limits import limited_whole
 from jointopt.jobs.model import LATENT_NEEDED, Model, block_of
-from jointopt.jobs.model_facts import checked_facts
+from jointopt.jobs.model_facts import check_facts
 from jointopt.jobs.reading import Section
 from jointopt.jobs.windows import read_skip_freq, windows_of
 
@@ -48,7 +48,7 @@ def inline_model(mapping: Mapping[str, Any], name: str) -> Model:
     other = section.values.get("other") or ()
     if not isinstance(other, list | tuple):
         raise section.refuse("other", "a list of facts such as [soft_capping]")
-    shape["other"] = checked_facts(other, section.at("other"))
+    shape["other"] = check_facts(other, section.at("other"))
     config = section.values.get("config")
     if config is not None and not isinstance(config, Mapping):
         raise section.refuse("config", "the mapping of a Hugging Face config.json")

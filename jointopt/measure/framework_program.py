@@ -14,7 +14,17 @@ from typing import Any
 from jointopt.core.errors import ExportError, LauncherError, UsageError
 from jointopt.core.facts import Failure, FailureKind
 from jointopt.frameworks.intent import Export, intent_of
-from jointopt.frameworks.logs import NAN, SKIPPED, Batch, RunLog, fabric_of, measured, read_run, version_of, window_of
+from jointopt.frameworks.logs import (
+    NAN,
+    SKIPPED,
+    Batch,
+    RunLog,
+    fabric_of,
+    read_run,
+    result_columns,
+    version_of,
+    window_of,
+)
 from jointopt.frameworks.megatron import ENVIRONMENT
 from jointopt.frameworks.targets import TARGETS, version_in
 from jointopt.jobs.job import Job
@@ -149,7 +159,7 @@ class FrameworkProgram(Program):
         window = None
         with suppress(ValueError):
             window = window_of(run)
-        row = measured(run, job.cluster.num_gpus, metered=window is not None)
+        row = result_columns(run, job.cluster.num_gpus, metered=window is not None)
         row["framework_version"] = version_of(log, self.name) or self.version or math.nan
         row["fabric"] = fabric_of(log) or math.nan
         if window is None or not is_blank(row["energy_j"]):

@@ -15,8 +15,9 @@ import psutil
 
 from jointopt.core.errors import JobError
 from jointopt.core.input_files import regular_bytes
+from jointopt.frameworks.commands.programs import CONFIG_PATH
 from jointopt.frameworks.import_files import read_text, read_words
-from jointopt.frameworks.options import Question, Taken, whole_of
+from jointopt.frameworks.options import FileSettings, Question, whole_number
 from jointopt.frameworks.shell import MOST_CHARACTERS
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.measure.hardware.host import found_machine
@@ -29,14 +30,12 @@ _SIZES = (
     ("SLURM_STEP_NUM_TASKS", "", "SLURM_STEP_NUM_NODES"), ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", ""),
     ("SLURM_NTASKS", "", "SLURM_NNODES"), ("WORLD_SIZE", "", "SLURM_NNODES"),
 )  # fmt: skip
-_CONFIG = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
 _MOST_RANKS = 64  # that are looked at
-_CLOCK_S = (
-    2.0  # by which the time of a process may be off: it is that of the machine's start, in whole seconds, and ticks
-)
+# by which the time of a process may be off: it is that of the machine's start, in whole seconds, and ticks
+_CLOCK_S = 2.0
 
 
-def read_process(pid: int, run: int | None = None) -> list[Taken]:
+def read_process(pid: int, run: int | None = None) -> list[FileSettings]:
     """The statements of a rank, or of the ranks that a launcher has started, then those of the configs it names.
 
     JobError, in one sentence, where there is no such process, it may not be read, or it trains nothing.
@@ -74,12 +73,12 @@ def _ranks(process: psutil.Process, own: Mapping[str, str]) -> Iterator[psutil.P
     for child in process.children(recursive=True):
         with suppress(psutil.Error, OSError):
             environment = child.environ()
-            numbers = [whole_of(environment.get(name)) for name in _RANKS if environment.get(name) != own.get(name)]
+            numbers = [whole_number(environment.get(name)) for name in _RANKS if environment.get(name) != own.get(name)]
             numbered += [(numbers[0], child.pid, child)] if numbers and numbers[0] is not None else []
     yield from (child for *_, child in sorted(numbered)[:_MOST_RANKS])
 
 
-def _statements(process: psutil.Process, launcher: psutil.Process, run: int | None) -> list[Taken]:
+def _statements(process: psutil.Process, launcher: psutil.Process, run: int | None) -> list[FileSettings]:
     """What the words, the environment and the configs of one process state; none where it trains nothing."""
     name, environment, words = f"process {process.pid}", process.environ(), process.cmdline()
     named = [place for one in (launcher, process) for place in _configs(one.cmdline(), one)]
@@ -94,7 +93,7 @@ def _statements(process: psutil.Process, launcher: psutil.Process, run: int | No
             configs += [(config, one) for one in read_text(text, config, texts) if not one.log]
     if not found and not configs:
         return []
-    base = found[0] if found else Taken("arguments")
+    base = found[0] if found else FileSettings("arguments")
     form = base.format.replace("launch script", "arguments")
     base.format, base.process, base.source = f"{form} of a process", process.pid, name
     base.origins = {field: re.sub(rf"({name}):\d+", r"\1", place) for field, place in base.origins.items()}
@@ -110,7 +109,7 @@ def _configs(words: Sequence[str], process: psutil.Process) -> Iterator[Path]:
     """The files of settings that words name, where the process sees them."""
     here, root = Path(f"/proc/{process.pid}/cwd"), Path(f"/proc/{process.pid}/root")
     for word in words:
-        found = _CONFIG.search(word)
+        found = CONFIG_PATH.search(word)
         named = found[0] if found else "" if word.startswith("-") else f"{word}/config.json"
         place = root / named.lstrip("/") if named.startswith("/") else here / named
         with suppress(OSError, ValueError):
@@ -130,21 +129,21 @@ def _text(place: Path) -> str:
     return ""
 
 
-def _state_sizes(taken: Taken, environment: Mapping[str, str]) -> None:
+def _state_sizes(settings: FileSettings, environment: Mapping[str, str]) -> None:
     """Puts the ranks and nodes of the environment in the place of what words state; others than these are asked."""
     for row in _SIZES:
-        every, each, nodes = (whole_of(environment.get(name)) if name else None for name in row)
+        every, each, nodes = (whole_number(environment.get(name)) if name else None for name in row)
         if every and (each or nodes):
             break
     else:
         return
     if every % (each or nodes or 1):
-        taken.asked["cluster.nodes"] = Question(f"{every} ranks are on nodes of different sizes, by {row[0]}")
+        settings.questions["cluster.nodes"] = Question(f"{every} ranks are on nodes of different sizes, by {row[0]}")
         return
     per_node = each or every // (nodes or 1)
     for field in ("nodes", "gpus_per_node", "num_gpus"):
-        taken.asked.pop(f"cluster.{field}", None)
-        taken.cluster.pop(field, None)
-    taken.cluster |= {"nodes": every // per_node, "gpus_per_node": per_node}
-    place = f"{row[0]} of {taken.source}"
-    taken.origins |= dict.fromkeys(("cluster.nodes", "cluster.gpus_per_node"), place)
+        settings.questions.pop(f"cluster.{field}", None)
+        settings.cluster.pop(field, None)
+    settings.cluster |= {"nodes": every // per_node, "gpus_per_node": per_node}
+    place = f"{row[0]} of {settings.source}"
+    settings.origins |= dict.fromkeys(("cluster.nodes", "cluster.gpus_per_node"), place)

@@ -13,10 +13,19 @@ from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.frameworks import meter_logs
 from jointopt.frameworks.failures import failure_of
-from jointopt.frameworks.import_files import Resolved, read_files, resolved
-from jointopt.frameworks.logs import Batch, RunLog, fabric_of, flags_text, measured, read_run, version_of, window_of
+from jointopt.frameworks.import_files import ImportedRun, read_files, resolve_run
+from jointopt.frameworks.logs import (
+    Batch,
+    RunLog,
+    fabric_of,
+    flags_text,
+    read_run,
+    result_columns,
+    version_of,
+    window_of,
+)
 from jointopt.frameworks.meter_logs import Trace, of_traces, of_windows, read_trace
-from jointopt.frameworks.options import Taken
+from jointopt.frameworks.options import FileSettings
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
@@ -46,11 +55,11 @@ def import_(
     variables = {key: value for key, value in (given.get("set") or {}).items() if "." not in key}
     if not given_files and pid is None:
         raise UsageError("import needs files of a run, or the --pid of one of its processes; got neither.")
-    taken = [*(() if pid is None else _of_process(pid, run, given)), *read_files(given_files, variables, run)]
-    found = resolved(taken, name or (_name(given_files) if given_files else f"process-{pid}"), given)
+    settings = [*(() if pid is None else _of_process(pid, run, given)), *read_files(given_files, variables, run)]
+    found = resolve_run(settings, name or (_name(given_files) if given_files else f"process-{pid}"), given)
     parsed = parse_plan(found.plan, found.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    rows, remarks = _rows(taken, found, record, warmup)
+    rows, remarks = _rows(settings, found, record, warmup)
     if rows:
         import pandas as pd
 
@@ -67,18 +76,18 @@ def import_(
     return Imported(
         job=found.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),
         runs=tuple(row | network for row in rows),
-        formats={one.source: " and ".join(a.format for a in taken if a.source == one.source) for one in taken},
-        unread={one.source: one.unread for one in taken if one.unread},
-        without_effect=sum(one.without_effect for one in taken), remarks=(*found.remarks, *remarks),
+        formats={one.source: " and ".join(a.format for a in settings if a.source == one.source) for one in settings},
+        unread={one.source: one.unread for one in settings if one.unread},
+        without_effect=sum(one.without_effect for one in settings), remarks=(*found.remarks, *remarks),
         assumed=plan_assumptions(parsed), origins=dict.fromkeys(assumed, "assumed") | found.origins,
     )  # fmt: skip
 
 
-def _of_process(pid: int, run: int | None, given: Mapping[str, Any]) -> list[Taken]:
-    taken = read_process(pid, run)
-    if not given.get("gpu") and not any(one.cluster.get("gpu") for one in taken) and (gpu := gpu_of_machine()):
-        taken[0].cluster["gpu"], taken[0].origins["cluster.gpu"] = gpu, "this machine"
-    return taken
+def _of_process(pid: int, run: int | None, given: Mapping[str, Any]) -> list[FileSettings]:
+    settings = read_process(pid, run)
+    if not given.get("gpu") and not any(one.cluster.get("gpu") for one in settings) and (gpu := gpu_of_machine()):
+        settings[0].cluster["gpu"], settings[0].origins["cluster.gpu"] = gpu, "this machine"
+    return settings
 
 
 def _name(files: Sequence[Path]) -> str:
@@ -87,21 +96,21 @@ def _name(files: Sequence[Path]) -> str:
 
 
 def _rows(
-    taken: Sequence[Taken], run: Resolved, plan: Mapping[str, Any], warmup: int
+    settings: Sequence[FileSettings], run: ImportedRun, plan: Mapping[str, Any], warmup: int
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
     """A measured row for each log, and remarks on those that hold none and on lines that are not read."""
     rows: list[dict[str, Any]] = []
-    meters = _Meters.of(taken, run.job, warmup)
+    meters = _Meters.of(settings, run.job, warmup)
     remarks = [*meters.remarks]
-    for one in (one for one in taken if one.log):
+    for one in (one for one in settings if one.log):
         try:
-            result = _result(one, run.job, warmup, meters) | _conditions(one, taken, run.job)
+            result = _result(one, run.job, warmup, meters) | _conditions(one, settings, run.job)
         except ValueError as error:
             remarks.append(f"{one.source} gives no measured row: {error} (--warmup N leaves out the first N)")
             continue
         rows.append(_workload(run.job, one.source) | _layout(run.plan, plan) | result)
     if meters.windows and not rows:
-        source = next(one.source for one in taken if one.meter)
+        source = next(one.source for one in settings if one.meter)
         result = result_row(meters.words, **meters.windows)
         rows.append(_workload(run.job, source) | _layout(run.plan, plan) | result)
     if meters.traces and not rows:
@@ -119,10 +128,10 @@ class _Meters:
     remarks: tuple[str, ...]
 
     @classmethod
-    def of(cls, taken: Sequence[Taken], job: Job, warmup: int) -> _Meters:
+    def of(cls, settings: Sequence[FileSettings], job: Job, warmup: int) -> _Meters:
         """From the files that meters wrote; lines that are no samples are remarked on where a file is a trace alone."""
-        files = [one for one in taken if one.meter]
-        logs = {one.source for one in taken if one.log}
+        files = [one for one in settings if one.meter]
+        logs = {one.source for one in settings if one.log}
         zeus_files = [one for one in files if meter_logs.is_zeus(one.meter)]
         traces = {one.source: read_trace(one.meter, one.source) for one in files if one not in zeus_files}
         remarks = [f"{source}: {trace.unread:,} lines that are not samples were skipped, "
@@ -155,7 +164,7 @@ class _Meters:
         return out | {"notes": joined_notes(row["notes"], missing if is_blank(out["energy_j"]) else words)}
 
 
-def _result(one: Taken, job: Job, warmup: int, meters: _Meters) -> dict[str, Any]:
+def _result(one: FileSettings, job: Job, warmup: int, meters: _Meters) -> dict[str, Any]:
     """The result columns of a log: measured, or out of memory."""
     failure = failure_of(one.log, 1, False, 0.0) if "Traceback" in one.log or "out of memory" in one.log else None
     if failure is not None and failure.status == "oom":
@@ -164,7 +173,7 @@ def _result(one: Taken, job: Job, warmup: int, meters: _Meters) -> dict[str, Any
         return row
     batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
     log = read_run(one.log, warmup, batch)
-    return meters.added_to(measured(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
+    return meters.added_to(result_columns(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
 
 
 _PLAIN_ATTENTION = dict.fromkeys(("window_size", "window_attn_skip_freq", *LATENT, "position_embedding"), math.nan)
@@ -189,7 +198,7 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
     return found if model.is_moe else found | {"moe_ffn_hidden_size": math.nan}
 
 
-def _conditions(log: Taken, files: Sequence[Taken], job: Job) -> dict[str, Any]:
+def _conditions(log: FileSettings, files: Sequence[FileSettings], job: Job) -> dict[str, Any]:
     """The columns that a row states beside its plan: the framework's version, flags that matter, the fabric."""
     version = version_of(log.log, job.training.framework.name) or log.version
     flags = {name: value for one in (*reversed(files), log) for name, value in one.flags.items()}

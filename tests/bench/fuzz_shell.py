@@ -30,7 +30,7 @@ import yaml
 from jointopt.core.errors import JobError
 from jointopt.core.quote import sh_command
 from jointopt.frameworks.import_files import read_text
-from jointopt.frameworks.options import Taken
+from jointopt.frameworks.options import FileSettings
 from jointopt.frameworks.origins import fields_of
 
 IDIOMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shell_idioms.yaml").read_text(encoding="utf-8"))
@@ -211,7 +211,7 @@ def started(script: Script, variables: Mapping[str, str], args: Sequence[str], f
 def _of_words(words: tuple[str, ...]) -> dict[str, Any] | None:
     """The fields of a command of known words; None where a program would refuse them: no value, a blank word."""
     (taken,) = read_text(sh_command(words), "truth.sh")
-    if "" in words or any(not name.startswith("cluster.") for name in taken.asked):
+    if "" in words or any(not name.startswith("cluster.") for name in taken.questions):
         return None
     return {name: value for name, value in fields_of(taken).items() if not name.startswith("cluster.")}
 
@@ -256,7 +256,7 @@ def sizes(words: Sequence[str], header: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in known.items() if value} if per or total else {}
 
 
-def read_of(taken: Taken) -> dict[str, Any]:
+def read_of(taken: FileSettings) -> dict[str, Any]:
     """The fields of what was read; of nodes, GPUs of one and GPUs in all the third where two are stated."""
     fields = fields_of(taken)
     nodes, per, total = (fields.get(f"cluster.{name}") for name in ("nodes", "gpus_per_node", "num_gpus"))
@@ -302,13 +302,15 @@ def judged(seed: int, folder: Path) -> tuple[Counter[str], str]:
     return counts, "; ".join(wrong) + "\n" + script.text if wrong else ""
 
 
-def _verdict(name: str, truths: Sequence[Mapping[str, Any]], found: Sequence[Taken], whole: bool) -> tuple[str, str]:
+def _verdict(
+    name: str, truths: Sequence[Mapping[str, Any]], found: Sequence[FileSettings], whole: bool
+) -> tuple[str, str]:
     """How one value is read, and what is wrong with it."""
     values = [truth.get(name) for truth in truths]
     same = all(value == values[0] for value in values)
     if name.startswith("cluster.") and (None in values or all(name not in read_of(one) for one in found)):
         return ("unchecked" if None in values else "asked" if same and whole else "differed: asked"), ""
-    asked = [name in taken.asked for taken in found]
+    asked = [name in taken.questions for taken in found]
     reads = [read_of(taken).get(name) for taken in found]
     if len(found) > 1 and all(one or read in values for one, read in zip(asked, reads, strict=True)):
         return ("read" if same and not any(asked) else "differed: asked"), ""

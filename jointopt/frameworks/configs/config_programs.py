@@ -17,19 +17,18 @@ from typing import Any
 from jointopt.core.schema import LORA_TARGETS, evaluate
 from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
+    SECTIONS,
+    FileSettings,
     Options,
     Question,
-    Taken,
     flags_of,
     flattened,
     matching,
-    whole_of,
-    with_references,
+    resolve_references,
+    truth_of,
+    whole_number,
 )
 from jointopt.jobs.reading import package_yaml
-
-_SECTIONS = ("model", "training", "plan", "cluster")
-_YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Program:
 
     name: str  # as messages and origins write it
     source: str
-    states: Mapping[str, Any]  # what it states, by fields such as plan.tp, in their order; of `Taken` without a point
+    states: Mapping[str, Any]  # what it states by fields such as plan.tp, in order; without a point, of `FileSettings`
     known_by: str = "False"
     imports: str = ""  # a module of Python whose importers are its configs
     refuses: Mapping[str, str] = field(default_factory=dict)  # runs that are no training of a decoder, and which are
@@ -47,18 +46,18 @@ class Program:
     rest: Mapping[str, str] = field(default_factory=dict)  # columns that hang on the plan and the nodes of all files
     without_effect: tuple[str, ...] = ()
     matters: tuple[str, ...] = ()  # keys that change an iteration's time, and no column says it
-    unsaid: str = ""  # a value that counts as none given
+    unset_value: str = ""  # a value that counts as none given
     dashes: bool = False  # keys are written with dashes too
     merges: bool = False  # several files make one config
-    defaults: bool = True  # what `usual` gives is what the program does without the key
+    defaults: bool = True  # what `default` gives is what the program does without the key
 
 
-class _UnsaidError(Exception):
-    """Why what a field rests on is not known."""
+class _UnknownValueError(Exception):
+    """The value of a key is not known; says why."""
 
 
-class _AskedError(_UnsaidError):
-    """Why a table asks for what any other file may state."""
+class _OpenFieldError(_UnknownValueError):
+    """The table asks for a field that any other file may state; says why."""
 
 
 @functools.cache
@@ -79,90 +78,94 @@ def program_of(config: Mapping[str, Any], module: str = "") -> Program | None:
     """The program whose config a mapping is; of Python by the ``module`` that it imports."""
     for one in programs().values():
         keys = _Keys(config, one)
-        if one.imports == module and keys.stated(one.known_by, {}) is True:
+        if one.imports == module and keys.evaluate(one.known_by, {}) is True:
             return one
     return None
 
 
 def refusal(program: Program, config: Mapping[str, Any]) -> str:
-    """Which run it is, in words, where it is none that jointopt plans; else blank."""
+    """What a config trains, in words, where jointopt does not plan that; else blank."""
     return next(iter(_Keys(config, program).sentences(program.refuses, {})), "")
 
 
-def config_taken(
-    program: Program, config: Mapping[str, Any], readers: Mapping[str, Callable[[Mapping[str, Any]], Taken]]
-) -> Taken:  # fmt: skip
-    """The statements of a config; ``readers``: by name, of formats that it contains."""
+def config_settings(
+    program: Program, config: Mapping[str, Any], readers: Mapping[str, Callable[[Mapping[str, Any]], FileSettings]]
+) -> FileSettings:  # fmt: skip
+    """The settings of a config by the table of its program; ``readers``: by name, of formats that it contains."""
     keys, name = _Keys(config, program), f"{program.name} config"
-    taken = Taken(name, program=program.name)
+    settings = FileSettings(name, program=program.name)
     fields: dict[str, Any] = {}
     for reader, how in program.reads.items():
-        inner, at = keys.inner(how.get("at", ""))
+        inner, at = keys.section(how.get("at", ""))
         if inner and keys.holds(how.get("where", "True"), {}):
-            taken = readers[reader]({**how.get("defaults", {}), **inner})
-            taken.format, taken.program, taken.model = name, program.name, {}  # the model is the table's
-            keys.leave(at, taken.unread)
+            settings = readers[reader]({**how.get("defaults", {}), **inner})
+            settings.format, settings.program, settings.model = name, program.name, {}  # the model is the table's
+            keys.mark_read(at, settings.unread)
     for target, expression in program.states.items():
-        value = fields[target] = keys.stated(expression, fields)
+        value = fields[target] = keys.evaluate(expression, fields)
         section, _, key = target.partition(".")
         if isinstance(value, Question):
-            if section in _SECTIONS:
+            if section in SECTIONS:
                 fields[target] = None
-                getattr(taken, section).pop(key, None)
-                taken.asked[target] = value
-                taken.loose += (target,) if value.why in keys.asks else ()
+                settings.drop(target)
+                settings.questions[target] = value
+                settings.unstated_fields += (target,) if value.why in keys.asks else ()
         elif key and value is not None:
-            getattr(taken, section)[key] = value
+            getattr(settings, section)[key] = value
         elif not key and not target.startswith("_") and value is not None:
-            setattr(taken, target, value)
-    if taken.model.get("catalogue"):
-        taken.model = {"catalogue": taken.model["catalogue"]}
-    elsewhere = taken.rest
+            setattr(settings, target, value)
+    if settings.model.get("catalogue"):
+        settings.model = {"catalogue": settings.model["catalogue"]}
+    elsewhere = settings.rest
 
     def rest(plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
         known = fields | {"dp": plan.get("dp"), "nodes": plan.get("nodes")}
-        found = {column: keys.stated(where, known) for column, where in program.rest.items()}
+        found = {column: keys.evaluate(where, known) for column, where in program.rest.items()}
         others = elsewhere(plan, layers) if elsewhere else {}
         return others | {key: value for key, value in found.items() if not isinstance(value, Question | None)}
 
-    taken.rest = rest
-    taken.remarks += tuple(keys.sentences(program.says, fields))
-    taken.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
+    settings.rest = rest
+    settings.remarks += tuple(keys.sentences(program.says, fields))
+    settings.flags |= flags_of({key: keys.options.take(key) for key in program.matters if keys.options.names(key)})
     harmless = matching(tuple(program.without_effect))
-    unread, count = keys.options.left(harmless)
+    unread, count = keys.options.unused(harmless)
     within = [key for key in keys.unread if not harmless.match(key)]
-    taken.unread = (*within, *unread)
-    taken.without_effect += count + len(keys.unread) - len(within)
-    return taken
+    settings.unread = (*within, *unread)
+    settings.without_effect += count + len(keys.unread) - len(within)
+    return settings
 
 
 class _Keys:
     """The keys of one config, which expressions ask for."""
 
     def __init__(self, config: Mapping[str, Any], program: Program) -> None:
-        flat = {key: value for key, value in flattened(config).items() if not program.unsaid or value != program.unsaid}
+        flat = {
+            key: value
+            for key, value in flattened(config).items()
+            if not program.unset_value or value != program.unset_value
+        }
         if program.dashes:
             flat = {key.replace("-", "_"): value for key, value in flat.items()}
-        self._flat = with_references(flat)
+        self._flat = resolve_references(flat)
         self._program = program
         self.options = Options(self._flat)
         self.unread: tuple[str, ...] = ()  # by the readers of parts of it
         self.asks: set[str] = set()  # why `ask` asks
 
-    def inner(self, at: str) -> tuple[dict[str, Any], str]:
+    def section(self, at: str) -> tuple[dict[str, Any], str]:
         """The keys below a place, without it, and the place; all keys where it is blank."""
         place = self._named(f"{at}.*") if "*" in at else f"{at}."
         before = ".".join(place.split(".")[: at.count(".") + 1]) + "." if at else ""
         return {key[len(before) :]: value for key, value in self._flat.items() if key.startswith(before)}, before
 
-    def leave(self, at: str, unread: Sequence[str]) -> None:
-        """Leaves the keys below a place to another reader, which did not read some."""
+    def mark_read(self, at: str, unread: Sequence[str]) -> None:
+        """Counts the keys below a place as read by another reader, and those that it left as unread."""
         self.unread = tuple(f"{at}{key}" for key in unread if at)
         read = [key for key in self._flat if key.startswith(at) and (at or key not in unread)]
         for key in read:
             self.options.take(key)
 
-    def stated(self, expression: Any, fields: Mapping[str, Any]) -> Any:
+    def evaluate(self, expression: Any, fields: Mapping[str, Any]) -> Any:
         """The value of an expression over the fields before it; a question where it rests on what is not known.
 
         None where it computes with what is not stated.
@@ -174,15 +177,15 @@ class _Keys:
                 return value
         try:
             return evaluate(expression, fields, self.functions)
-        except _UnsaidError as reason:
-            self.asks |= {str(reason)} if isinstance(reason, _AskedError) else set()
+        except _UnknownValueError as reason:
+            self.asks |= {str(reason)} if isinstance(reason, _OpenFieldError) else set()
             return Question(str(reason))
         except (TypeError, ValueError, ArithmeticError):
             return None
 
     def holds(self, expression: str, fields: Mapping[str, Any]) -> Any:
         """The value of an expression; False where it rests on what is not known."""
-        found = self.stated(expression, fields)
+        found = self.evaluate(expression, fields)
         return False if isinstance(found, Question) else found
 
     def sentences(self, due: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
@@ -197,23 +200,23 @@ class _Keys:
         for name in map(self._named, names.split()):
             value = self.options.take(name)
             if isinstance(value, str) and ("${" in value or value == "???"):
-                raise _UnsaidError(f"{name} is {_short(value)}, which the file does not say")
+                raise _UnknownValueError(f"{name} is {_short(value)}, which the file does not say")
             if value is not None:
                 return name, value
         return names.split()[0], None
 
-    def _of_kind(self, names: str, usual: Any, kind: str, read: Callable[[Any], Any]) -> Any:
-        """A value of a kind, the usual one where no key is given; a question for a value that is none."""
+    def _of_kind(self, names: str, default: Any, kind: str, read: Callable[[Any], Any]) -> Any:
+        """The value of the first key that is given, parsed; else the default. A value that is no such kind is asked."""
         name, value = self._take(names)
-        found = usual if value is None else read(value)
+        found = default if value is None else read(value)
         if found is None and value is not None:
-            raise _UnsaidError(f"{name} is {_short(value)}, which is no {kind}")
+            raise _UnknownValueError(f"{name} is {_short(value)}, which is no {kind}")
         return found
 
-    def _choice(self, words: str, names: str, usual: Any = None) -> Any:
+    def _choice(self, words: str, names: str, default: Any = None) -> Any:
         """What a word means by a table of ``words.yaml``."""
         table = _words()[words]
-        return self._of_kind(names, table.get(usual, usual), f"known word for {words}",
+        return self._of_kind(names, table.get(default, default), f"known word for {words}",
                              lambda value: table.get(str(value).lower()))  # fmt: skip
 
     def _words(self, names: str) -> list[str]:
@@ -222,11 +225,13 @@ class _Keys:
         parts = value if isinstance(value, list) else re.split(r"[,\s]+", str(value or ""))
         return [str(part).lower() for part in parts if str(part)]
 
-    def _adapted(self, names: str) -> list[str] | None:
+    def _lora_layers(self, names: str) -> list[str] | None:
         """The linear layers with adapters beside them; None for all."""
         words, layers = self._words(names), _words()["layers"]
         if unknown := [word for word in words if word not in layers]:
-            raise _UnsaidError(f"{names.split()[0]} names {_short(unknown[0])}, which is no linear layer that is known")
+            raise _UnknownValueError(
+                f"{names.split()[0]} names {_short(unknown[0])}, which is no linear layer that is known"
+            )
         found = {target for word in words for target in layers[word].split()}
         return [target for target in LORA_TARGETS if target in found] if 0 < len(found) < len(LORA_TARGETS) else None
 
@@ -234,7 +239,7 @@ class _Keys:
         """The catalogue's name of a model; a question for another one of a program."""
         name = catalogue_name(str(text or ""))
         if text and not name and self._program.defaults:
-            raise _UnsaidError(f"{_short(text)} is no model of the catalogue; its config.json may be given too")
+            raise _UnknownValueError(f"{_short(text)} is no model of the catalogue; its config.json may be given too")
         return name or None
 
     @functools.cached_property
@@ -242,32 +247,27 @@ class _Keys:
         """The functions that expressions may call (the head of ``words.yaml`` lists them), and tables of words."""
 
         def ask(why: str) -> None:
-            raise _AskedError(why)
+            raise _OpenFieldError(why)
 
         def file(names: str) -> str | None:
             value = self._take(names)[1]
             return Path(value).name if isinstance(value, str) and re.search(r"\.(?:json|ya?ml)$", value) else None
 
         return {
-            **_words(), "ask": ask, "file": file, "words": self._words, "adapted": self._adapted,
+            **_words(), "ask": ask, "file": file, "words": self._words, "adapted": self._lora_layers,
             "choice": self._choice, "catalogue": self._catalogue,
             "has": lambda names: any(self._flat.get(self._named(name)) is not None for name in names.split()),
-            "value": lambda names, usual=None: found if (found := self._take(names)[1]) is not None else usual,
-            "word": lambda names, usual="": str(self._of_kind(names, usual, "", str)).strip().lower(),
-            "whole": lambda names, usual=None: self._of_kind(names, usual, "number", whole_of),
-            "number": lambda names, usual=None: self._of_kind(names, usual, "number", _number),
-            "flag": lambda names, usual=None: self._of_kind(names, usual, "yes or no", _flag),
-            "usual": lambda value: value if self._program.defaults else None,
+            "value": lambda names, default=None: found if (found := self._take(names)[1]) is not None else default,
+            "word": lambda names, default="": str(self._of_kind(names, default, "", str)).strip().lower(),
+            "whole": lambda names, default=None: self._of_kind(names, default, "number", whole_number),
+            "number": lambda names, default=None: self._of_kind(names, default, "number", _number),
+            "flag": lambda names, default=None: self._of_kind(names, default, "yes or no", truth_of),
+            "default": lambda value: value if self._program.defaults else None,
         }  # fmt: skip
 
 
 def _short(value: object) -> str:
     return "".join(c for c in " ".join(str(value).split()) if c.isprintable())[:60]
-
-
-def _flag(value: object) -> bool | None:
-    word = str(value).lower()
-    return True if word in _YES else False if word in _NO else None
 
 
 def _number(value: object) -> float | None:
@@ -291,7 +291,7 @@ def python_config(text: str) -> tuple[str, dict[str, Any]]:
         return "", {}
     known: dict[str, Any] = {}
     found: dict[str, Any] = {}
-    for node in _straight(tree):
+    for node in _unconditional_nodes(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             known[node.targets[0].id] = _literal(node.value, known)
         elif isinstance(node, ast.Call):
@@ -306,10 +306,10 @@ def python_config(text: str) -> tuple[str, dict[str, Any]]:
     return module, found
 
 
-def _straight(node: ast.AST) -> list[ast.AST]:
+def _unconditional_nodes(node: ast.AST) -> list[ast.AST]:
     """The nodes below one in the order of the text, but for those under a condition or in a loop."""
     below = [one for child in ast.iter_child_nodes(node) if not isinstance(child, ast.If | ast.For | ast.While)
-             for one in (child, *_straight(child))]  # fmt: skip
+             for one in (child, *_unconditional_nodes(child))]  # fmt: skip
     return below
 
 

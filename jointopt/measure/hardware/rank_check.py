@@ -23,7 +23,7 @@ from jointopt.core.errors import JobError, RankOrderError
 from jointopt.core.schema import Ints
 from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.megatron import SHAPE
-from jointopt.frameworks.options import Taken, pairs_of, whole_of
+from jointopt.frameworks.options import FileSettings, pairs_of, whole_number
 from jointopt.frameworks.shell import UNKNOWN, read_script
 from jointopt.jobs.plans.placement import (
     DEFAULT_ORDER,
@@ -136,13 +136,13 @@ def _megatron(words: Sequence[str]) -> Statement | None:
     for name, short in _MEGATRON.items():
         value = pairs.get(name, usual)
         # several words behind an option: the others are of variables that only a shell knows
-        degree = whole_of(value[0] if isinstance(value, list) else value)
+        degree = whole_number(value[0] if isinstance(value, list) else value)
         if degree is not None:
             degrees[short] = degree
     return Statement(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
 
 
-def _imported(taken: Taken, text: str) -> Statement | None:
+def _imported(taken: FileSettings, text: str) -> Statement | None:
     """The statement of any other command or config that can be imported; None where it states no degree."""
     # the readers fill in a framework's defaults, where a recipe or a module may have others
     degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
@@ -208,9 +208,9 @@ class RankCheck:
     def _check_reports(self) -> None:
         """RankOrderError where a rank has reported another stage than the plan's, or is one of another node."""
         for file in self._folder.glob("rank-*"):
-            rank, stage = whole_of(file.name[5:]), None
+            rank, stage = whole_number(file.name[5:]), None
             with suppress(OSError):
-                stage = whole_of(file.read_text(encoding="ascii", errors="replace").strip())
+                stage = whole_number(file.read_text(encoding="ascii", errors="replace").strip())
             if rank is None or stage is None:
                 continue
             if rank not in self._stages:
@@ -231,7 +231,7 @@ class RankCheck:
         try:
             variables = process.environ()
             for names in _VARIABLES:
-                rank, local = (whole_of(variables.get(name)) for name in names)
+                rank, local = (whole_number(variables.get(name)) for name in names)
                 # those that exec itself was started with count for none
                 if rank is not None and local is not None and any(variables[n] != os.environ.get(n) for n in names):
                     break

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 
 from jointopt.core.errors import ExportError
 from jointopt.frameworks.intent import Intent, intent_of
-from jointopt.frameworks.megatron import checkout_version, export, layer_layout, megatron_environment, options_taken
+from jointopt.frameworks.megatron import checkout_version, export, layer_layout, megatron_environment, option_settings
 from jointopt.frameworks.options import NEWEST, option_table, pairs_of
 from jointopt.frameworks.targets import TARGETS
 from tests.frameworks.exports.conftest import job_named, layouts, plan_of
@@ -78,7 +78,7 @@ def test_cuda_graphs_have_the_names_of_the_version(
     written = options(made, version)
     assert {name[11:]: value for name, value in written.items() if name.startswith("cuda-graph-")} == words
     assert ("no-check-for-nan-in-loss-and-grad" in written) == (kind == "full_iteration")
-    read = options_taken(dict(pairs_of(export(made, version).words)), "words")
+    read = option_settings(dict(pairs_of(export(made, version).words)), "words")
     assert read.training["cuda_graph"] == kind
     with pytest.raises(ExportError, match=f"cannot express training.cuda_graph {kind}"):
         export(made, "0.12")

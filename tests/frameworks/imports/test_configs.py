@@ -12,9 +12,9 @@ import yaml
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import LAYOUT_COLUMNS
-from jointopt.frameworks.configs.config_programs import Program, config_taken, program_of, programs, refusal
+from jointopt.frameworks.configs.config_programs import Program, config_settings, program_of, programs, refusal
 from jointopt.frameworks.import_files import _READERS, read_files, read_text
-from jointopt.frameworks.options import Taken
+from jointopt.frameworks.options import FileSettings
 from jointopt.frameworks.origins import fields_of, nested
 from jointopt.jobs.job import Training
 from jointopt.jobs.model import Model
@@ -35,8 +35,8 @@ def config(section: str, by: dict[str, Any]) -> dict[str, Any]:
     return nested({key: value for key, value in (SECTIONS[section]["of"] | by).items() if value != "left out"})
 
 
-def taken_of(section: str, by: dict[str, Any]) -> Taken:
-    return config_taken(programs()[section], config(section, by), _READERS)
+def taken_of(section: str, by: dict[str, Any]) -> FileSettings:
+    return config_settings(programs()[section], config(section, by), _READERS)
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def before(section: str) -> dict[str, Any]:
     return statements(taken_of(section, {}))
 
 
-def statements(taken: Taken) -> dict[str, Any]:
+def statements(taken: FileSettings) -> dict[str, Any]:
     """The fields that a config states, its framework, and columns that hang on the nodes."""
     rest = {f"rest.{key}": value for key, value in (taken.rest(PLAN, 32) if taken.rest else {}).items()}
     return fields_of(taken) | rest | ({"framework": taken.framework} if taken.framework else {})
@@ -69,7 +69,7 @@ def test_a_config_is_known_by_its_keys_and_states_these_fields_and_no_others(sec
     found = program_of(config(section, {}), programs()[section].imports)
     assert found is programs()[section]
     assert before(section) == SECTIONS[section]["states"]
-    assert sorted(taken_of(section, {}).asked) == SECTIONS[section].get("asks", [])
+    assert sorted(taken_of(section, {}).questions) == SECTIONS[section].get("asks", [])
     assert taken_of(section, {}).unread == ()
 
 
@@ -79,8 +79,8 @@ def test_a_key_moves_its_fields_and_asks_or_says(section: str, by: dict[str, Any
     new = statements(taken)
     assert {key: value for key, value in new.items() if old.get(key) != value} == row.get("to", {})
     assert sorted(old.keys() - new.keys()) == row.get("gone", [])
-    assert sorted(set(taken.asked) - set(SECTIONS[section].get("asks", []))) == row.get("asks", [])
-    assert row.get("says", "") in " ".join((*taken.remarks, *(question.why for question in taken.asked.values())))
+    assert sorted(set(taken.questions) - set(SECTIONS[section].get("asks", []))) == row.get("asks", [])
+    assert row.get("says", "") in " ".join((*taken.remarks, *(question.why for question in taken.questions.values())))
 
 
 @each(("section", "by", "what"), REFUSED)
@@ -146,14 +146,14 @@ def test_a_config_of_deepspeed_that_is_not_given_is_asked_for(tmp_path: Path) ->
 ])  # fmt: skip
 def test_a_reference_is_followed_and_asked_where_the_file_does_not_say_what_it_means(value: str, found: int) -> None:
     config = {"base_model": "x", "size": 4, "link": "${size}", "nested": {"size": 8}, "micro_batch_size": value}
-    taken = config_taken(programs()["axolotl"], config, {})
-    assert (taken.plan.get("micro_batch_size"), "plan.micro_batch_size" in taken.asked) == (found, found is None)
+    taken = config_settings(programs()["axolotl"], config, {})
+    assert (taken.plan.get("micro_batch_size"), "plan.micro_batch_size" in taken.questions) == (found, found is None)
 
 
 def test_a_word_that_means_no_precision_is_asked() -> None:
     config = {"distributed_type": "FSDP", "mixed_precision": "banana"}
     why = "mixed_precision is banana, which is no known word for precision"
-    assert config_taken(programs()["accelerate"], config, {}).asked["training.dtype"].why == why
+    assert config_settings(programs()["accelerate"], config, {}).questions["training.dtype"].why == why
 
 
 OLMO_CORE = """from olmo_core.train import TransformerTrainModuleConfig
@@ -175,6 +175,8 @@ def test_of_a_config_in_python_literals_are_read_and_calls_are_asked() -> None:
     (taken,) = read_text(OLMO_CORE, "train.py")
     assert (taken.model, taken.training["global_batch_size"]) == ({"catalogue": "olmo-2-7b"}, 512)
     assert (taken.plan["micro_batch_size"], taken.plan["recompute"], taken.plan["zero_stage"]) == (2, "none", 3)
-    assert taken.asked["plan.dp_replicate"].why.startswith("TransformerDataParallelConfig.num_replicas is ${get_world")
+    assert taken.questions["plan.dp_replicate"].why.startswith(
+        "TransformerDataParallelConfig.num_replicas is ${get_world"
+    )
     assert taken.origins["training.dtype"] == "train.py:10"
     assert read_text("import olmo_core\nprint(1)\n") == []

@@ -70,4 +70,4 @@ STARTS: list[tuple[str, dict[str, Any], str]] = [
 def test_a_launcher_states_nodes_and_gpus_or_they_are_asked(script: str, sizes: dict[str, Any], asked: str) -> None:
     read = read_script(script)
     found = cluster_of(read, read.runs[-1], {"hosts": "a slots=8\nb slots=8  # the last\n"})
-    assert (found.cluster, " ".join(found.asked)) == (sizes, asked)
+    assert (found.cluster, " ".join(found.questions)) == (sizes, asked)

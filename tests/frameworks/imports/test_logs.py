@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jointopt.frameworks import nanotron
-from jointopt.frameworks.torchtitan import log_taken
+from jointopt.frameworks.torchtitan import log_settings
 from jointopt.runs.store import Store
 from jointopt.workflows.import_ import import_
 from jointopt.workflows.ingest import ingest
@@ -87,7 +87,7 @@ MESHES = [  # degrees that a log states, and the plan of them
 
 @pytest.mark.parametrize(("mesh", "plan"), MESHES)
 def test_the_mesh_of_a_log_is_the_plan_and_counts_the_gpus(mesh: str, plan: dict[str, int]) -> None:
-    taken = log_taken(f"[titan] - root - INFO - Building device mesh with parallelism: {mesh}\n")
+    taken = log_settings(f"[titan] - root - INFO - Building device mesh with parallelism: {mesh}\n")
     assert {name: taken.plan[name] for name in taken.plan.keys() & (plan.keys() | {"dp_replicate"})} == plan
     assert taken.plan["sequence_parallel"] == (taken.plan["tp"] > 1)
     assert taken.cluster == {"num_gpus": 8}
@@ -187,5 +187,5 @@ def test_a_log_that_ends_out_of_memory_in_a_library_is_a_row(text: str, tmp_path
 
 def test_options_of_a_nanotron_log_have_no_effect_where_nothing_here_reads_them() -> None:
     more = NANOTRON.replace("train_steps=15", "train_steps=15, newest=3")  # run, step, train steps and such are known
-    assert nanotron.log_taken(more).without_effect == nanotron.log_taken(NANOTRON).without_effect + 1 > 2
-    assert nanotron.log_taken(more).unread == ()
+    assert nanotron.log_settings(more).without_effect == nanotron.log_settings(NANOTRON).without_effect + 1 > 2
+    assert nanotron.log_settings(more).unread == ()

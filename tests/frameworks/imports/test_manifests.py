@@ -11,7 +11,7 @@ import pytest
 from jointopt.core.errors import JobError
 from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.kubernetes import pods_of
-from jointopt.frameworks.options import Taken
+from jointopt.frameworks.options import FileSettings
 from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.export import export, write
 from jointopt.workflows.import_ import import_
@@ -66,7 +66,7 @@ MANIFESTS = {
 }  # fmt: skip
 
 
-def taken(text: str, **given: str) -> Taken:
+def taken(text: str, **given: str) -> FileSettings:
     return read_text(text, "job.yaml", None, given)[0]
 
 
@@ -74,7 +74,7 @@ def taken(text: str, **given: str) -> Taken:
 def test_pods_are_nodes_and_their_command_is_a_script(text: str) -> None:
     found = taken(text)
     assert {name: found.cluster[name] for name in found.cluster} == {"nodes": 4, "gpus_per_node": 8}
-    assert (found.plan["tp"], found.plan["micro_batch_size"], found.asked) == (2, 1, {})
+    assert (found.plan["tp"], found.plan["micro_batch_size"], found.questions) == (2, 1, {})
 
 
 def test_a_statement_has_the_line_of_the_manifest_and_a_variable_of_the_container_its_value() -> None:
@@ -86,7 +86,7 @@ def test_a_statement_has_the_line_of_the_manifest_and_a_variable_of_the_containe
     number = next(at for at, line in enumerate(text.splitlines(), 1) if "torchrun" in line)
     assert (found.plan["tp"], found.origins["plan.tp"]) == (4, f"job.yaml:{number}")
     assert found.origins["cluster.gpus_per_node"] == f"job.yaml:{number + 1}"
-    assert found.asked["plan.micro_batch_size"].variable == "MICRO"
+    assert found.questions["plan.micro_batch_size"].variable == "MICRO"
     assert taken(text, MICRO="2").plan["micro_batch_size"] == 2
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from jointopt.frameworks import megatron_bridge, nanotron, torchtitan
 from jointopt.frameworks.import_files import read_text
-from jointopt.frameworks.megatron import dump_taken, options_taken
-from jointopt.frameworks.options import Options, flags_of, pairs_of, whole_of
-from jointopt.frameworks.torchtitan import config_taken
+from jointopt.frameworks.megatron import dump_settings, option_settings
+from jointopt.frameworks.options import Options, flags_of, pairs_of, whole_number
+from jointopt.frameworks.torchtitan import config_settings
 from tests.each import each
 
 WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8", "--num-query-groups", "2"]
@@ -21,14 +21,14 @@ WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8
     ("more", "groups"), [([], 8), (["--group-query-attention"], 2), (["--multi-latent-attention"], 2)]
 )
 def test_groups_of_queries_count_only_where_grouped_or_latent_attention_is_on(more: list[str], groups: int) -> None:
-    taken = options_taken(dict(pairs_of([*WORDS, *more])), "Megatron-LM options")
+    taken = option_settings(dict(pairs_of([*WORDS, *more])), "Megatron-LM options")
     assert taken.model["num_query_groups"] == groups
 
 
 def test_options_of_a_log_that_nothing_here_knows_have_no_effect_rather_than_being_unread() -> None:
     lines = ["num_layers .... 2", "hidden_size .... 64", "num_attention_heads .... 8", "lr .... 0.1"]
-    known = dump_taken("\n".join(lines))
-    taken = dump_taken("\n".join([*lines, "newest_kernel .... True", "its_tile .... 128"]))
+    known = dump_settings("\n".join(lines))
+    taken = dump_settings("\n".join([*lines, "newest_kernel .... True", "its_tile .... 128"]))
     assert known is not None
     assert taken is not None
     assert taken.unread == ()
@@ -40,7 +40,7 @@ def test_torchtitan_counts_both_ends_of_a_pipeline_as_layers(less: dict[str, int
     # 126 layers and one for each end are 64 stages of 2, 4 for each of 16 ranks; without them 63
     stated = {f"pipeline_parallel_{end}_stage_less_layers": count for end, count in less.items()}
     parallelism = {"pipeline_parallel_degree": 16, "pipeline_parallel_layers_per_stage": 2} | stated
-    taken = config_taken({"model": {"name": "llama3", "flavor": "405B"}, "parallelism": parallelism})
+    taken = config_settings({"model": {"name": "llama3", "flavor": "405B"}, "parallelism": parallelism})
     assert taken.plan["vpp"] == vpp
 
 
@@ -99,7 +99,7 @@ def test_an_option_whose_value_cannot_be_read_stays_among_those_not_read() -> No
     assert (options.whole("layers"), options.whole("heads"), options.plain("flag"), options.plain("on")) == (
         None, 8, None, True,
     )  # fmt: skip
-    assert options.left(re.compile("lr")) == (("layers", "flag"), 2)
+    assert options.unused(re.compile("lr")) == (("layers", "flag"), 2)
 
 
 @each(("value", "number"), [
@@ -107,7 +107,7 @@ def test_an_option_whose_value_cannot_be_read_stays_among_those_not_read() -> No
     (True, None), (False, None), (None, None), ("inf", None), ("nan", None), ("-1", -1),
 ])  # fmt: skip
 def test_a_whole_number_is_read_in_any_spelling(value: object, number: int | None) -> None:
-    assert whole_of(value) == number
+    assert whole_number(value) == number
 
 
 def test_words_are_pairs_of_names_and_values() -> None:
@@ -125,8 +125,8 @@ def test_options_that_are_off_are_no_flags() -> None:
 @pytest.mark.parametrize(
     ("read", "name"),
     [
-        (megatron_bridge.nemo_taken, "trainer.precision"), (megatron_bridge.bridge_taken, "mixed_precision"),
-        (torchtitan.config_taken, "training.mixed_precision_param"), (nanotron.config_taken, "model.dtype"),
+        (megatron_bridge.nemo_settings, "trainer.precision"), (megatron_bridge.bridge_settings, "mixed_precision"),
+        (torchtitan.config_settings, "training.mixed_precision_param"), (nanotron.config_settings, "model.dtype"),
     ],
 )  # fmt: skip
 def test_an_unknown_precision_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:

@@ -107,8 +107,8 @@ def test_what_a_recipe_fills_in_is_asked_and_never_a_default(script: str, stated
     (taken,) = read_text(f"python {script}" if script.endswith(("2", "0")) else script, "a.sh")
     found = {name: getattr(taken, name.split(".")[0]).get(name.split(".")[1]) for name in stated}
     assert found == stated
-    assert {"plan.pp", "plan.recompute", "plan.zero_stage"} <= taken.asked.keys()
-    assert f"{by}" in taken.asked["plan.pp"].why
+    assert {"plan.pp", "plan.recompute", "plan.zero_stage"} <= taken.questions.keys()
+    assert f"{by}" in taken.questions["plan.pp"].why
     assert not {name for name, origin in taken.origins.items() if "default of Megatron-LM" in origin}
 
 
@@ -127,18 +127,18 @@ def test_what_a_checkpoint_fills_in_is_asked() -> None:
     words = "pretrain_gpt.py --use-checkpoint-args --use-mp-args-from-checkpoint-args --load x --bf16 --hidden-size 64"
     words += " --micro-batch-size 1"
     (taken,) = read_text(f"torchrun {words}", "a.sh")
-    assert taken.asked.keys() == {"model.catalogue", "plan.tp", "plan.pp"}
+    assert taken.questions.keys() == {"model.catalogue", "plan.tp", "plan.pp"}
     assert (taken.model, taken.plan["zero_stage"]) == ({"hidden_size": 64, "ffn_hidden_size": 256}, 0)
 
 
 def test_experts_in_every_second_layer_are_asked() -> None:
     (taken,) = read_text(f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --deepspeed --micro-batch-size 1", "a.sh")
-    assert [*taken.asked] == ["model.num_dense_layers"]
+    assert [*taken.questions] == ["model.num_dense_layers"]
     (every,) = read_text(
         f"deepspeed pretrain_gpt.py {SHAPE} --num-experts 8 --micro-batch-size 1 --expert-interval 1 --zero-stage 1",
         "a.sh",
     )
-    assert every.asked == {}
+    assert every.questions == {}
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_overrides_that_state_a_whole_shape_leave_no_question_on_the_model() -> 
     shape += "share_embeddings_and_output_weights=false position_embedding_type=rope hidden_dropout=0.0 "
     shape += "virtual_pipeline_model_parallel_size=null"
     (taken,) = read_text("run_recipe.py " + " ".join(f"model.{one}" for one in shape.split()), "a.sh")
-    assert "model.catalogue" not in taken.asked
+    assert "model.catalogue" not in taken.questions
     assert (taken.model["num_layers"], taken.model["qk_norm"], taken.plan["vpp"]) == (2, False, 1)

@@ -52,17 +52,17 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
 def test_what_only_a_shell_knows_is_asked_where_it_matters(script: str, asked: str, known: dict[str, Any]) -> None:
     more = " --sequence-parallel" if "sequence" in asked else ""
     (taken,) = read_text(script.replace("RUN", f"{START} {SHAPE} {BATCH}{more}"), "a.sh")
-    assert " ".join(sorted(taken.asked)) == asked
+    assert " ".join(sorted(taken.questions)) == asked
     stated = {f"{kind}.{key}": value for kind in ("plan", "training") for key, value in getattr(taken, kind).items()}
     assert {name: stated.get(name) for name in known} == known
-    assert not set(taken.asked) & stated.keys()
+    assert not set(taken.questions) & stated.keys()
 
 
 @pytest.mark.parametrize("count", [8, 100])
 def test_of_many_branches_each_is_looked_at(count: int) -> None:
     branches = "".join(f'if [ -f x{at} ]; then O="$O --seed {at}"; TP=4; fi\n' for at in range(count))
     (taken,) = read_text(f"TP=2\n{branches}{START} {SHAPE} {BATCH} --bf16 $O --tensor-model-parallel-size $TP", "a.sh")
-    assert (sorted(taken.asked), taken.training["dtype"]) == (["plan.tp"], "bf16")
+    assert (sorted(taken.questions), taken.training["dtype"]) == (["plan.tp"], "bf16")
 
 
 ORIGINS = [  # a script, and where a field comes from
@@ -153,7 +153,7 @@ def test_a_reference_of_a_config_is_followed_or_asked(
 ) -> None:
     model = f"{{num_layers: 4, hidden_size: 1024, num_attention_heads: 8, {values}}}"
     (taken,) = read_text(f"trainer: {{devices: 8}}\nmodel: {model}\n", "a.yaml", given=given)
-    assert " ".join(sorted(taken.asked)) == asked
+    assert " ".join(sorted(taken.questions)) == asked
     assert {name: getattr(taken, name.split(".")[0])[name.split(".")[1]] for name in known} == known
     assert bool(taken.remarks) is (values.count("micro_batch_size") == 2)
 

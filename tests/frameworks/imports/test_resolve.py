@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import JobError
-from jointopt.frameworks.import_files import Resolved, resolved
+from jointopt.frameworks.import_files import ImportedRun, resolve_run
 from jointopt.frameworks.model_names import catalogue_name, models_of_shape
-from jointopt.frameworks.options import Taken
+from jointopt.frameworks.options import FileSettings
 from jointopt.jobs.catalog.models import load_model
 
 GPU = "h100-sxm5-80gb"
@@ -17,7 +17,7 @@ SIZES = {"nodes": 2, "gpus_per_node": 8}
 BATCH = {"seq_length": 4096, "global_batch_size": 64}
 
 
-def run(given: dict[str, Any] | None = None, *more: Taken, **parts: Any) -> Resolved:
+def run(given: dict[str, Any] | None = None, *more: FileSettings, **parts: Any) -> ImportedRun:
     """A run of Llama 3 8B on 2 x 8 H100, but for these parts of its file."""
     usual: dict[str, Any] = {
         "model": {"catalogue": "llama-3-8b"}, "training": BATCH, "cluster": SIZES,
@@ -26,7 +26,7 @@ def run(given: dict[str, Any] | None = None, *more: Taken, **parts: Any) -> Reso
     parts = {name: dict(value) if isinstance(value, dict) else value for name, value in (usual | parts).items()}
     parts["plan"] = {"zero_stage": 0, "recompute": "none"} | parts["plan"]
     parts["training"] = {"dtype": "bf16"} | parts["training"]
-    return resolved([Taken("words", source="a.sh", **parts), *more], "x", {"gpu": GPU} | (given or {}))
+    return resolve_run([FileSettings("words", source="a.sh", **parts), *more], "x", {"gpu": GPU} | (given or {}))
 
 
 SIZED: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [  # parts, options; nodes x GPUs, dp
@@ -105,8 +105,8 @@ def test_what_is_missing_or_contradicts_is_named(parts: dict[str, Any], given: d
 
 
 def test_a_log_counts_before_a_script_and_what_counts_less_is_remarked_on() -> None:
-    other = Taken("x", "nemo", training={"seq_length": 8192, "dtype": "fp8"}, source="b.log", log="x", accumulation=2,
-                  remarks=("cut off",), names=("a.sh", "c.yaml", "d.yaml"))  # fmt: skip
+    other = FileSettings("x", "nemo", training={"seq_length": 8192, "dtype": "fp8"}, source="b.log", log="x",
+                         accumulation=2, remarks=("cut off",), names=("a.sh", "c.yaml", "d.yaml"))  # fmt: skip
     found = run({}, other)
     assert (found.job.training.seq_length, found.job.training.dtype) == (8192, "fp8")
     assert found.job.training.framework.name == "nemo"
@@ -186,7 +186,7 @@ def test_positions_that_are_learned_may_be_left_out_of_a_shape() -> None:
 
 @pytest.mark.parametrize("of", [{"log": "x"}, {"process": 7}], ids=["log", "process"])
 def test_what_runs_counts_and_what_a_script_says_otherwise_is_named_by_its_line(of: dict[str, Any]) -> None:
-    runs = Taken("words", source="the run", cluster={"num_gpus": 32}, plan={"tp": 4, "pp": 1}, **of)
+    runs = FileSettings("words", source="the run", cluster={"num_gpus": 32}, plan={"tp": 4, "pp": 1}, **of)
     found = run({}, runs, origins={"plan.tp": "a.sh:3", "cluster.nodes": "a.sh:2"})
     assert (found.plan["tp"], found.job.cluster.nodes, found.origins["plan.tp"]) == (4, 4, "the run")
     assert found.remarks == (
@@ -195,7 +195,7 @@ def test_what_runs_counts_and_what_a_script_says_otherwise_is_named_by_its_line(
 
 
 def test_a_vocabulary_that_the_run_has_padded_is_no_other_one() -> None:
-    padded = Taken("words", source="run.log", log="x", model={"vocab_size": 50304})
+    padded = FileSettings("words", source="run.log", log="x", model={"vocab_size": 50304})
     assert run({"model": "gpt2"}, padded, model={"vocab_size": 50257}).remarks == ()
     other = run({"model": "gpt2"}, padded, model={"vocab_size": 32000})
     assert other.remarks == ("a.sh states vocab_size 32000, the run has 50304 (run.log)",)

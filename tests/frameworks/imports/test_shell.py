@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import JobError
 from jointopt.frameworks.shell import read_script
-from jointopt.frameworks.shell_words import decided, forks_of, words_of
+from jointopt.frameworks.shell_words import forks_of, resolve_forks, split_words
 from tests.each import each
 
 
@@ -57,7 +57,7 @@ def values_of(script: str) -> list[list[str]]:
     (run,) = read_script(script).runs
     forks = dict(fork for word in run.words for fork in forks_of(word.pieces))
     rows = (dict(zip(forks, row, strict=True)) for row in product(*map(range, forks.values())))
-    return [[part for word in run.words for part in words_of(decided(word.pieces, row))] for row in rows]
+    return [[part for word in run.words for part in split_words(resolve_forks(word.pieces, row))] for row in rows]
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -87,7 +87,7 @@ train $O"""
 ])  # fmt: skip
 def test_one_branch_of_several_is_taken(first: str, second: str, taken: str) -> None:
     script = read_script(BRANCHES.format(first=first, second=second))
-    assert (script.commands, script.left_out) == ([["train", taken]], [])
+    assert (script.commands, script.unparsed) == ([["train", taken]], [])
 
 
 def test_of_branches_that_only_a_shell_could_choose_each_is_read() -> None:

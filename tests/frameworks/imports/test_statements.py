@@ -11,19 +11,20 @@ import pytest
 import yaml
 
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, nanotron, torchtitan
-from jointopt.frameworks.configs.config_programs import config_taken, programs
+from jointopt.frameworks.configs.config_programs import config_settings, programs
 from jointopt.frameworks.import_files import _READERS
-from jointopt.frameworks.options import Taken, flattened, with_references
+from jointopt.frameworks.options import FileSettings, flattened, resolve_references
 from tests.each import each
 
 # a section for each reader: the options `of` a file, all its statements (`whole`), and what other options move
 SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("statements.yaml").read_text(encoding="utf-8"))
 READERS = {
-    "megatron": lambda options: megatron.options_taken(options, "words"),
-    "nemo": lambda config: megatron_bridge.nemo_taken(with_references(config)),
-    "bridge": megatron_bridge.bridge_taken, "torchtitan": torchtitan.config_taken, "deepspeed": deepspeed.config_taken,
-    "accelerate": lambda config: config_taken(programs()["accelerate"], config, _READERS),
-    "trainer": lambda options: deepspeed.trainer_taken(options, "words"), "nanotron": nanotron.config_taken,
+    "megatron": lambda options: megatron.option_settings(options, "words"),
+    "nemo": lambda config: megatron_bridge.nemo_settings(resolve_references(config)),
+    "bridge": megatron_bridge.bridge_settings, "torchtitan": torchtitan.config_settings,
+    "deepspeed": deepspeed.config_settings,
+    "accelerate": lambda config: config_settings(programs()["accelerate"], config, _READERS),
+    "trainer": lambda options: deepspeed.trainer_settings(options, "words"), "nanotron": nanotron.config_settings,
 }  # fmt: skip
 PLAN = {"dp": 8, "pp": 1}  # of another file, for columns that hang on it
 
@@ -40,7 +41,7 @@ def nested(options: dict[str, Any]) -> dict[str, Any]:
 def statements(reader: str, options: dict[str, Any]) -> dict[str, Any]:
     """The statements of a file with these options, by dotted names, but for those that are blank."""
     given = nested({name: value for name, value in options.items() if value != "left out"})
-    taken: Taken = READERS[reader.partition(" ")[0]](given)
+    taken: FileSettings = READERS[reader.partition(" ")[0]](given)
     rest = taken.rest(PLAN | taken.plan, 32) if taken.rest else {}
     found = flattened(asdict(taken) | {"rest": rest, "remarks": len(taken.remarks), "unread": list(taken.unread)})
     found = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}

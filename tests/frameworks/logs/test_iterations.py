@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jointopt.frameworks.logs import NAN, SPIKE, WARM_UP, Iteration, measured, run_log
+from jointopt.frameworks.logs import NAN, SPIKE, WARM_UP, Iteration, result_columns, run_log
 
 
 def lines(*numbers: int, seconds: float = 1.0, **more: object) -> list[Iteration]:
@@ -61,20 +61,21 @@ def test_time_energy_and_power_are_medians_and_energy_is_that_of_all_gpus() -> N
         Iteration(n, s, energy_per_gpu_j=j, power_per_gpu_w=w, loss=2.5)
         for n, s, j, w in ((1, 1.0, 500.0, 400.0), (2, 2.0, math.nan, 410.0), (3, 4.0, 700.0, 480.0))
     ]
-    row = measured(run_log(found, 0, 40.0, "a remark"), 8)
+    row = result_columns(run_log(found, 0, 40.0, "a remark"), 8)
     assert (row["iteration_time_s"], row["peak_memory_gib"]) == (2.0, 40.0)
     assert (row["energy_j"], row["avg_power_w"]) == (8 * 600.0, 410.0)
     assert row["notes"] == "3 iterations, spread 150.0%, loss 2.5, a remark"
 
 
 def test_a_meter_that_shows_anything_has_measured() -> None:
-    assert measured(run_log([Iteration(1, 1.0, energy_per_gpu_j=0.5)], 0), 8)["energy_j"] == 4.0
-    assert math.isnan(measured(run_log([Iteration(1, 1.0, energy_per_gpu_j=0.0)], 0), 8)["energy_j"])
+    assert result_columns(run_log([Iteration(1, 1.0, energy_per_gpu_j=0.5)], 0), 8)["energy_j"] == 4.0
+    assert math.isnan(result_columns(run_log([Iteration(1, 1.0, energy_per_gpu_j=0.0)], 0), 8)["energy_j"])
 
 
 def test_what_is_left_out_and_not_measured_stands_in_the_notes() -> None:
     log = run_log([*lines(1, 2), *lines(3, 4, fault=NAN)], 0)
-    assert measured(log, 8)["notes"] == "2 iterations, spread 0.0%, loss 0.5, 2 with NaN left out, energy not measured"
-    assert "energy" not in measured(log, 8, metered=True)["notes"]
+    notes = result_columns(log, 8)["notes"]
+    assert notes == "2 iterations, spread 0.0%, loss 0.5, 2 with NaN left out, energy not measured"
+    assert "energy" not in result_columns(log, 8, metered=True)["notes"]
     with pytest.raises(ValueError, match="2 iterations in the log, of which 2 with NaN"):
         run_log(lines(3, 4, fault=NAN), 0)

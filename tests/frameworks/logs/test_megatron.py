@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.frameworks.logs import measured, read_log
+from jointopt.frameworks.logs import read_log, result_columns
 
 
 def line(number: int, ms: float = 812.3, skipped: int = 0, nans: int = 0, loss: float = 2.401035, **more: Any) -> str:
@@ -28,7 +28,7 @@ def line(number: int, ms: float = 812.3, skipped: int = 0, nans: int = 0, loss: 
 
 def test_figures_are_right_to_the_digit() -> None:
     log = read_log("".join(line(n, ms) for n, ms in ((1, 9000.4), (2, 812.3), (3, 810.1), (4, 850.0))), dropped=1)
-    row = measured(log, num_gpus=64)
+    row = result_columns(log, num_gpus=64)
     assert log.iteration_s == (0.8123, 0.8101, 0.85)
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == (0.8123, 1992.5 * 64, 647.8)
 
@@ -39,7 +39,7 @@ def test_figures_are_right_to_the_digit() -> None:
 ])  # fmt: skip
 def test_nan_counts_in_any_letters_and_under_the_label_of_2021(old: str, new: str) -> None:
     text = line(1) + line(2) + line(3).replace(old, new)
-    row = measured(read_log(text.replace("lm loss", "lm-loss") if "lm-" in new else text, dropped=1), 8)
+    row = result_columns(read_log(text.replace("lm loss", "lm-loss") if "lm-" in new else text, dropped=1), 8)
     assert "1 iterations, spread 0.0%, loss 2.401, 1 of warm-up, 1 with NaN left out" in row["notes"].replace(
         "2.4010", "2.401"
     )
@@ -47,7 +47,7 @@ def test_nan_counts_in_any_letters_and_under_the_label_of_2021(old: str, new: st
 
 def test_skipped_and_nan_iterations_are_no_measurement() -> None:
     text = line(1) + "".join(line(n, 400.0, skipped=1) for n in range(2, 15)) + line(15, nans=1) + line(16, 812.3)
-    row = measured(read_log(text, dropped=1), 8)
+    row = result_columns(read_log(text, dropped=1), 8)
     assert row["iteration_time_s"] == 0.8123
     assert "13 skipped for gradients that were not finite, 1 with NaN left out" in row["notes"]
 
@@ -115,6 +115,6 @@ def test_an_iteration_may_take_less_than_a_millisecond() -> None:
 
 
 def test_no_meter_is_no_energy() -> None:
-    row = measured(read_log(line(1, joules=0.0), dropped=0), 8)
+    row = result_columns(read_log(line(1, joules=0.0), dropped=0), 8)
     assert math.isnan(row["energy_j"])
     assert "energy not measured" in row["notes"]

@@ -12,7 +12,7 @@ import pytest
 import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
-from jointopt.frameworks.logs import measured, read_log
+from jointopt.frameworks.logs import read_log, result_columns
 from jointopt.jobs.job import Job
 from jointopt.measure.framework_launchers import framework_launcher
 from jointopt.measure.local import EarlyEnd
@@ -97,7 +97,7 @@ def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
     text = "".join(LINE.format(n=n, ms=ms) for n, ms in enumerate([9000.0, 812.3, 810.0, 850.0], start=1))
     log = read_log(text, dropped=1)
     assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
-    row = measured(log, num_gpus=8)
+    row = result_columns(log, num_gpus=8)
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx((0.8123, 15940, 647.8))
 
 
@@ -134,7 +134,7 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
 
 def test_no_meter_is_no_energy_and_an_empty_log_is_no_measurement() -> None:
     log = read_log(LINE.format(n=1, ms=800.0).replace("1992.5", "0.0"), dropped=0)
-    row = measured(log, 8)
+    row = result_columns(log, 8)
     assert math.isnan(row["energy_j"])
     assert "energy not measured" in row["notes"]
     with pytest.raises(ValueError, match="0 iterations in the log"):
