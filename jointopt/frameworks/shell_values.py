@@ -558,7 +558,7 @@ class Expander(abc.ABC):
             bool(value) and all(p.default and not p.text and not p.unknown for p in value)
         )
         if operator in (":-", "-", ":=", "="):
-            argument = name in ("1", "2") and int(name) <= len(self.arguments or [])
+            argument = name.isdecimal() and 0 < int(name) <= len(self.arguments or [])
             unset = absent or (not value and name not in self.variables and not argument)
             if not (unset or (":" in operator and self.evaluate_text(value) == "")):
                 return value

@@ -190,7 +190,7 @@ def started(script: Script, variables: Mapping[str, str], args: Sequence[str], f
         for name, text in {**dict.fromkeys(WRITTEN, STAND_IN), **OTHERS}.items():
             (bin_ / name).write_text(text, encoding="utf-8")
             (bin_ / name).chmod(0o755)
-    with tempfile.TemporaryDirectory(dir=folder) as at:
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as at:  # what runs on behind
         place = Path(at)
         for name, inner in {**script.files, **script.lost, "train.sh": script.text}.items():
             (place / name).write_text(inner, encoding="utf-8")
