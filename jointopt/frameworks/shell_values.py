@@ -113,7 +113,7 @@ class Expander(abc.ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.variables: dict[str, Value] = {}
+        self.variables: dict[str, Value] = {"IFS": literal(" \t\n", "")}  # as every shell starts
         self.exported: set[str] = set()
         self.exports_all = False
         self.arguments: list[Text] | None = None  # None: those of the script, which nobody gave

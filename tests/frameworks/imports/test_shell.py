@@ -108,6 +108,7 @@ AS_BASH_DOES = [
     ("set --; a \"${@:1}\" 1", "a 1"),
     ("readonly A=1; A=2; a $A", "a 1"),
     ("A=(1 2); unset 'A[0]'; a ${A[1]}", "a 2"), ("for i in {x,y}{1..2}; do A=$A$i; done; a $A", "a x1x2y1y2"),
+    ("A='b\nc'; OLD=$IFS; IFS=,; IFS=$OLD; a $A", "a b c"),
     ("A=a-b; IFS=-; a $A", "a a b"), ("[[ a-8x =~ -([0-9]+) ]] && a ${BASH_REMATCH[1]}", "a 8"),
     ("[[ b == @(a|b) && ! a == b ]] && a 1", "a 1"), ("A=t4x; a ${A//[^0-9]/} ${A//[[:alpha:]]/}", "a 4 4"),
     ("echo A=4 > f.sh; echo B=5 >> f.sh; . ./f.sh; a $A$B", "a 45"), ("source <(echo A=4); a $A", "a 4"),
