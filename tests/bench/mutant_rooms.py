@@ -18,7 +18,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "physics": (
         ("jointopt/physics",), ("jointopt/physics/instructions.py",),
         (
-            *QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py",
+            *QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/physics/explain",
+            "tests/test_accuracy_gate.py",
             "tests/surrogate/test_own_targets.py", "tests/workflows/test_site_energy.py",
         ),
     ),
@@ -33,7 +34,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/core",), ("jointopt/core/units.py", *NOT_DRAWN),
         ("tests/core", "tests/golden", "tests/jobs", "tests/runs", "tests/report"),
     ),
-    "plans": (("jointopt/jobs/plans",), (), (*QUICK, "tests/jobs", "tests/physics/test_mtp.py")),
+    "plans": (
+        ("jointopt/jobs/plans",), (),
+        (*QUICK, "tests/jobs", "tests/physics/test_mtp.py", "tests/frameworks/imports/test_statements.py"),
+    ),
     "surrogate": (
         ("jointopt/surrogate", "jointopt/core/units.py"), (),
         (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),

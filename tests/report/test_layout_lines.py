@@ -15,6 +15,13 @@ def test_a_step_names_the_parts_that_make_the_difference_the_largest_first(make_
     assert step(before, before) == "the same parts of time, within 0.2 %"
 
 
+def test_parts_that_differ_by_less_than_a_five_hundredth_of_all_of_the_time_are_not_named(make_front):
+    # of 2 s 4 ms: 3 ms are less, though more than that of either part
+    before = layout(make_front, compute=1.0, bubble=1.0)
+    assert step(before, layout(make_front, compute=1.0, bubble=1.003)).startswith("the same parts")
+    assert step(before, layout(make_front, compute=1.0, bubble=1.005)) == "more bubble, 5.000 ms"
+
+
 def test_a_layout_is_printed_once_with_three_plans_and_a_line_on_the_step(make_front):
     many = [layout(make_front, 1, 4, compute=1.0), layout(make_front, 2, 0, 0, compute=0.8, bubble=0.3)]
     lines, plans = layout_lines([], many)

@@ -222,7 +222,13 @@ def test_causal_attention_takes_six_flop_for_each_layer_width_and_pair_of_tokens
 
 
 @pytest.mark.parametrize(
-    ("cells", "ranks"), [({"tp": 2, "pp": 2, "zero_stage": 1}, 4), ({"tp": 2, "pp": 2}, 16), ({}, 16)]
+    ("cells", "ranks"),
+    [
+        ({"tp": 2, "pp": 2, "zero_stage": 2}, 4),
+        ({"tp": 2, "pp": 2, "zero_stage": 3}, 16),
+        ({"tp": 2, "pp": 2}, 16),
+        ({}, 16),
+    ],
 )
 def test_a_gpu_holds_a_byte_of_each_weight_of_its_layers_at_the_least(cells: dict[str, Any], ranks: int) -> None:
     layers = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)  # of Llama 3 8B, whose norms come on top

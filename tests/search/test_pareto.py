@@ -129,3 +129,13 @@ def test_rows_are_spread_from_the_best_of_each_column_to_those_missed_most() -> 
 def test_a_row_that_a_chosen_one_is_hardly_worse_than_is_missed_least() -> None:
     values = np.array([[0.0, 1.0, 5.0], [0.5, 0.0, 5.0], [1.0, 1.0, 0.0], [0.9, 0.4, 4.0], [0.6, 0.1, 4.9]])
     assert pareto.farthest_rows(values, 4).tolist() == [0, 1, 2, 3]
+
+
+def test_a_row_that_is_nowhere_better_than_a_chosen_one_is_not_missed() -> None:
+    # the last is worse than the first two by all of the span, the third better than each of them by 0.5 at least
+    values = np.array([[0.0, 1.0], [1.0, 0.0], [0.5, 0.4], [1.0, 1.0]])
+    assert pareto.farthest_rows(values, 3).tolist() == [0, 1, 2]
+
+
+def test_the_reference_of_a_front_of_one_plan_lies_a_tenth_of_its_values_beyond() -> None:
+    assert pareto.nadir(np.array([2.0]), np.array([50.0])) == pytest.approx((2.2, 55.0))

@@ -98,6 +98,12 @@ def test_runs_that_follow_the_clock_as_the_physics_has_it_or_have_one_clock_leav
     assert learned(training_set(swept(truth, clocks), broken=9.0)) is None
 
 
+@pytest.mark.parametrize("seed", [3, 6])
+def test_a_response_that_makes_errors_less_than_three_percent_smaller_is_none(seed: int) -> None:
+    # 1.1 and 1.9 % smaller, of runs that follow the clock as the physics has it
+    assert learned(training_set(swept("T", rows=100, seed=seed), broken=9.0)) is None
+
+
 def test_fewer_than_twenty_runs_below_the_top_clock_teach_nothing_and_are_not_in_domain(data: TrainingSet) -> None:
     below = np.flatnonzero(data.known.runs.features["clock"] < BELOW_TOP)[: LEAST_BELOW - 1]
     found = of_rows(data, top_and(data, below))

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -48,6 +49,14 @@ def test_recompute_shows_as_more_compute_and_fewer_activations(compared):
     assert "more compute" in time_s
     assert energy.startswith("energy +")
     assert "less activations" in memory
+
+
+def test_the_parts_in_which_plans_differ_most_come_first(compared):
+    block = compared.text().split("\n\nTime, s")[1].split("\n\n")[0]
+    parts = [line.split()[0] for line in block.splitlines()[1:]]
+    apart = [float(np.ptp([plan.time_s.get(part, 0.0) for plan in compared.plans])) for part in parts]
+    assert parts[:2] == ["compute", "tp_comm"]
+    assert apart == sorted(apart, reverse=True)
 
 
 def test_every_plan_has_a_column_and_lines_fit(compared):

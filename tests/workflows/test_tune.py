@@ -123,6 +123,15 @@ def test_nothing_is_ended_for_objectives_other_than_time_and_energy(names: tuple
     assert (launcher.behind_s, launcher.behind_both) == (0.0, ())
 
 
+def test_a_run_without_a_meter_is_behind_in_energy_where_all_gpus_at_rest_would_have_drawn_that_much() -> None:
+    # a run that took as much as all GPUs at rest in 40 s: half as much again lasts 60 s, far beyond 1.5 times its 1 s
+    job, launcher = parse_job(SMALL, "small", Path()), EndingEarly(energy=True)
+    at_rest_w = job.cluster.num_gpus * job.cluster.gpu.power.static_w
+    set_bounds(launcher, job, {"iteration_time_s": np.array([1.0]), "energy_j": np.array([40.0 * at_rest_w])})
+    assert job.cluster.num_gpus > 1
+    assert launcher.behind_s == pytest.approx(60.0)
+
+
 def test_energy_alone_ends_a_run_whatever_its_time() -> None:
     launcher = Metering(energy=True)
     set_bounds(launcher, parse_job(SMALL, "small", Path()), {"energy_j": np.array([5.0, 4.0])})

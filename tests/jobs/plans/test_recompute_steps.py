@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,13 @@ def test_a_comfortable_layout_keeps_no_variant_that_recomputes() -> None:
     assert needed.tolist() == [True, False]
     _, _, tight = add_recompute_steps(JOB, plain, np.array([0.5, 0.99]), fits_below(1e9), 0.05)
     assert tight[:2].tolist() == [True, False]  # a finer step is comfortable first
+
+
+def test_quarters_of_a_chunk_are_as_many_whole_layers_as_recompute_a_quarter_at_least() -> None:
+    # of 6 layers 1.5, 3 and 4.5
+    job = replace(JOB, model=replace(JOB.model, num_layers=6))
+    whole = {name: np.ones(1, np.int64) for name in LAYOUT_COLUMNS} | {n: np.full(1, v) for n, v in NEUTRAL.items()}
+    whole["recompute"] = np.array([RECOMPUTE_CODES["full"]])
+    found, _, _ = add_recompute_steps(job, whole, np.array([0.5]), fits_below(1e9), 0.05)
+    full = found["recompute"] == RECOMPUTE_CODES["full"]
+    assert found["recompute_num_layers"][full].tolist() == [0, 2, 3, 5]

@@ -124,6 +124,7 @@ def test_nodes_add_up() -> None:
     assert both.gpus == 12
     assert both.total_energy_j == pytest.approx(10 * (4 * 400 + 8 * 300))
     assert both.results(1)["peak_power_w"] == 400
+    assert both.results(1)["avg_power_w"] == pytest.approx((4 * 400 + 8 * 300) / 12)  # over the 10 s of both
 
 
 def test_a_node_without_energy_leaves_the_sum_unknown_and_is_named() -> None:

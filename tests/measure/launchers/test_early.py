@@ -16,7 +16,7 @@ from jointopt.core.facts import FailureKind
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.job import Job
 from jointopt.measure.base import EndsDominated
-from jointopt.measure.local import LocalLauncher, least_watts
+from jointopt.measure.local import EarlyEnd, LocalLauncher, least_watts
 from jointopt.measure.process import Program
 from jointopt.runs.readings import not_measured
 from jointopt.runs.rows import is_bounded, result_row
@@ -103,3 +103,18 @@ def test_the_least_power_is_students_bound_of_three_spans(watts: tuple[float, ..
     # 30 / sqrt(3) W is the error of the mean of three; 2.920 of them hold in 95 % of cases
     assert least_watts(SimpleNamespace(reading=reading), 10.0, 22.0) == pytest.approx(least, rel=1e-4)
     assert spans == [(10.0, 14.0), (14.0, 18.0), (18.0, 22.0)]
+
+
+def test_power_is_judged_after_three_spans_each_as_long_as_an_iteration(job: Job, tmp_path: Path) -> None:
+    program, log, now_s = Steps(9), tmp_path / "log.txt", [100.0]
+    program.behind_both = ((1.0, 1.0),)
+    log.write_text("step 5.0\n" * 5)
+
+    def reading(start_s: float, end_s: float) -> Any:
+        return replace(not_measured(""), seconds=end_s - start_s, energy_j=np.array([300.0 * (end_s - start_s)]))
+
+    early = EarlyEnd(program, job, log, SimpleNamespace(now=lambda: now_s[0], reading=reading))
+    due = []
+    for now_s[0] in (100.0, 114.9, 115.1):  # three spans of counters alone are 6.6 s
+        due.append(early.is_due())
+    assert due == [False, False, True]

@@ -37,6 +37,11 @@ def test_the_task_of_the_trainer_is_the_model_the_plan_and_the_iterations(job: J
     assert TorchrunProgram().spec(cpu, PLAN).cores
 
 
+def test_the_memory_of_a_run_that_goes_on_is_that_of_its_fullest_rank(job: Job) -> None:
+    printed = "peak 3.5000 GiB\npeak 3.2500 GiB\niteration 0.500000 s\n"
+    assert TorchrunProgram().progress(job, printed) == ([0.5], {"peak_memory_gib": 3.5})
+
+
 def row_of(job: Job, folder: Path, model: Model = MODEL, **others: Any) -> Any:
     """The row of a result file as the trainer writes it."""
     found = {"iteration_s": [0.9, 1.0, 1.4], "loss": [5.0, 4.0, 3.0], "peak_memory_gib": 2.5, "measured_s": [0.0, 3.3]}

@@ -165,3 +165,5 @@ def test_a_gpu_without_readings_draws_a_tenth_of_its_tdp_at_least(static: float,
     found = _prior(replace(gpu, tdp_w=700.0, power=power), 300.0)
     assert (found.static_w, found.wait_w) == pytest.approx((known, known))
     assert found.limit_w == pytest.approx(700.0)
+    waiting = _prior(replace(gpu, tdp_w=700.0, power=replace(power, wait_w=150.0)), 300.0)
+    assert waiting.wait_w == pytest.approx(1.2 * 150.0)  # at its top clock, where the catalogue has all clocks

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.framework import Framework
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.traffic import places_per_token
+from jointopt.physics.traffic import dispatch_bytes, places_per_token
 from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,
@@ -126,6 +126,12 @@ def test_nodes_forward_one_copy_of_a_token_that_came_over_the_network() -> None:
     once = WIRE_S + PEER_S + max(START_S + 5e-6 + far, COPIES * 7 / 8 / 80e9)
     found = seconds(dp=16, ep=16, model=MOE, framework=DEEPEP)["ep_comm"]
     assert found == pytest.approx(PASSES * 4 * once)
+
+
+def test_a_gpu_keeps_its_own_copy_of_those_on_its_node_alone_however_many_nodes_there_are() -> None:
+    inside, outside = dispatch_bytes([80.0, 80.0], [40.0, 40.0], [16, 64], 8)
+    assert inside.tolist() == [70.0, 70.0]  # 7 of 8 of the copies on a node
+    assert outside.tolist() == [20.0, 35.0]  # one for each node, 1 of 2 and 7 of 8 of them elsewhere
 
 
 def test_inside_a_node_a_token_goes_once_to_a_rank_with_two_of_its_experts() -> None:
