@@ -370,8 +370,8 @@ _SIZE_FIELDS = (
 def _ask_unstated(whole: FileSettings, own_script: bool, sharded: bool) -> None:
     """Asks for what decides time and memory and no file states, not even as a program's default.
 
-    ``own``: of a script that has no degrees but dp, unless a file states them. ``sharded``: a config of DeepSpeed or
-    Accelerate says what is recomputed, or nothing is.
+    ``own_script``: a script that has no degrees but dp, unless a file states them. ``sharded``: a config of DeepSpeed
+    or Accelerate says what is recomputed, or nothing is.
     """
     names = ["plan.zero_stage", *([] if sharded else ["plan.recompute"]), "training.dtype"]
     names = [] if "tp" in whole.plan and not own_script else names

@@ -205,13 +205,15 @@ def _takes_value(read: Reader, known: Mapping[str, Any], name: str) -> bool:
     One that means true where it stands alone, and asks where it is neither true nor false, needs none.
     """
     taken, other = (read({**known, name: number}) for number in _NUMBERS)
-    first, second = fields_of(taken), fields_of(other)
-    if first != second or _is_flag(read, known, name):
-        return first != second
+    if fields_of(taken) != fields_of(other):
+        return True
     absent = read({key: value for key, value in known.items() if key != name})
+    alone = fields_of(read({**known, name: True}))
+    if alone != fields_of(absent):  # a flag
+        return False
     if name in taken.unread or taken.without_effect > absent.without_effect:  # nobody reads it, whatever its value
         return False
-    alone, true, odd = (fields_of(read({**known, name: value})) for value in (True, "true", "no-word"))
+    true, odd = (fields_of(read({**known, name: value})) for value in ("true", "no-word"))
     if alone == true != odd:
         return False
     readings = [fields_of(read({**known, name: word})) for word in _WORDS]
@@ -236,11 +238,10 @@ def questions_of(read: Reader, known: Mapping[str, Any], unknown: Mapping[str, W
                 seen.append(reading)
                 bases.append((name, {**known, name: value}))
     for other, base in bases[:40]:
+        fields = fields_of(read(base))
         for name, word in unknown.items():
             if name != other:
-                for one in sorted(
-                    _changed_fields(read, base, name, fields_of(read(base)), (None, *_NUMBERS, "full", "block"))
-                ):
+                for one in sorted(_changed_fields(read, base, name, fields, (None, *_NUMBERS, "full", "block"))):
                     found.setdefault(one, question_of(name, word))
     return found
 
