@@ -55,6 +55,7 @@ from jointopt.jobs.job import STATE_BYTES, STATE_FIELDS, TF32, Constraints, Job,
 from jointopt.jobs.model import Model, block_of
 from jointopt.jobs.model_facts import facts
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
+from jointopt.jobs.pattern import layer_mappings
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, quoted_value, read_text
 from jointopt.jobs.shape import BLOCK_KEYS, inline_model, read_size
@@ -357,6 +358,7 @@ def job_mapping(job: Job) -> dict[str, Any]:
     for key in {"dtype", "fp8_recipe"} & {assumption.key for assumption in job.cluster.assumed}:
         del training[key]
     shape = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
+    shape |= {"layers": layer_mappings(model.layers)} if model.layers else {}
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,
