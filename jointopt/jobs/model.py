@@ -21,6 +21,7 @@ KIND_SIZES = (
     "mamba_num_groups", "mamba_conv_kernel_dim", "mamba_dt_rank", "conv_kernel_dim", "index_n_heads", "index_head_dim",
     "index_topk",
 )  # fmt: skip
+PATTERN_SIZES = ("head_dim", "attention_output_gate", "qk_norm", "sandwich_norm", *KIND_SIZES)  # of a cell of `layers`
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 
@@ -147,17 +148,17 @@ class Model:
 
     @property
     def window_cells(self) -> dict[str, Any]:
-        """Cells of a table's row: window_size and window_attn_skip_freq, none where all layers see all tokens."""
+        """Cells of a table's row: window_size and window_attn_skip_freq, or layers; none of a model that needs none."""
+        if self.layers:
+            return {"layers": pattern_text(self)}
         freq = self.window_attn_skip_freq
         where = {"window_attn_skip_freq": skip_freq_text(freq)} if freq else {}
-        return {"window_size": self.window_size} | where if any(self.windowed_layers) and not self.layers else {}
+        return {"window_size": self.window_size} | where if any(self.windowed_layers) else {}
 
     @property
     def attention_cells(self) -> dict[str, Any]:
         """Cells of a table's row on layers, windows, latent attention and ALiBi, those that the model has."""
-        names = (*LATENT, *KIND_SIZES) if self.layers else LATENT if self.kv_lora_rank else ()
-        cells = self.window_cells | {name: getattr(self, name) for name in names}
-        cells |= {"layers": pattern_text(self.layers)} if self.layers else {}
+        cells = self.window_cells | ({name: getattr(self, name) for name in LATENT} if self.kv_lora_rank else {})
         alibi = self.has_attention and self.position_embedding == "alibi"
         return cells | ({"position_embedding": "alibi"} if alibi else {})
 
@@ -325,12 +326,16 @@ def _pattern(model: Model) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def pattern_text(layers: Iterable[Layer]) -> str:
-    """Layers as a cell of a table has them: ``3*gated_delta:experts;full:experts``, repeated to the model's depth."""
-    words = [f"{one.attention}{f'@{one.window}' if one.window else ''}:{one.ffn}" for one in layers]
+def pattern_text(model: Model) -> str:
+    """The layers of a model as a cell has them: ``3*mamba2:experts;full:experts;mamba_num_heads=128``.
+
+    Sizes that no other column has follow the layers, which repeat to the model's depth.
+    """
+    words = [f"{one.attention}{f'@{one.window}' if one.window else ''}:{one.ffn}" for one in model.layers]
     turn = next(n for n in range(1, len(words) + 1) if len(words) % n == 0 and words[:n] * (len(words) // n) == words)
     runs = [(word, len(list(alike))) for word, alike in itertools.groupby(words[:turn])]
-    return ";".join(f"{count}*{word}" if count > 1 else word for word, count in runs)
+    sizes = [f"{name}={int(size)}" for name in PATTERN_SIZES if (size := getattr(model, name))]
+    return ";".join([*(f"{count}*{word}" if count > 1 else word for word, count in runs), *sizes])
 
 
 # Workloads below a model: some layers of it, or attention or the MLP of them alone, without embedding and head.

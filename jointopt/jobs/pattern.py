@@ -9,10 +9,11 @@ from typing import Any
 
 from jointopt.core.errors import JobError, nearest_hint
 from jointopt.jobs.catalog.limits import limit_of
-from jointopt.jobs.model import Layer, Model, kinds_of
+from jointopt.jobs.model import PATTERN_SIZES, Layer, Model, kinds_of
 from jointopt.jobs.reading import Section
 from jointopt.jobs.windows import skip_freq_of
 
+_FLAGS = {name for name in PATTERN_SIZES if type(getattr(Model, name, 0)) is bool}
 _KEYS = ("attention", "ffn", "window", "repeat")
 _ENTRY = re.compile(r"(?:(\d{1,4})\*)?([a-z_0-9+]+)(?:@(\d{1,9}))?:([a-z]+)")
 
@@ -52,18 +53,27 @@ def layer_of(attention: str, ffn: str, window: int, sizes: Mapping[str, Any], wh
     return Layer(attention, ffn, size)
 
 
-def named_layers(text: str, num_layers: int, sizes: Mapping[str, Any]) -> tuple[Layer, ...] | None:
-    """The layers of a cell such as ``3*gated_delta:experts;full:experts``, repeated; None for none."""
-    found: list[Layer] = []
+def named_layers(text: str, num_layers: int = 0) -> dict[str, Any] | None:
+    """Fields of a model that a cell such as ``3*mamba2:dense;full:dense;mamba_num_heads=128`` states; None for none.
+
+    The layers repeat to ``num_layers``, which they must divide, where that is above 0.
+    """
+    found, sizes = list[Layer](), dict[str, Any]()
     for word in text.replace(" ", "").strip(";").split(";"):
-        if not (entry := _ENTRY.fullmatch(word)):
+        name, _, size = word.partition("=")
+        if name in PATTERN_SIZES and size.isdecimal():
+            sizes[name] = bool(int(size)) if name in _FLAGS else int(size)
+        elif entry := _ENTRY.fullmatch(word):
+            try:
+                layer = layer_of(entry[2], entry[4], int(entry[3] or 0), {}, "layers")
+            except JobError:
+                return None
+            found += [layer] * int(entry[1] or 1)
+        else:
             return None
-        try:
-            layer = layer_of(entry[2], entry[4], int(entry[3] or 0), sizes, "layers")
-        except JobError:
-            return None
-        found += [layer] * int(entry[1] or 1)
-    return tuple(found * (num_layers // len(found))) if found and num_layers % len(found) == 0 else None
+    if not found or num_layers % len(found):
+        return None
+    return sizes | {"layers": tuple(found * max(num_layers // len(found), 1))}
 
 
 def layer_fields(layers: Sequence[Layer], latent: bool = False) -> dict[str, Any]:

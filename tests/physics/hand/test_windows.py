@@ -119,11 +119,7 @@ def test_layers_with_experts_have_windows_of_their_own_beside_the_dense_ones_tha
     model = narrow((1, 0, 1, 0), replace(MOE, num_dense_layers=1))
     full, window = (stages(pp=2, model=m) for m in (replace(model, window_size=0), model))
     assert (full.forward_sm_s - window.forward_sm_s)[0] == pytest.approx([FULL_S - NARROW_S] * 2)
-    assert [kind[0].sum(axis=1).tolist() for kind in window.split.kinds] == [
-        [1, 1],
-        [1, 0],
-        [0, 1],
-    ]
+    assert [kind[0].sum(axis=1).tolist() for kind in window.split.kinds] == [[1, 1], [1, 0], [0, 1]]
 
 
 def test_chunks_of_a_rank_take_what_their_own_layers_do() -> None:
