@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,14 @@ KIND_SIZES = (
     "mamba_num_groups", "mamba_conv_kernel_dim", "mamba_dt_rank", "conv_kernel_dim", "index_n_heads", "index_head_dim",
     "index_topk",
 )  # fmt: skip
-PATTERN_SIZES = ("head_dim", "attention_output_gate", "qk_norm", "sandwich_norm", *KIND_SIZES)  # of a cell of `layers`
+PATTERN_SIZES = (
+    "head_dim",
+    "q_lora_rank",
+    "attention_output_gate",
+    "qk_norm",
+    "sandwich_norm",
+    *KIND_SIZES,
+)  # of a cell of `layers`
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 
@@ -163,6 +171,17 @@ class Model:
         return cells | ({"position_embedding": "alibi"} if alibi else {})
 
     @property
+    def has_scores(self) -> bool:
+        """Whether some layers have softmax attention, whose heads tensor parallelism splits."""
+        return any("scores" in kinds_of("attention")[kind] for layer in {*self.pattern} for kind in layer.mixers)
+
+    @property
+    def mixer_heads(self) -> int:
+        """What tp must divide for attention without scores: the common divisor of its heads and groups; 0 for none."""
+        rows = [row for kind in mixers_of(self) for row in kinds_of("attention")[kind]["heads"]]
+        return math.gcd(*(int(evaluate(row, vars(self))) for row in rows))
+
+    @property
     def has_mlp(self) -> bool:
         """Whether some layers have an MLP, or experts."""
         return any(layer.ffn != "none" for layer in self.pattern)
@@ -241,7 +260,7 @@ class Model:
 
     def layer_parameters(self, layer: Layer) -> int:
         """All parameters of one such layer."""
-        own = sum(self.mixer_weights(kind) + evaluated(self, kind, "small") for kind in layer.mixers)
+        own = sum(self.mixer_weights(kind) + int(evaluated(self, kind, "small")) for kind in layer.mixers)
         own += layer.parts * self.norm_parameters * (2 if self.sandwich_norm else 1)
         if layer.ffn == "dense":
             inner = (2 if self.gated_mlp else 1) * self.ffn_hidden_size
@@ -288,6 +307,12 @@ def kinds_of(part: str) -> Mapping[str, Mapping[str, Any]]:
     """The kinds of ``attention`` or of ``ffn`` by name, as ``catalog/layer_kinds.yaml`` has them."""
     kinds: Mapping[str, Mapping[str, Any]] = read_yaml("layer_kinds.yaml")[part]
     return kinds
+
+
+def mixers_of(model: Model) -> list[str]:
+    """Kinds of attention without scores that the model has."""
+    found = dict.fromkeys(kind for layer in model.pattern for kind in layer.mixers)
+    return [kind for kind in found if "scores" not in kinds_of("attention")[kind]]
 
 
 def assumed_kinds(model: Model) -> list[str]:
@@ -378,7 +403,10 @@ def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> M
     without = _ENDS | {"num_dense_layers": 0, "window_attn_skip_freq": freq} | _WITHOUT[block]
     if model.layers:
         usual = [one for one in model.layers if one.ffn == "experts"] or list(model.layers)
-        left_out = {"attention": {"ffn": "none"}, "feed_forward": {"attention": "none", "window": 0}}.get(block, {})
+        parts: dict[str, dict[str, Any]] = {
+            "attention": {"ffn": "none"}, "feed_forward": {"attention": "none", "window": 0},
+        }  # fmt: skip
+        left_out = parts.get(block, {})
         layers = tuple(replace(one, **left_out) for one in itertools.islice(itertools.cycle(usual), num_layers))
         without |= {"layers": layers}
     return replace(

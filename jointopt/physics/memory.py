@@ -62,10 +62,11 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     norm = float(model.hidden_size * (1 if model.rmsnorm else 2) * (2 if model.sandwich_norm else 1))
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
     router = float(model.num_experts * model.hidden_size)
-    ffn = {"none": 0.0, "dense": model.dense_mlp_parameters / lay.tp, "experts": shared + router}
+    ffn: dict[str, Floats | float] = {"dense": model.dense_mlp_parameters / lay.tp, "experts": shared + router}
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
     whole = [
-        sum(map(model.mixer_weights, kind.mixers)) / lay.tp + kind.parts * norm + ffn[kind.ffn] for kind in lay.kinds
+        sum(map(model.mixer_weights, kind.mixers)) / lay.tp + kind.parts * norm + ffn.get(kind.ffn, 0.0)
+        for kind in lay.kinds
     ]  # fmt: skip
     dense = lay.weighed([each[:, None] for each in whole])
     table = model.vocab_size * model.hidden_size / lay.tp

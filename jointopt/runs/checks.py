@@ -123,18 +123,14 @@ def _partly_latent(runs: Cells) -> Bools:
 
 def _layers_contradict(runs: Cells) -> Bools:
     """Rows whose layers do not divide num_layers, or lack a size of their kinds, (n,)."""
-    pairs = [f"{text}|{count:.0f}" for text, count in zip(runs["layers"], runs["num_layers"], strict=True)]
-    return np.asarray(map_distinct(np.array(pairs, object), _layers_are_whole, 1.0) == 0)
-
-
-def _layers_are_whole(pair: str) -> float:
-    text, _, count = pair.rpartition("|")
-    if text == "nan":
-        return 1.0
-    found = named_layers(text, 0 if count == "nan" else int(count)) or {"layers": ()}
-    kinds = {kind for layer in found["layers"] for kind in layer.mixers}
-    needs = {name for kind in kinds for name in kinds_of("attention")[kind]["needs"]} & {*KIND_SIZES}
-    return float(bool(found["layers"]) and needs <= {*found})
+    stated, whole = np.flatnonzero(pd.notna(runs["layers"])), np.ones(len(runs["layers"]), bool)
+    for row in stated.tolist():
+        count = runs["num_layers"][row]
+        found = named_layers(str(runs["layers"][row]), 0 if np.isnan(count) else int(count)) or {"layers": ()}
+        kinds = {kind for layer in found["layers"] for kind in layer.mixers}
+        needs = {name for kind in kinds for name in kinds_of("attention")[kind]["needs"]} & {*KIND_SIZES}
+        whole[row] = bool(found["layers"]) and needs <= {*found}
+    return ~whole
 
 
 def _clocks_miscounted(runs: Cells) -> Bools:

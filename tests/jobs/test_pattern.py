@@ -3,17 +3,26 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from jointopt.core.errors import JobError
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job
 from jointopt.jobs.model import Layer, Model, block_of
+from jointopt.jobs.plans.rules import layout_rules
 from jointopt.jobs.shape import inline_model
 from tests.each import each
 
 # Shapes in the words of a job file, and the parameters of the published weights.
 MODELS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("pattern_models.yaml").read_text())
+
+
+def job(name: str) -> Job:
+    rest: dict[str, Any] = {"training": {"seq_length": 4096, "global_batch_size": 64, "framework": "megatron-lm"}}
+    cluster = {"gpu": "h100-sxm5-80gb", "nodes": 1}
+    return parse_job({"model": MODELS[name]["shape"] | {"name": name}, "cluster": cluster} | rest, name, Path())
 
 
 def model(name: str) -> Model:
@@ -73,3 +82,15 @@ def test_a_written_job_has_its_layers_again() -> None:
     again = parse_job(yaml.safe_load(dump_job(first)), "job", Path())
     assert again.model == first.model
     assert len(again.model.layers) == 32
+
+
+def test_tensor_parallelism_must_divide_the_heads_and_the_groups_of_a_state_space() -> None:
+    rule = next(one for one in layout_rules(job("nemotron-h-8b")) if one.name == "mixer_heads")
+    assert rule.broken({"tp": np.array([1, 8, 16])}).tolist() == [False, False, True]
+    assert "state space (Mamba-2)" in rule.sentence.format(tp=16, **rule.figures)
+
+
+def test_rates_of_kinds_that_no_run_has_are_named_as_assumed() -> None:
+    of = {one.key: one.reason for one in job("jamba-v0.1").cluster.assumed}
+    assert of["model.layers"].startswith("state space (Mamba): the rates of its kernels")
+    assert not any(one.key == "model.layers" for one in job("gemma-3-1b").cluster.assumed)
