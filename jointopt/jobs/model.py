@@ -22,14 +22,8 @@ KIND_SIZES = (
     "mamba_num_groups", "mamba_conv_kernel_dim", "mamba_dt_rank", "conv_kernel_dim", "index_n_heads", "index_head_dim",
     "index_topk",
 )  # fmt: skip
-PATTERN_SIZES = (
-    "head_dim",
-    "q_lora_rank",
-    "attention_output_gate",
-    "qk_norm",
-    "sandwich_norm",
-    *KIND_SIZES,
-)  # of a cell of `layers`
+# of a cell of `layers`
+PATTERN_SIZES = ("head_dim", "q_lora_rank", "attention_output_gate", "qk_norm", "sandwich_norm", *KIND_SIZES)
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 

@@ -25,6 +25,13 @@ def test_a_dense_model_uses_all_its_parameters() -> None:
     assert PLAIN.active_parameters == PLAIN.parameters
 
 
+def test_experts_with_biases_have_one_in_the_router_for_each() -> None:
+    plain = dataclasses.replace(PLAIN, num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=32)
+    biased = dataclasses.replace(plain, moe_linear_bias=True)
+    # up and gate 32 wide, down 64, and one in the router
+    assert biased.parameters - plain.parameters == 2 * 8 * (2 * 32 + 64 + 1)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 16), st.integers(1, 16))
 def test_more_active_experts_never_use_fewer_parameters(first: int, second: int) -> None:
