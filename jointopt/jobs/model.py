@@ -334,14 +334,16 @@ def evaluated(model: Model, kind: str, name: str, window: int = 0) -> int | floa
 def _pattern(model: Model) -> tuple[Layer, ...]:
     if model.layers:
         return model.layers
-    freq, attention = model.window_attn_skip_freq, "none" if model.block == "feed_forward" else "full"
+    freq, attention = model.window_attn_skip_freq, "mla" if model.kv_lora_rank else "full"
+    if model.block == "feed_forward":
+        attention = "none"
     ffns = ["none" if model.block == "attention" else "experts" if model.is_moe else "dense"] * model.num_layers
     ffns[: model.num_dense_layers if model.is_moe else 0] = ["dense"] * (model.num_dense_layers if model.is_moe else 0)
     found = []
     for at, ffn in enumerate(ffns):
         skips = freq[at % len(freq)] == 0 if isinstance(freq, tuple) else bool(freq) and (at + 1) % freq == 0
         window = 0 if skips or attention == "none" else model.window_size
-        found.append(Layer("mla" if model.kv_lora_rank else "sliding" if window else attention, ffn, window))
+        found.append(Layer("sliding" if window and attention == "full" else attention, ffn, window))
     return tuple(found)
 
 
