@@ -32,7 +32,7 @@ def skip_freq_text(freq: SkipFreq) -> str:
     return ";".join(map(str, freq)) if isinstance(freq, tuple) else str(freq)
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Layer:
     """One layer of a model: its attention and feed-forward, kinds of ``catalog/layer_kinds.yaml``."""
 
@@ -324,9 +324,9 @@ def products_of(model: Model, kind: str) -> dict[str, tuple[int, int, str]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def evaluated(model: Model, kind: str, name: str, window: int = 0) -> int | float:
+def evaluated(model: Model, kind: str, name: str) -> int | float:
     """The number that an entry of one kind of attention states for this model; 0 where it has none."""
-    found: int | float = evaluate(str(kinds_of("attention")[kind].get(name, 0)), vars(model) | {"window": window})
+    found: int | float = evaluate(str(kinds_of("attention")[kind].get(name, 0)), vars(model))
     return found
 
 
