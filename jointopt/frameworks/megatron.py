@@ -179,13 +179,13 @@ def _experts(words: Words, intent: Intent) -> None:
     model, routing = intent.model, intent.details.routing
     if not model.is_moe:
         return
-    dense, shared, scaled = model.num_dense_layers, model.num_shared_experts, routing.scaling != 1.0
+    shared, scaled = model.num_shared_experts, routing.scaling != 1.0
     words.add(
         num_experts=model.num_experts, moe_router_topk=model.moe_router_topk,
         moe_ffn_hidden_size=model.moe_ffn_hidden_size, **dispatcher(words, intent),
         moe_shared_expert_intermediate_size=model.moe_ffn_hidden_size * shared if shared else None,
         moe_shared_expert_gate=shared_gate(intent),
-        moe_layer_freq=f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None,
+        moe_layer_freq=layers_with_experts(model),
         moe_grouped_gemm=intent.job.training.dtype != "fp16" or version_key(words.version) >= version_key("0.16"),
         moe_permute_fusion=True, moe_router_dtype="fp32",
         moe_router_score_function=None if routing.score == "softmax" else routing.score,
@@ -198,6 +198,14 @@ def _experts(words: Words, intent: Intent) -> None:
         moe_aux_loss_coeff=routing.aux_loss or None,
         moe_router_force_load_balancing=forced_balance(intent),
     )  # fmt: skip
+
+
+def layers_with_experts(model: Model) -> str | None:
+    """Which layers have experts, in Megatron's words; None for all of them."""
+    dense = model.num_dense_layers
+    if model.layers:
+        return skip_freq_word(tuple(int(one.ffn == "experts") for one in model.layers))
+    return f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None
 
 
 def forced_balance(intent: Intent) -> bool:

@@ -47,7 +47,7 @@ def test_blocks_of_every_model_survive_being_saved_and_have_no_more_than_a_layer
     job = job_of(catalog=name, block=block)
     assert parse_job(parse_yaml(dump_job(job)), "stem", Path()) == job
     whole = load_model(name)
-    layer = whole.moe_layer_parameters if whole.is_moe else whole.dense_layer_parameters
+    layer = whole.layer_parameters(whole.pattern[-1])
     assert 0 < job.model.parameters <= layer
     assert (job.model.parameters == layer) == (block == "layer")
 
