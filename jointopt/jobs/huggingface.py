@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import JobError, nearest_hint
+from jointopt.core.errors import JobError
 from jointopt.core.schema import evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Layer, Model
 from jointopt.jobs.model_facts import check_facts, fact_of, facts_in, with_facts
+from jointopt.jobs.pattern import layer_fields, layer_of
 from jointopt.jobs.reading import Section, parse_json, quoted_value, read_text
 from jointopt.jobs.shape import checked_model, head_dim, read_size
-from jointopt.jobs.windows import windows_of
+from jointopt.jobs.windows import window_keys, windows_of
 
 
 def read_config(path: Path) -> Model:
@@ -26,28 +30,23 @@ def read_config(path: Path) -> Model:
 
 
 def model_from_config(config: Mapping[str, Any], name: str) -> Model:
-    """The model that a parsed ``config.json`` describes; ``name`` serves where the file has none."""
-    section = Section(config, "")
-    families, kind = read_yaml("families.yaml")["families"], config.get("model_type")
-    if not isinstance(kind, str) or kind not in families:
-        kind = kind if kind is not None else config.get("architectures")
-        family = family_of_class(kind) if config.get("model_type") is None else None
-        if family is None:
-            rows: Mapping[str, str] = read_yaml("model_facts.yaml")["families"]
-            check_facts([fact] if (fact := fact_of(rows, kind)) else [], f"model_type {quoted_value(kind)}")
-            hint = nearest_hint(kind, families) if isinstance(kind, str) else ""
-            raise JobError(
-                f"model_type must be one of {', '.join(families)}; got {quoted_value(kind)}{hint}; "
-                f"write the shape into the job file instead."
-            )
-        kind = family
+    """The model that a parsed ``config.json`` describes; ``name`` serves where the file has none.
+
+    Of a model of several modes it is the one in ``text_config``. Raises JobError for a key that is not understood too.
+    """
+    text, parts = text_part(config)
+    section, kind = Section(text, ""), _family(text)
+    _check_keys(text, kind)
     shape: dict[str, Any] = {}
-    for field, value in families[kind].items():
-        shape[field] = evaluate(value, shape, _functions(section, field)) if isinstance(value, str) else value
+    for field, value in read_yaml("families.yaml")["families"][kind].items():
+        functions = _functions(section, field, shape)
+        shape[field] = evaluate(value, shape, functions) if isinstance(value, str) else value
+    layers = shape.pop("layers", ())
     shape = {field: value for field, value in shape.items() if not field.startswith("_")}
-    shape |= windows_of(config, kind, shape["num_layers"])
+    latent = shape.get("kv_lora_rank", 0) > 0
+    shape |= layer_fields(layers, latent) if layers else windows_of(text, kind, shape["num_layers"])
     shape.setdefault("mtp_num_layers", read_size(section, "num_nextn_predict_layers", 0, 0, "mtp_num_layers"))
-    shape = with_facts(shape, facts_in(config, "keys"))
+    shape = with_facts(shape, [*facts_in(text, "keys"), *parts])
     check_facts(shape.get("other", ()), "it")
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
     if "head_dim" not in shape:
@@ -55,7 +54,62 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     stated = config.get("_name_or_path")
     last = stated.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] if isinstance(stated, str) else ""
     own_name = last if last.isprintable() and len(last) <= 100 else ""
-    return checked_model(Model(name=own_name or name, config=dict(config), **shape), "")
+    return checked_model(Model(name=own_name or name, config=dict(text), **shape), "")
+
+
+def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The configuration of the language model alone, and the facts on what it leaves out of a model of several modes."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return config, []
+    # the outer class names the family of an inner one that has no name, and may state these two for it
+    outer = {key: config[key] for key in ("model_type", "tie_word_embeddings", "quantization_config") if key in config}
+    return {**outer, **inner}, ["unpriced_encoder"]
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    """The family of a configuration; JobError says what to do where it has none that is read."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in read_yaml("families.yaml")["families"]:
+        return kind
+    key, kind = ("model_type", kind) if kind is not None else ("architectures", config.get("architectures"))
+    family = family_of_class(kind) if key == "architectures" else None
+    if family is not None:
+        return family
+    rows: Mapping[str, str] = read_yaml("model_facts.yaml")["families"]
+    check_facts([fact] if (fact := fact_of(rows, kind)) else [], f"{key} {quoted_value(kind)}")
+    if kind is None:
+        raise JobError(f"model_type is missing; expected the family of the model, as transformers names it{_INSTEAD}")
+    raise JobError(f"{key} {quoted_value(kind)} is of no family that is read{_INSTEAD}")
+
+
+_INSTEAD = (
+    "; state the fields of its model in the job file (num_layers, hidden_size, ffn_hidden_size, num_attention_heads, "
+    "num_query_groups, vocab_size, and layers where they differ), since under the name of another family what only "
+    "this one has would not be priced."
+)
+
+
+def _check_keys(config: Mapping[str, Any], family: str) -> None:
+    """JobError for a key that neither the family nor any table understands, unless its value says that it is off."""
+    tables = read_yaml("model_facts.yaml")
+    known = _keys_of(family) | {key.partition(".")[0] for key in tables["keys"]}
+    patterns = [pattern for group in tables["ignored"].values() for pattern in group]
+    for key, value in config.items():
+        if key in known or any(fnmatchcase(str(key), pattern) for pattern in patterns) or not fact_of("on", value):
+            continue
+        raise JobError(
+            f"{quoted_value(key)} (here {quoted_value(value)}) is no key that is known of a {family} model; leave it out "
+            f"if it changes neither layers nor sizes, or state the fields of the model in the job file instead."
+        )
+
+
+@functools.cache
+def _keys_of(family: str) -> frozenset[str]:
+    """The keys of a configuration that the expressions of a family name, and those on windows where it has them."""
+    stated = " ".join(value for value in read_yaml("families.yaml")["families"][family].values() if isinstance(value, str))
+    words = {word.partition(".")[0] for text in re.findall(r'"([^"]*)"', stated) for word in text.split()}
+    return frozenset(words | {"num_nextn_predict_layers", "head_dim"} | set(window_keys(family)))
 
 
 def family_of_class(names: object) -> str | None:
@@ -66,19 +120,26 @@ def family_of_class(names: object) -> str | None:
     return next((family for family in families if word and family.replace("_", "") == word), None)
 
 
-def _functions(section: Section, field: str) -> dict[str, Any]:
+def _functions(section: Section, field: str, shape: Mapping[str, Any]) -> dict[str, Any]:
     """The functions that an expression of ``families.yaml`` may call (its head lists them), for one field of `Model`.
 
-    A dotted key is one of a mapping within.
+    A dotted key is one of a mapping within; ``shape`` has the fields before it.
     """
 
     def place(key: str) -> tuple[Section, str]:
         inner, dot, last = key.rpartition(".")
         return (section.section(inner), last) if dot else (section, key)
 
+    def has(key: str) -> bool:
+        where, last = place(key)
+        return where.has(last)
+
     def whole_size(keys: str, default: int | None = None, low: int = 1, of: str = field) -> int:
         first, *others = keys.split()
-        where, key = place(next((key for key in (first, *others) if section.has(key)), first))
+        where, key = place(next((key for key in (first, *others) if has(key)), first))
+        value = where.values.get(key)
+        if isinstance(value, list) and len(value) == shape.get("num_layers") and len(set(map(str, value))) == 1:
+            where = Section({**where.values, key: value[0]}, where.where)
         return read_size(where, key, default, low, of)
 
     def multiple(key: str, width: int) -> int:
@@ -98,9 +159,33 @@ def _functions(section: Section, field: str) -> dict[str, Any]:
             raise section.refuse(key, "the leading layers only, for example [0, 1]")
         return len(layers)
 
+    def kinds(keys: str) -> list[str]:
+        key = next((key for key in keys.split() if section.values.get(key)), "")
+        stated, known = section.values.get(key, []), read_yaml("families.yaml")["layer_types"] | shape.get("_kinds", {})
+        count = shape.get("num_layers", len(stated) if isinstance(stated, list | str) else 0)
+        words = list(map(str, stated)) if isinstance(stated, list | str) else [""]
+        if key and (strange := set(words) - known.keys()) | {word for word in words if len(words) != count}:
+            none = f", none of {', '.join(sorted(strange))[:80]}" if strange else ""
+            raise section.refuse(key, f"{count} of {', '.join(known)}{none}")
+        return [known[word] for word in words]
+
+    def chosen(key: str, inside: str, outside: str, first: int = 0) -> list[str]:
+        where, last = place(key)
+        stated = where.values.get(last)
+        numbers = stated.split(",") if isinstance(stated, str) else stated or []
+        layers, known = range(first, first + shape["num_layers"]), set(map(str, numbers))
+        if not known <= set(map(str, layers)):
+            raise where.refuse(last, f"numbers of layers from {first} to {layers[-1]}")
+        return [inside if str(layer) in known else outside for layer in layers] if known else []
+
+    def layers(mixers: list[str], ffns: list[str]) -> tuple[Layer, ...]:
+        sizes = {"window_size": section.whole("sliding_window", 0, 100_000_000, 0), **shape}
+        rows = (mixers[at % len(mixers)].split(":") + [ffns[at % len(ffns)]] for at in range(shape["num_layers"]))
+        return tuple(layer_of(row[0], row[1], 0, sizes, "layers") for row in rows)
+
     return {
-        "size": whole_size, "multiple": multiple, "every": every, "leading": leading,
-        "has": section.has, "whole": section.whole, "value": lambda key: place(key)[0].values.get(place(key)[1]),
+        "size": whole_size, "multiple": multiple, "every": every, "leading": leading, "kinds": kinds, "chosen": chosen,
+        "layers": layers, "has": has, "whole": section.whole, "value": lambda key: place(key)[0].values.get(place(key)[1]),
         "flag": lambda key, default: place(key)[0].flag(place(key)[1], default),
         "number": lambda key, most, default: section.number(key, most, default=default),
         "share": lambda key, default: section.number(key, 1.0, zero=True, default=default),
