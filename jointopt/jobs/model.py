@@ -194,6 +194,12 @@ class Model:
         """Weights of one layer's attention projections, without biases and norms: of full, or of latent attention."""
         return self.mixer_weights("mla" if self.kv_lora_rank else "full")
 
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a head's queries and keys, and of its values, in full or latent attention."""
+        latent = self.qk_nope_head_dim + self.qk_rope_head_dim, self.v_head_dim
+        return latent if self.kv_lora_rank else (self.head_dim, self.head_dim)
+
     def mixer_weights(self, kind: str) -> int:
         """Weights of the matrices of one kind of attention."""
         return sum(inputs * outputs for inputs, outputs, _ in products_of(self, kind).values())

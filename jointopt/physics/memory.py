@@ -6,6 +6,7 @@ Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L lay
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,18 @@ from jointopt.jobs.catalog.kernels import workspaces_mib
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.jobs.framework import overlap_share as share_hidden
 from jointopt.jobs.job import Job, Training
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Layer, Model, evaluated, kinds_of
 from jointopt.physics.layers import adapters
-from jointopt.physics.layouts import LayoutArrays, Split, by_depth, input_bytes, kv_heads_of_rank, layers_of_ranks
+from jointopt.physics.layouts import (
+    LayoutArrays,
+    Split,
+    by_depth,
+    has_latents,
+    has_scores,
+    input_bytes,
+    kv_heads_of_rank,
+    layers_of_ranks,
+)
 from jointopt.physics.schedule import MOST_GROUPS, MOST_ROUNDS, live_chunks_of_1f1b, live_chunks_of_zero_bubble
 
 _CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
@@ -49,14 +59,15 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     tied head is a copy of its own only where pp > 1, as in Megatron.
     """
     model = job.model
-    norms = float(model.parts_per_layer * model.hidden_size * (1 if model.rmsnorm else 2))
-    attention = model.attention_parameters / lay.tp + norms
-    dense_layer = attention + model.dense_mlp_parameters / lay.tp
+    norm = float(model.hidden_size * (1 if model.rmsnorm else 2) * (2 if model.sandwich_norm else 1))
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
-    moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
+    router = float(model.num_experts * model.hidden_size)
+    ffn = {"none": 0.0, "dense": model.dense_mlp_parameters / lay.tp, "experts": shared + router}
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    moe_layers = lay.layers - lay.dense_layers
-    dense = dense_layer[:, None] * lay.dense_layers + moe_layer[:, None] * moe_layers
+    whole = [
+        sum(map(model.mixer_weights, kind.mixers)) / lay.tp + kind.parts * norm + ffn[kind.ffn] for kind in lay.kinds
+    ]  # fmt: skip
+    dense = lay.weighed([each[:, None] for each in whole])
     table = model.vocab_size * model.hidden_size / lay.tp
     dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
@@ -67,13 +78,13 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
         projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
         dense += (projections + lookup)[:, None] * lay.ends
     own = adapter_parameters(job, lay)
-    return Parameters(dense + own.dense, experts[:, None] * moe_layers + own.expert)
+    return Parameters(dense + own.dense, experts[:, None] * lay.moe_layers + own.expert)
 
 
 def adapter_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     """Parameters of LoRA's adapters that one rank of every stage holds, (L, pp); experts' apart."""
     of = [np.zeros_like(lay.layers)] * 2
-    for kind, layers in (("dense", lay.dense_layers), ("moe", lay.layers - lay.dense_layers)):
+    for kind, layers in zip(lay.kinds, lay.layers_of_kinds, strict=True):
         for one in adapters(job.model, job.training, kind, *lay.adapter_cuts):
             of[one.routed] = of[one.routed] + one.parameters(job.training.lora_dim or 0)[:, None] * layers
     return Parameters(*of)
@@ -139,6 +150,22 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
     return 4.0 * heads
 
 
+def mixer_activations(
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float,
+    layer: Layer,
+) -> Floats:  # fmt: skip
+    """Bytes of what a layer's attention keeps: `attention_activations`, or of a kind without scores what it states."""
+    held = np.zeros_like(tokens)
+    for kind in layer.mixers:
+        if "scores" in kinds_of("attention")[kind]:
+            held = held + attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
+            continue
+        elements = evaluated(model, kind, "kept") / tp + evaluated(model, kind, "kept_whole")
+        around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "in_proj")
+        held = held + tokens * (around + _element_bytes(training) * elements)
+    return held
+
+
 def attention_activations(
     model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
@@ -170,32 +197,33 @@ def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Float
 
 
 def dense_layer_activations(
-    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
-) -> Floats:
-    """Activation memory in bytes of one dense layer: what it keeps for its backward pass, nothing recomputed.
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats,
+    stored_norms: float = 2.0, layer: Layer | None = None,
+) -> Floats:  # fmt: skip
+    """Activation memory in bytes of one layer without experts: what it keeps for its backward pass, nothing recomputed.
 
     s·b·h·(10 + 24/t + 5·a·s/(h·t)) for GPT with dropout, all over t under SP (Korthikanti et al. 2022, arXiv:2205.05198
     equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.
+    ``layer``: by default the model's first.
     """
-    held = np.zeros_like(tokens)
-    if model.has_attention:
-        held = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
-    if model.has_mlp:
+    layer = layer or model.pattern[0]
+    held = mixer_activations(model, training, tokens, tp, sequence_parallel, stored_norms, layer)
+    if layer.ffn == "dense":
         around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_fc1")
         held = held + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
     return held
 
 
-def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0) -> Floats:
+def moe_layer_activations(
+    model: Model, training: Training, lay: LayoutArrays, stored_norms: float, layer: Layer
+) -> Floats:
     """`dense_layer_activations` of an MoE layer, (L,) bytes: routed copies of tokens, permuted, and shared experts.
 
     Derived here: experts see `LayoutArrays.kept_copies` of a rank's tokens, in and out.
     """
     around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms, "linear_fc1")
     held = lay.tokens * (around + sum(_expert_bytes(model, training, lay)))
-    if model.has_attention:
-        held = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms) + held
-    return np.asarray(held)
+    return np.asarray(mixer_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms, layer) + held)
 
 
 def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[Floats, Floats]:
@@ -238,7 +266,7 @@ def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, ten
 class LiveLayers:
     """Layers of each kind whose activations the ranks hold, at the times at which each may hold most.
 
-    ``group`` (L,): layouts of one split and number of micro-batches; ``layers``: (groups, times, 2, ranks).
+    ``group`` (L,): layouts of one split and number of micro-batches; ``layers``: (groups, times, kinds, ranks).
     """
 
     group: Ints
@@ -257,12 +285,12 @@ class LiveLayers:
         """The layers held by the ranks (groups, K) of each group."""
         return LiveLayers(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
 
-    def most_bytes(self, dense: Floats, moe: Floats) -> Floats:
-        """Most bytes alive at once on every rank, (L, ranks); ``dense``, ``moe`` (L, ranks): bytes per layer."""
+    def most_bytes(self, of_kinds: Sequence[Floats]) -> Floats:
+        """Most bytes alive at once on every rank, (L, ranks); ``of_kinds``: bytes of a layer of each kind."""
         most = np.zeros((len(self.group), self.layers.shape[3]))
         for count in self.layers.swapaxes(0, 1):
             at = count[self.group]
-            np.maximum(most, dense * at[:, 0] + moe * at[:, 1], out=most)
+            np.maximum(most, sum(each * at[:, kind] for kind, each in enumerate(of_kinds)), out=most)
         return most
 
     def heaviest_ranks(self, split: Split) -> Ints:
@@ -272,7 +300,7 @@ class LiveLayers:
         activations than it.
         """
         which = split.which[np.unique(self.group, return_index=True)[1]]
-        own = np.stack([layers_of_ranks(chunks)[which] for chunks in (split.dense, split.moe)])
+        own = np.stack([layers_of_ranks(chunks)[which] for chunks in split.kinds])
         less = (own[..., 1:] == own[..., :-1]).all(axis=0)
         less &= (self.layers[..., 1:] <= self.layers[..., :-1]).all(axis=(1, 2))
         less[:, :1] = less[:, -1:] = False
@@ -282,15 +310,15 @@ class LiveLayers:
 
 
 def _layers_held(split: Split, pp: int, which: int, num_micro_batches: int) -> Floats:
-    """`LiveLayers.layers` of one split and number of micro-batches, (times, 2, pp)."""
-    kinds, schedule = (split.dense[which], split.moe[which]), split.schedule[which]
+    """`LiveLayers.layers` of one split and number of micro-batches, (times, kinds, pp)."""
+    kinds, schedule = [chunks[which] for chunks in split.kinds], split.schedule[which]
     vpp = kinds[0].shape[1]
     if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
         alive = live_chunks_of_zero_bubble(schedule, pp, num_micro_batches)
     else:
         alive = live_chunks_of_1f1b(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
     layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds], axis=1)
-    if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
+    if sum(chunks.any() for chunks in kinds) == 1:  # of one kind alone most layers are most bytes
         layers = layers.max(axis=0, keepdims=True)
     return np.unique(layers, axis=0) if len(layers) > 1 else layers
 
@@ -328,9 +356,9 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     trained = adapter_parameters(job, lay) if training.frozen else params
     state = device_state_bytes(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
     per_layer, at_work = layer_bytes(job, lay)
-    in_flight = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
+    in_flight = held.most_bytes(per_layer)
     # offloaded activations leave those of two layers: the one at work and the one that is copied
-    two = 2.0 * np.maximum.reduce(list(per_layer.values()))
+    two = 2.0 * np.maximum.reduce(per_layer)
     in_flight = np.where(lay.offloads_activations[:, None], np.minimum(in_flight, two), in_flight)
     activations = in_flight + at_work
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
@@ -361,30 +389,30 @@ def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats)
     """
     if job.training.cuda_graph == "full_iteration":
         return step
-    if not job.training.cuda_graph:
+    if not job.training.captures_graphs:
         return np.zeros_like(step)
     buffers = 2.0 * layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)[:, None]
-    return held.most_bytes(buffers, buffers)
+    return held.most_bytes([buffers] * len(lay.kinds))
 
 
-def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
-    """Bytes of one layer, ``dense`` or ``moe``, that recomputation of named modules drops, (L,).
+def dropped_bytes(job: Job, lay: LayoutArrays, kind: Layer) -> Floats:
+    """Bytes of one layer of a kind that recomputation of named modules drops, (L,).
 
     Attention's, the norms', and those of the whole MLP or of modules of it, which count only where the whole is kept.
     """
     model, training, re = job.model, job.training, lay.recompute
-    feeding = model.has_attention * kept_input_bytes(training, "linear_qkv")
-    feeding += model.has_mlp * kept_input_bytes(training, "linear_fc1")
+    feeding = bool(kind.mixers) * kept_input_bytes(training, "linear_qkv")
+    feeding += (kind.ffn != "none") * kept_input_bytes(training, "linear_fc1")
     norms = feeding * model.hidden_size
-    dropped = np.where(re.has("core_attn"), score_bytes(model, training, lay.tp), 0.0)
+    dropped = np.where(re.has("core_attn") & has_scores(kind), score_bytes(model, training, lay.tp), 0.0)
     dropped = dropped + np.where(re.has("layernorm"), np.where(lay.sp, norms / lay.tp, norms), 0.0)
-    if model.kv_lora_rank:
+    if has_latents(kind):
         # q, k and v that MLA's up-projections write (DeepSeek-V2, arXiv:2405.04434, section 2.1)
         widths = 2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + model.v_head_dim
         latent = _element_bytes(training) * model.num_attention_heads * widths / lay.tp
         dropped = dropped + np.where(re.has("mla_up_proj"), latent, 0.0)
-    if kind == "dense":
-        mlp = _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)
+    if kind.ffn != "experts":
+        mlp = _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp) * (kind.ffn == "dense")
         return np.asarray(lay.tokens * (dropped + np.where(re.has("mlp"), mlp, 0.0)))
     routed, shared = _expert_bytes(model, training, lay)
     copies = lay.kept_copies / lay.expert_tp
@@ -395,12 +423,10 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
 
 def batch_bytes(job: Job, lay: LayoutArrays) -> Floats:
     """Bytes that one micro-batch keeps on every stage, (L, pp)."""
-    per_layer, _ = layer_bytes(job, lay)
-    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
-    return np.asarray(np.sum([count[kind] * kept for kind, kept in per_layer.items()], axis=0))
+    return lay.weighed(layer_bytes(job, lay)[0])
 
 
-def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]:
+def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[list[Floats], Floats]:
     """Bytes that a micro-batch keeps of a layer of each kind, and those of the layer at work beside them, (L, pp) each.
 
     Of a stage that recomputes some layers whole (Megatron's "block") the mean of its layers. Selective recomputation
@@ -409,24 +435,25 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
     """
     model, training, share = job.model, job.training, job.training.framework.selective_share
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
-    of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
-    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
-    if model.is_moe:
-        of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
     whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
-    per_layer, working = {}, np.zeros(whole.shape)
-    for kind, own in of_kind.items():
+    per_layer, working = list[Floats](), np.zeros(whole.shape)
+    for kind, count in zip(lay.kinds, lay.layers_of_kinds, strict=True):
+        if kind.ffn == "experts":
+            own = moe_layer_activations(model, training, lay, norms, kind)
+        else:
+            own = dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms, kind)
         # what the first product of an adapter hands to the second; inputs are those of the layers
         adapted = sum(one.tokens for one in adapters(model, training, kind, *lay.adapter_cuts))
         layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
         dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
-        kept = layer - np.where(lay.recompute.usual, share * (layer - inputs) if share else scores, dropped)
-        per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
+        usual = share * (layer - inputs) if share else scores * has_scores(kind)
+        kept = layer - np.where(lay.recompute.usual, usual, dropped)
+        per_layer.append(whole * inputs[:, None] + (1.0 - whole) * kept[:, None])
         restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
         at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
-        working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
+        working = np.maximum(working, np.where(count > 0, at_work, 0.0))
     # Scores that live only while their layer is at work (derived here for 16 bit). Unfused: an fp32 copy, its softmax
     # in fp32 and the gradient of that. A fused softmax has 16-bit gradients of its input and output.
     per_score = {"unfused": 12.0, "fused": 4.0}.get(training.attention, 0.0)

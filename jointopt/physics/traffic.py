@@ -20,10 +20,10 @@ from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
 from jointopt.jobs.framework import overlap_share
 from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import CollectiveConstants, KernelConstants, Links, NetworkProtocol, Protocol
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Layer, Model, evaluated
 from jointopt.jobs.plans.placement import Group
 from jointopt.physics.layers import Kernels, Pass, adapters, kernels
-from jointopt.physics.layouts import LayoutArrays, kv_heads_of_rank, most_loaded
+from jointopt.physics.layouts import LayoutArrays, has_latents, has_scores, kv_heads_of_rank, most_loaded
 from jointopt.physics.memory import Parameters
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -304,14 +304,14 @@ def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: F
 
 
 def tp_traffic(
-    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass, routed: bool = False
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass, kind: Layer
 ) -> Traffic:
     """Tensor parallelism: two all-reduces of the residual stream per pass, two more where a layer is recomputed.
 
     Attention or an MLP alone has one. Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather
-    and a reduce-scatter (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP ``routed`` layers have one
-    of them less, as routed experts take each rank's slice of tokens; shared experts take them all. Hides under the
-    kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
+    and a reduce-scatter (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP layers with experts
+    have one of them less, as routed experts take each rank's slice of tokens; shared experts take them all. Hides under
+    the kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
     (Megatron Core's get_query_key_value_tensors).
     """
     moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
@@ -324,15 +324,14 @@ def tp_traffic(
     pair = np.where(lay.sp, gathered + scattered, reduced)
     if job.training.framework.tp_hop_s:
         pair[0] += ring_delay_s(groups["tp"], job.training.framework.tp_hop_s)
-    parts = float(job.model.parts_per_layer)
+    parts, routed = float(kind.parts), kind.ffn == "experts"
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
     # pairs of collectives that are redone: all, or the one of a module (a checkpointed MLP gathers its input again)
     module = np.where(lay.recompute.has("moe" if routed else "mlp"), 1.0, 0.0)
     again = np.minimum(parts * lay.recompute.full_share + module, pairs)
     overlap = overlap_share(job.training.framework, "tp", lay.layouts["overlap"])
     streams = _exposed(pair, pairs, pairs + again, overlap, layer)
-    every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
-    if every_head or not job.model.has_attention:
+    if has_latents(kind) or not has_scores(kind) or not np.any(lay.tp > job.model.num_query_groups):
         return streams
     shared = lay.tp > job.model.num_query_groups
     heads = (job.model.num_attention_heads + 2 * job.model.num_query_groups) * job.model.head_dim
@@ -356,7 +355,7 @@ def ring_delay_s(group: Group, hop_s: float) -> Floats:
     return np.where(group.size > group.local, 2.0 * (group.size - 1.0) * hop_s, 0.0)
 
 
-def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], kind: str) -> Traffic:
+def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], kind: Layer) -> Traffic:
     """Collectives of the adapters of one layer over the ranks that cut it, of which nothing hides (Megatron-Bridge).
 
     Its peft/utils.py: beside a column-parallel layer what the first product makes is gathered, and the gradient of its
@@ -369,7 +368,7 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
         group, sp = groups["etp" if one.routed else "tp"], lay.sp & (not one.routed)
         low, wide = (element * one.tokens * width for width in (job.training.lora_dim or 0, job.model.hidden_size))
         again = np.maximum(
-            lay.recompute.full_share, lay.recompute.has("moe" if kind == "moe" else "mlp") if one.mlp else 0.0
+            lay.recompute.full_share, lay.recompute.has("moe" if kind.ffn == "experts" else "mlp") if one.mlp else 0.0
         )
         whole, cut, gathered = (
             collective_cost(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
@@ -381,17 +380,23 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
     return total
 
 
-def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
+def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass, kind: Layer) -> Traffic:
     """Context parallelism: keys and values gathered forward; gathered again and their gradients scattered backward.
 
     Megatron Core's all-gather form; ring attention (Liu et al. 2023, arXiv:2310.01889) moves as many bytes. Hides under
-    the attention ``core``. None without attention.
+    the attention ``core``. Attention without scores has all-to-alls from tokens to heads and back in its place, both
+    ways (Megatron Core's mamba_context_parallel.py), of which nothing hides. None without attention.
     """
-    if not job.model.has_attention:
-        return Traffic(*np.zeros((3, len(lay.tp))))
-    moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
-    once = collective_cost(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.recompute.full_share, job.training.framework.cp_overlap, core)
+    found, profile = Traffic(*np.zeros((3, len(lay.tp)))), job.training.framework
+    if has_scores(kind):
+        moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
+        once = collective_cost(hw, "all_gather", moved, groups["cp"])
+        found = _exposed(once, 1.0, 2.0 + lay.recompute.full_share, profile.cp_overlap, core)
+    if sent := sum(evaluated(job.model, mixer, "context") for mixer in kind.mixers):
+        moved = hw.kernels.element_bytes * lay.tokens * float(sent) / lay.tp
+        turned = collective_cost(hw, "all_to_all", moved, groups["cp"])
+        found = found + _exposed(turned, 1.0, 1.0 + lay.recompute.full_share, 0.0, core)
+    return found
 
 
 def gradient_traffic(
@@ -553,7 +558,7 @@ def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer
     seconds, joules = once
     forward, backward = seconds, seconds * (1.0 + lay.recompute.dispatches_again())
     profile = job.training.framework
-    overlap = max(profile.ep_overlap, profile.chosen_ep_overlap * job.training.overlap_moe_a2a)
+    overlap = profile.ep_overlap
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
     alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / np.maximum(lay.micro_batches, 1), 1.0)
     whole, window = forward + backward, (layer.forward.time_s + layer.backward.time_s) / (1.0 - kept)
