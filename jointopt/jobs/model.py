@@ -82,6 +82,7 @@ class Model:
     num_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
+    moe_latent_size: int = 0  # width of tokens at routed experts, where it is not hidden_size (Nemotron 3 Super)
     moe_linear_bias: bool = False  # biases on experts and the router (GPT-OSS)
     num_shared_experts: int = 0
     # group-limited routing: a token's experts lie in so many of so many groups of experts; 0 = no groups
@@ -210,7 +211,7 @@ class Model:
 
         The mean of all layers where a pattern is stated.
         """
-        routed = (self.moe_router_topk + self.num_shared_experts) * self.expert_parameters
+        routed = self.moe_router_topk * self.expert_parameters + self.shared_expert_parameters + self.latent_parameters
         ffn = {"none": 0, "dense": self.dense_mlp_parameters, "experts": routed}
         of = {layer: sum(map(self.mixer_weights, layer.mixers)) + ffn[layer.ffn] for layer in {*self.layers}}
         if not self.layers:
@@ -223,9 +224,24 @@ class Model:
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.ffn_hidden_size
 
     @property
+    def expert_input_size(self) -> int:
+        """Width of the tokens that routed experts get and give."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert, without biases."""
-        return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size
+        return (3 if self.gated_mlp else 2) * self.expert_input_size * self.moe_ffn_hidden_size
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Weights of a layer's shared experts, without biases."""
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size * self.num_shared_experts
+
+    @property
+    def latent_parameters(self) -> int:
+        """Weights of a layer that bring tokens to the width of its experts and back."""
+        return 2 * self.hidden_size * self.moe_latent_size
 
     @property
     def expert_bias_parameters(self) -> int:
@@ -247,7 +263,8 @@ class Model:
             own += self.dense_mlp_parameters + (inner + self.hidden_size) * self.linear_bias
         if layer.ffn == "experts":
             one = self.expert_parameters + self.expert_bias_parameters
-            own += (self.num_experts + self.num_shared_experts) * one
+            own += self.num_experts * one + self.num_shared_experts * self.expert_bias_parameters
+            own += self.shared_expert_parameters + self.latent_parameters
             own += (self.hidden_size + self.moe_linear_bias) * self.num_experts
         return own
 
@@ -342,8 +359,8 @@ _ENDS: dict[str, Any] = {
     "final_norm": False, "embedding_norm": False,
 }  # fmt: skip
 _MLP: dict[str, Any] = {
-    "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "num_shared_experts": 0,
-    "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
+    "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "moe_latent_size": 0,
+    "num_shared_experts": 0, "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
 }  # fmt: skip
 _ATTENTION: dict[str, Any] = {
     "num_attention_heads": 0, "num_query_groups": 0, "qkv_bias": False, "attention_sinks": False,

@@ -218,7 +218,7 @@ def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_byte
 
     Lepikhin et al. 2020 (GShard, arXiv:2006.16668) with balanced routing and no capacity factor.
     """
-    return element_bytes * tokens * token_share * model.moe_router_topk * model.hidden_size
+    return element_bytes * tokens * token_share * model.moe_router_topk * model.expert_input_size
 
 
 @dataclass(frozen=True)
