@@ -159,24 +159,27 @@ def _functions(section: Section, field: str, shape: Mapping[str, Any]) -> dict[s
             raise section.refuse(key, "the leading layers only, for example [0, 1]")
         return len(layers)
 
+    def listed(keys: str) -> list[str]:
+        where, last = place(next((key for key in keys.split() if has(key)), keys.split()[0]))
+        stated = where.values.get(last) or []
+        if not isinstance(stated, list | str):
+            raise where.refuse(last, "a list, one for each layer")
+        return list(map(str, stated.split(",") if isinstance(stated, str) and "," in stated else stated))
+
     def kinds(keys: str) -> list[str]:
-        key = next((key for key in keys.split() if section.values.get(key)), "")
-        stated, known = section.values.get(key, []), read_yaml("families.yaml")["layer_types"] | shape.get("_kinds", {})
-        count = shape.get("num_layers", len(stated) if isinstance(stated, list | str) else 0)
-        words = list(map(str, stated)) if isinstance(stated, list | str) else [""]
-        if key and (strange := set(words) - known.keys()) | {word for word in words if len(words) != count}:
+        words, known = listed(keys), read_yaml("families.yaml")["layer_types"] | shape.get("_kinds", {})
+        strange, count = set(words) - known.keys(), shape["num_layers"]
+        if strange or (words and len(words) != count):
             none = f", none of {', '.join(sorted(strange))[:80]}" if strange else ""
+            key = next(key for key in keys.split() if section.has(key))
             raise section.refuse(key, f"{count} of {', '.join(known)}{none}")
         return [known[word] for word in words]
 
     def chosen(key: str, inside: str, outside: str, first: int = 0) -> list[str]:
-        where, last = place(key)
-        stated = where.values.get(last)
-        numbers = stated.split(",") if isinstance(stated, str) else stated or []
-        layers, known = range(first, first + shape["num_layers"]), set(map(str, numbers))
-        if not known <= set(map(str, layers)):
-            raise where.refuse(last, f"numbers of layers from {first} to {layers[-1]}")
-        return [inside if str(layer) in known else outside for layer in layers] if known else []
+        layers, numbers = range(first, first + shape["num_layers"]), set(listed(key))
+        if not numbers <= set(map(str, layers)):
+            raise place(key)[0].refuse(place(key)[1], f"numbers of layers from {first} to {layers[-1]}")
+        return [inside if str(layer) in numbers else outside for layer in layers] if numbers else []
 
     def layers(mixers: list[str], ffns: list[str]) -> tuple[Layer, ...]:
         sizes = {"window_size": section.whole("sliding_window", 0, 100_000_000, 0), **shape}
@@ -185,7 +188,7 @@ def _functions(section: Section, field: str, shape: Mapping[str, Any]) -> dict[s
 
     return {
         "size": whole_size, "multiple": multiple, "every": every, "leading": leading, "kinds": kinds, "chosen": chosen,
-        "layers": layers, "has": has, "whole": section.whole, "value": lambda key: place(key)[0].values.get(place(key)[1]),
+        "layers": layers, "length": lambda keys: len(listed(keys)), "has": has, "whole": section.whole, "value": lambda key: place(key)[0].values.get(place(key)[1]),
         "flag": lambda key, default: place(key)[0].flag(place(key)[1], default),
         "number": lambda key, most, default: section.number(key, most, default=default),
         "share": lambda key, default: section.number(key, 1.0, zero=True, default=default),
