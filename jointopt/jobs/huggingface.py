@@ -93,7 +93,7 @@ _INSTEAD = (
 def _check_keys(config: Mapping[str, Any], family: str) -> None:
     """JobError for a key that neither the family nor any table understands, unless its value says that it is off."""
     tables = read_yaml("model_facts.yaml")
-    known = _keys_of(family) | {key.partition(".")[0] for key in tables["keys"]}
+    known = known_keys(family) | {key.partition(".")[0] for key in tables["keys"]}
     patterns = [pattern for group in tables["ignored"].values() for pattern in group]
     for key, value in config.items():
         if key in known or any(fnmatchcase(str(key), pattern) for pattern in patterns) or not fact_of("on", value):
@@ -105,9 +105,10 @@ def _check_keys(config: Mapping[str, Any], family: str) -> None:
 
 
 @functools.cache
-def _keys_of(family: str) -> frozenset[str]:
+def known_keys(family: str) -> frozenset[str]:
     """The keys of a configuration that the expressions of a family name, and those on windows where it has them."""
-    stated = " ".join(value for value in read_yaml("families.yaml")["families"][family].values() if isinstance(value, str))
+    rows: Mapping[str, Any] = read_yaml("families.yaml")["families"].get(family, {})
+    stated = " ".join(value for value in rows.values() if isinstance(value, str))
     words = {word.partition(".")[0] for text in re.findall(r'"([^"]*)"', stated) for word in text.split()}
     return frozenset(words | {"num_nextn_predict_layers", "head_dim"} | set(window_keys(family)))
 

@@ -389,10 +389,13 @@ def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> M
         freq = tuple(freq[at % len(freq)] for at in range(num_layers))
     without = _ENDS | {"num_dense_layers": 0, "window_attn_skip_freq": freq} | _WITHOUT[block]
     if model.layers:
-        usual = [one for one in model.layers if one.ffn == "experts"] or list(model.layers)
+        part = {"attention": "attention", "feed_forward": "ffn"}.get(block)
+        able = [one for one in model.layers if not part or getattr(one, part) != "none"]
+        usual = [one for one in able if one.ffn == "experts"] or able
         left_out = {"attention": {"ffn": "none"}, "feed_forward": {"attention": "none", "window": 0}}.get(block, {})
         layers = tuple(replace(one, **left_out) for one in itertools.islice(itertools.cycle(usual), num_layers))
-        without |= {"layers": layers}
+        alike = not model.kv_lora_rank and {(one.attention, one.window) for one in layers} == {("full", 0)}
+        without |= {"layers": () if alike else layers}
     return replace(
         model, block=block, num_layers=num_layers, name=name or f"{model.name}-{block}", config=None,
         position_embedding=positions, **without,
