@@ -170,11 +170,12 @@ def _functions(section: Section, field: str, shape: Mapping[str, Any]) -> dict[s
     def kinds(keys: str) -> list[str]:
         words, known = listed(keys), read_yaml("families.yaml")["layer_types"] | shape.get("_kinds", {})
         strange, count = set(words) - known.keys(), shape["num_layers"]
-        if strange or (words and len(words) != count):
+        predicted = section.whole("num_nextn_predict_layers", 0, default=0)  # some lists have these layers too
+        if strange or (words and len(words) not in (count, count + predicted)):
             none = f", none of {', '.join(sorted(strange))[:80]}" if strange else ""
             key = next(key for key in keys.split() if section.has(key))
             raise section.refuse(key, f"{count} of {', '.join(known)}{none}")
-        return [known[word] for word in words]
+        return [known[word] for word in words[:count]]
 
     def chosen(key: str, inside: str, outside: str, first: int = 0) -> list[str]:
         layers, numbers = range(first, first + shape["num_layers"]), set(listed(key))

@@ -121,6 +121,10 @@ class Model:
     index_n_heads: int = 0
     index_head_dim: int = 0
     index_topk: int = 0
+    # output projection by groups of heads, and residual streams of hyper-connections (DeepSeek-V4)
+    o_lora_rank: int = 0
+    o_groups: int = 0
+    num_residual_streams: int = 0
     block: str = ""  # one of `MODEL_BLOCKS`, whose missing parts have size 0
     other: tuple[str, ...] = ()  # facts without a field or a formula, by their names in ``catalog/model_facts.yaml``
     # the Hugging Face configuration it was read from; `jointopt.jobs.details` reads finer points in it
@@ -258,6 +262,8 @@ class Model:
         """All parameters of one such layer."""
         own = sum(self.mixer_weights(kind) + evaluated(self, kind, "small") for kind in layer.mixers)
         own += layer.parts * self.norm_parameters * (2 if self.sandwich_norm else 1)
+        n = self.num_residual_streams
+        own += layer.parts * n * (n + 2) * n * self.hidden_size  # of hyper-connections, from all streams
         if layer.ffn == "dense":
             inner = (2 if self.gated_mlp else 1) * self.ffn_hidden_size
             own += self.dense_mlp_parameters + (inner + self.hidden_size) * self.linear_bias

@@ -363,7 +363,7 @@ def mixer_core(
         elif seen not in ("full", "sliding", "chunked"):
             kept = int(evaluate(seen, vars(model)))
             span = seen_share(kept, seq_length) * seq_length / 2.0, 0.0
-            found = found + index_scores(k, model, tokens, seq_length)
+            found = found + index_scores(k, model, tokens, seq_length // entry.get("indexed", 1))
         found = found + attention_core(k, model, tokens, seq_length, tp, span, widths)
     return found
 
@@ -456,7 +456,8 @@ def attention_layer(
             projections = projections + linear(k, tokens, n, deep, gathered_from=gathered)
         outs = outs + linear(k, tokens, outputs, inputs / tp, scattered_to=sharded_tokens)
         inner = inner + rotated_elements(model, kind, tokens, tp) * 2 * e
-    return projections + core + outs + Pass(elementwise(k, 5 * wide + inner, 3), elementwise(k, 6 * wide + inner, 4))
+    around = Pass(elementwise(k, 5 * wide + inner, 3), elementwise(k, 6 * wide + inner, 4))
+    return projections + core + outs + around + stream_mixing(k, model, wide)
 
 
 def rotated_elements(model: Model, kind: str, tokens: Floats, tp: Floats) -> Floats:
@@ -489,7 +490,20 @@ def mlp_layer(
         linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own)
         + linear(k, tokens, h, width, count, spread=spread, scattered_to=own)
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
+        + stream_mixing(k, model, wide)
     )
+
+
+def stream_mixing(k: Kernels, model: Model, wide: Floats) -> Pass:
+    """Kernels of hyper-connections around attention or an MLP: its input of n residual streams, and these anew, (L,).
+
+    Forward n streams are read for one input, then they and the output for n new ones: 3n + 2 passes over h elements in
+    place of a residual's 3; backward twice that (arXiv:2409.19606, section 3). ``wide``: bytes of h elements.
+    """
+    n = model.num_residual_streams
+    if n <= 1:
+        return no_kernels(np.shape(wide))
+    return Pass(elementwise(k, (3 * n - 1) * wide, 2), elementwise(k, 2 * (3 * n - 1) * wide, 4))
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:

@@ -131,6 +131,7 @@ def _block_bytes(
     """
     output, gathered = kept_input_bytes(training, feeds), training.framework.gathered_inputs
     kept = _element_bytes(training) * (stored_norms - 1.0) + output + (1.0 if model.dropout else 0.0)
+    kept += _element_bytes(training) * (max(model.num_residual_streams, 1) - 1)  # of hyper-connections
     shared = (kept - gathered * output) / tp + gathered * output
     return np.asarray(model.hidden_size * np.where(sequence_parallel, shared, kept))
 
@@ -247,7 +248,7 @@ def layer_input_bytes(
 
     Korthikanti et al. 2022, section 5: 2·s·b·h·L at 2 bytes per element.
     """
-    whole = _element_bytes(training) * tokens * model.hidden_size
+    whole = _element_bytes(training) * tokens * model.hidden_size * max(model.num_residual_streams, 1)
     return np.where(sequence_parallel, whole / tp, whole)
 
 

@@ -135,6 +135,7 @@ def test_of_a_model_of_several_modes_the_language_model_is_read_and_the_encoder_
         ("nemotron-h-8b", "mamba2:none none:dense mamba2:none none:dense mamba2:none none:dense mamba2:none full:none"),
         ("nemotron-3-nano-30b-a3b", "mamba2:none none:experts mamba2:none none:experts mamba2:none full:none"),
         ("deepseek-v3.2", "sparse:dense sparse:dense sparse:dense sparse:experts"),
+        ("deepseek-v4-flash", "heavily_compressed:experts heavily_compressed:experts compressed_sparse:experts"),
         ("granite-4-h-micro", "mamba2:dense mamba2:dense mamba2:dense mamba2:dense mamba2:dense full:dense"),
         ("jamba-v0.1", "mamba:dense mamba:experts mamba:dense mamba:experts full:dense mamba:experts"),
         ("falcon-h1-34b", "full+mamba2:dense full+mamba2:dense"),
