@@ -8,7 +8,7 @@ import yaml
 
 from jointopt.core.errors import JobError
 from jointopt.jobs.jobfile import dump_job, parse_job
-from jointopt.jobs.model import Layer, Model, block_of
+from jointopt.jobs.model import Layer, Model, block_of, kinds_of
 from jointopt.jobs.shape import inline_model
 from tests.each import each
 
@@ -73,3 +73,9 @@ def test_a_written_job_has_its_layers_again() -> None:
     again = parse_job(yaml.safe_load(dump_job(first)), "job", Path())
     assert again.model == first.model
     assert len(again.model.layers) == 32
+
+
+@each("kind", [kind for kind in kinds_of("attention") if kind != "none"])
+def test_the_last_product_of_a_kind_is_the_one_on_its_output(kind: str) -> None:
+    *_, (_, outputs, cut) = kinds_of("attention")[kind]["products"].values()
+    assert (outputs, cut) == ("hidden_size", "row")
