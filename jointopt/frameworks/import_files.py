@@ -156,7 +156,7 @@ def read_words(
 
 def _read_json(text: str, name: str) -> FileSettings | None:
     try:
-        config = parse_json(text)
+        config = parse_json(text, infinite=True)
     except JobError:
         return None
     if found := _read_program_config(config, {name: text}):

@@ -24,7 +24,7 @@ def read_config(path: Path) -> Model:
     """The model of a ``config.json``; JobError names the file and the key that is missing or wrong."""
     folder = path.resolve().parent.name
     try:
-        return model_from_config(parse_json(read_text(path)), folder if path.stem == "config" and folder else path.stem)
+        return model_from_config(parse_json(read_text(path), infinite=True), folder if path.stem == "config" and folder else path.stem)
     except JobError as error:
         raise JobError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 

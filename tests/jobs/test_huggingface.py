@@ -194,6 +194,12 @@ def test_a_config_file_that_is_no_object_is_one_sentence_with_its_path(tmp_path:
         read_config(write(tmp_path, text))
 
 
+def test_a_limit_that_is_infinite_is_a_number_of_a_config_file(tmp_path: Path) -> None:
+    text = json.dumps(PUBLISHED["nemotron-h-8b"]["config"] | {"time_step_limit": [0.0, float("inf")]})
+    assert "Infinity" in text
+    assert read_config(write(tmp_path, text)).parameters == PUBLISHED["nemotron-h-8b"]["parameters"]
+
+
 @pytest.mark.parametrize(("heads", "groups"), [(32, 5), (31, 31)])
 def test_the_error_of_a_shape_that_contradicts_itself_follows_the_path_alone(tmp_path, heads, groups):
     config = {
