@@ -166,9 +166,9 @@ def _read_json(text: str, name: str) -> FileSettings | None:
     if {"tp", "pp"} <= config.keys():
         return FileSettings("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
-        found = model_from_config(config, "")
-        layers = layer_mappings(found.layers) or None
-        return FileSettings("Hugging Face config", model=vars(found) | {"name": None, "layers": layers})
+        model = model_from_config(config, "")
+        layers = layer_mappings(model.layers) or None
+        return FileSettings("Hugging Face config", model=vars(model) | {"name": None, "layers": layers})
     return None
 
 

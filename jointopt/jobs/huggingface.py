@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ def read_config(path: Path) -> Model:
     """The model of a ``config.json``; JobError names the file and the key that is missing or wrong."""
     folder = path.resolve().parent.name
     try:
-        return model_from_config(parse_json(read_text(path), infinite=True), folder if path.stem == "config" and folder else path.stem)
+        return model_from_config(
+            parse_json(read_text(path), infinite=True), folder if path.stem == "config" and folder else path.stem
+        )
     except JobError as error:
         raise JobError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
@@ -39,7 +42,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     _check_keys(text, kind)
     shape: dict[str, Any] = {}
     for field, value in read_yaml("families.yaml")["families"][kind].items():
-        functions = _functions(section, field, shape)
+        functions = _Reader(section, field, shape).functions()
         shape[field] = evaluate(value, shape, functions) if isinstance(value, str) else value
     layers = shape.pop("layers", ())
     shape = {field: value for field, value in shape.items() if not field.startswith("_")}
@@ -58,7 +61,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
 
 
 def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The configuration of the language model alone, and the facts on what it leaves out of a model of several modes."""
+    """The configuration of the language model alone, and facts on what it leaves out of a model of several modes."""
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return config, []
@@ -99,8 +102,8 @@ def _check_keys(config: Mapping[str, Any], family: str) -> None:
         if key in known or any(fnmatchcase(str(key), pattern) for pattern in patterns) or not fact_of("on", value):
             continue
         raise JobError(
-            f"{quoted_value(key)} (here {quoted_value(value)}) is no key that is known of a {family} model; leave it out "
-            f"if it changes neither layers nor sizes, or state the fields of the model in the job file instead."
+            f"{quoted_value(key)} (here {quoted_value(value)}) is no key that is known of a {family} model; leave it "
+            f"out if it changes neither layers nor sizes, or state the fields of the model in the job file instead."
         )
 
 
@@ -121,77 +124,99 @@ def family_of_class(names: object) -> str | None:
     return next((family for family in families if word and family.replace("_", "") == word), None)
 
 
-def _functions(section: Section, field: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions that an expression of ``families.yaml`` may call (its head lists them), for one field of `Model`.
+@dataclass(frozen=True)
+class _Reader:
+    """What an expression of ``families.yaml`` may call (its head lists them), for one field of `Model`.
 
-    A dotted key is one of a mapping within; ``shape`` has the fields before it.
+    ``keys`` are several names of one key, of which the first that is given counts; a dotted one is of a mapping within.
+    ``shape`` has the fields before it.
     """
 
-    def place(key: str) -> tuple[Section, str]:
-        inner, dot, last = key.rpartition(".")
-        return (section.section(inner), last) if dot else (section, key)
+    section: Section
+    field: str
+    shape: Mapping[str, Any]
 
-    def has(key: str) -> bool:
-        where, last = place(key)
-        return where.has(last)
+    def functions(self) -> dict[str, Any]:
+        """The functions by their names."""
+        own = ("size", "multiple", "every", "leading", "length", "kinds", "chosen", "layers", "has", "value", "flag")
+        return {
+            **{name: getattr(self, name) for name in own}, "whole": self.section.whole,
+            "number": lambda key, most, default: self.section.number(key, most, default=default),
+            "share": lambda key, default: self.section.number(key, 1.0, zero=True, default=default),
+        }  # fmt: skip
 
-    def whole_size(keys: str, default: int | None = None, low: int = 1, of: str = field) -> int:
-        first, *others = keys.split()
-        where, key = place(next((key for key in (first, *others) if has(key)), first))
+    def _at(self, keys: str) -> tuple[Section, str]:
+        places = []
+        for key in keys.split():
+            inner, dot, last = key.rpartition(".")
+            places.append((self.section.section(inner), last) if dot else (self.section, key))
+        return next((place for place in places if place[0].has(place[1])), places[0])
+
+    def has(self, keys: str) -> bool:
+        where, key = self._at(keys)
+        return where.has(key)
+
+    def value(self, keys: str) -> Any:
+        where, key = self._at(keys)
+        return where.values.get(key)
+
+    def flag(self, keys: str, default: bool) -> bool:
+        where, key = self._at(keys)
+        return where.flag(key, default)
+
+    def size(self, keys: str, default: int | None = None, low: int = 1, of: str = "") -> int:
+        where, key = self._at(keys)
         value = where.values.get(key)
-        if isinstance(value, list) and len(value) == shape.get("num_layers") and len(set(map(str, value))) == 1:
+        if isinstance(value, list) and len(value) == self.shape.get("num_layers") and len(set(map(str, value))) == 1:
             where = Section({**where.values, key: value[0]}, where.where)
-        return read_size(where, key, default, low, of)
+        return read_size(where, key, default, low, of or self.field)
 
-    def multiple(key: str, width: int) -> int:
-        wide = read_size(section, key, 0, low=0, of="ffn_hidden_size")
+    def multiple(self, key: str, width: int) -> int:
+        wide = read_size(self.section, key, 0, low=0, of="ffn_hidden_size")
         if wide % width:
-            raise section.refuse(key, f"a multiple of {width}, the routed expert's")
+            raise self.section.refuse(key, f"a multiple of {width}, the routed expert's")
         return wide // width
 
-    def every(key: str) -> int:
-        if section.whole(key, default=1) != 1:
-            raise section.refuse(key, "1: models that alternate dense and MoE layers are not read")
+    def every(self, key: str) -> int:
+        if self.section.whole(key, default=1) != 1:
+            raise self.section.refuse(key, "1: models that alternate dense and MoE layers are not read")
         return 1
 
-    def leading(key: str) -> int:
-        layers = section.values.get(key) or []
+    def leading(self, key: str) -> int:
+        layers = self.section.values.get(key) or []
         if not isinstance(layers, list) or layers != list(range(len(layers))):
-            raise section.refuse(key, "the leading layers only, for example [0, 1]")
+            raise self.section.refuse(key, "the leading layers only, for example [0, 1]")
         return len(layers)
 
-    def listed(keys: str) -> list[str]:
-        where, last = place(next((key for key in keys.split() if has(key)), keys.split()[0]))
-        stated = where.values.get(last) or []
+    def _words(self, keys: str) -> list[str]:
+        where, key = self._at(keys)
+        stated = where.values.get(key) or []
         if not isinstance(stated, list | str):
-            raise where.refuse(last, "a list, one for each layer")
+            raise where.refuse(key, "a list, one for each layer")
         return list(map(str, stated.split(",") if isinstance(stated, str) and "," in stated else stated))
 
-    def kinds(keys: str) -> list[str]:
-        words, known = listed(keys), read_yaml("families.yaml")["layer_types"] | shape.get("_kinds", {})
-        strange, count = set(words) - known.keys(), shape["num_layers"]
-        predicted = section.whole("num_nextn_predict_layers", 0, default=0)  # some lists have these layers too
+    def length(self, keys: str) -> int:
+        return len(self._words(keys))
+
+    def kinds(self, keys: str) -> list[str]:
+        words, known = self._words(keys), read_yaml("families.yaml")["layer_types"] | self.shape.get("_kinds", {})
+        strange, count = set(words) - known.keys(), self.shape["num_layers"]
+        predicted = self.section.whole("num_nextn_predict_layers", 0, default=0)  # some lists have these layers too
         if strange or (words and len(words) not in (count, count + predicted)):
             none = f", none of {', '.join(sorted(strange))[:80]}" if strange else ""
-            key = next(key for key in keys.split() if section.has(key))
-            raise section.refuse(key, f"{count} of {', '.join(known)}{none}")
+            where, key = self._at(keys)
+            raise where.refuse(key, f"{count} of {', '.join(known)}{none}")
         return [known[word] for word in words[:count]]
 
-    def chosen(key: str, inside: str, outside: str, first: int = 0) -> list[str]:
-        layers, numbers = range(first, first + shape["num_layers"]), set(listed(key))
+    def chosen(self, keys: str, inside: str, outside: str, first: int = 0) -> list[str]:
+        layers, numbers = range(first, first + self.shape["num_layers"]), set(self._words(keys))
         if not numbers <= set(map(str, layers)):
-            raise place(key)[0].refuse(place(key)[1], f"numbers of layers from {first} to {layers[-1]}")
+            where, key = self._at(keys)
+            raise where.refuse(key, f"numbers of layers from {first} to {layers[-1]}")
         return [inside if str(layer) in numbers else outside for layer in layers] if numbers else []
 
-    def layers(mixers: list[str], ffns: list[str]) -> tuple[Layer, ...]:
-        sizes = {"window_size": section.whole("sliding_window", 0, 100_000_000, 0), **shape}
-        rows = (mixers[at % len(mixers)].split(":") + [ffns[at % len(ffns)]] for at in range(shape["num_layers"]))
-        return tuple(layer_of(row[0], row[1], 0, sizes, "layers") for row in rows)
-
-    return {
-        "size": whole_size, "multiple": multiple, "every": every, "leading": leading, "kinds": kinds, "chosen": chosen,
-        "layers": layers, "length": lambda keys: len(listed(keys)), "has": has, "whole": section.whole, "value": lambda key: place(key)[0].values.get(place(key)[1]),
-        "flag": lambda key, default: place(key)[0].flag(place(key)[1], default),
-        "number": lambda key, most, default: section.number(key, most, default=default),
-        "share": lambda key, default: section.number(key, 1.0, zero=True, default=default),
-    }  # fmt: skip
+    def layers(self, mixers: list[str], ffns: list[str]) -> tuple[Layer, ...]:
+        sizes = {"window_size": self.section.whole("sliding_window", 0, 100_000_000, 0), **self.shape}
+        kinds = [(mixers[at % len(mixers)], ffns[at % len(ffns)]) for at in range(self.shape["num_layers"])]
+        both = [tuple(mixer.split(":")) if ":" in mixer else (mixer, ffn) for mixer, ffn in kinds]
+        return tuple(layer_of(mixer, ffn, 0, sizes, "layers") for mixer, ffn in both)

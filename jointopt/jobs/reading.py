@@ -259,7 +259,10 @@ def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]
 
 
 def parse_json(text: str, infinite: bool = False) -> Mapping[str, Any]:
-    """A JSON document that is one object, without NaN and without a key given twice; ``infinite``: Infinity is a number."""
+    """A JSON document that is one object, without NaN and without a key given twice.
+
+    ``infinite``: Infinity is a number.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -59,7 +59,7 @@ def test_families_without_a_model_in_the_catalogue_count_theirs_to_a_thousandth(
 
 
 def read_as_sizes(family: str, default: str) -> set[str]:
-    """Keys of the sample that the family reads as whole numbers in any case; ``default``: what follows the key there."""
+    """Keys of the sample that the family reads as whole numbers in any case; ``default``: what follows them there."""
     rows = read_yaml("families.yaml")["families"][family].values()
     stated = " ".join(row for row in rows if isinstance(row, str) and " if " not in row)
     return set(re.findall(rf'size\("(\w+)"{default}', stated)) & SAMPLES[family].keys()
@@ -153,7 +153,7 @@ def test_layers_are_read_one_by_one_from_lists_patterns_and_periods(name: str, l
 
 def test_layers_of_a_kind_that_is_not_known_are_refused_by_their_word() -> None:
     config = PUBLISHED["qwen3-next-80b-a3b"]["config"] | {"layer_types": ["full_attention"] * 47 + ["new_attention"]}
-    with pytest.raises(JobError, match="^layer_types must be 48 of full_attention, .*none of new_attention; got"):
+    with pytest.raises(JobError, match=r"^layer_types must be 48 of full_attention, .*none of new_attention; got"):
         model_from_config(config, "m")
 
 

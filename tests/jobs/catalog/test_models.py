@@ -50,8 +50,8 @@ def test_a_catalogue_model_is_the_one_that_its_published_file_describes(name: st
 
 
 # the models of Megatron-Bridge's performance summary of release 26.08
-@each("name", ["DeepSeek-V3", "DeepSeek-V4 Flash", "GPT-OSS 120B", "Qwen3-30B-A3B", "Qwen3-235B-A22B", "Nemotron-3-Nano",
-               "Nemotron-3.5-Lightning", "Nemotron-3-Super", "Nemotron-3-Ultra"])  # fmt: skip
+@each("name", ["DeepSeek-V3", "DeepSeek-V4 Flash", "GPT-OSS 120B", "Qwen3-30B-A3B", "Qwen3-235B-A22B",
+               "Nemotron-3-Nano", "Nemotron-3.5-Lightning", "Nemotron-3-Super", "Nemotron-3-Ultra"])  # fmt: skip
 def test_a_model_that_nvidia_publishes_the_speed_of_is_known_by_its_name(name: str) -> None:
     assert load_model(name).is_moe
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
-from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.physics.layers import kernels, moe_layer
 from jointopt.physics.traffic import routed_bytes
 
