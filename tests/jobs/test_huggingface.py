@@ -151,6 +151,22 @@ def test_layers_are_read_one_by_one_from_lists_patterns_and_periods(name: str, l
     assert " ".join(words[: len(layers.split())]) == layers
 
 
+@pytest.mark.parametrize(
+    ("name", "activation", "score", "post_norm"),
+    [
+        ("qwen3-next-80b-a3b", "silu", "softmax", False), ("gemma-3-1b", "gelu_tanh", "softmax", False),
+        ("olmo-3-7b", "silu", "softmax", True), ("nemotron-3-nano-30b-a3b", "relu2", "softmax", False),
+        ("kimi-linear-48b-a3b", "silu", "sigmoid", False), ("glm-4.5-air", "silu", "sigmoid", False),
+    ],
+)  # fmt: skip
+def test_what_a_file_leaves_out_of_its_details_is_its_family_s(
+    name: str, activation: str, score: str, post_norm: bool
+) -> None:
+    config = {key: value for key, value in PUBLISHED[name]["config"].items() if "hidden_act" not in key}
+    details = details_of(model_from_config(config, name))
+    assert (details.activation, details.routing.score, details.post_norm) == (activation, score, post_norm)
+
+
 def test_layers_of_a_kind_that_is_not_known_are_refused_by_their_word() -> None:
     config = PUBLISHED["qwen3-next-80b-a3b"]["config"] | {"layer_types": ["full_attention"] * 47 + ["new_attention"]}
     with pytest.raises(JobError, match=r"^layer_types must be 48 of full_attention, .*none of new_attention; got"):
