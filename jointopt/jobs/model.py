@@ -23,7 +23,10 @@ KIND_SIZES = (
     "index_topk",
 )  # fmt: skip
 # of a cell of `layers`
-PATTERN_SIZES = ("head_dim", "q_lora_rank", "attention_output_gate", "qk_norm", "sandwich_norm", *KIND_SIZES)
+PATTERN_SIZES = (
+    "head_dim", "q_lora_rank", "attention_output_gate", "qk_norm", "sandwich_norm", "moe_latent_size", "o_lora_rank",
+    "o_groups", "num_residual_streams", *KIND_SIZES,
+)  # fmt: skip
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 
@@ -85,6 +88,7 @@ class Model:
     num_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
+    moe_latent_size: int = 0  # width of tokens at routed experts, where it is not hidden_size (Nemotron 3 Super)
     moe_linear_bias: bool = False  # biases on experts and the router (GPT-OSS)
     num_shared_experts: int = 0
     # group-limited routing: a token's experts lie in so many of so many groups of experts; 0 = no groups
@@ -123,6 +127,10 @@ class Model:
     index_n_heads: int = 0
     index_head_dim: int = 0
     index_topk: int = 0
+    # output projection by groups of heads, and residual streams of hyper-connections (DeepSeek-V4)
+    o_lora_rank: int = 0
+    o_groups: int = 0
+    num_residual_streams: int = 0
     block: str = ""  # one of `MODEL_BLOCKS`, whose missing parts have size 0
     other: tuple[str, ...] = ()  # facts without a field or a formula, by their names in ``catalog/model_facts.yaml``
     # the Hugging Face configuration it was read from; `jointopt.jobs.details` reads finer points in it
@@ -224,7 +232,7 @@ class Model:
 
         The mean of all layers where a pattern is stated.
         """
-        routed = (self.moe_router_topk + self.num_shared_experts) * self.expert_parameters
+        routed = self.moe_router_topk * self.expert_parameters + self.shared_expert_parameters + self.latent_parameters
         ffn = {"none": 0, "dense": self.dense_mlp_parameters, "experts": routed}
         of = {layer: sum(map(self.mixer_weights, layer.mixers)) + ffn[layer.ffn] for layer in {*self.layers}}
         if not self.layers:
@@ -237,9 +245,24 @@ class Model:
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.ffn_hidden_size
 
     @property
+    def expert_input_size(self) -> int:
+        """Width of the tokens that routed experts get and give."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert, without biases."""
-        return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size
+        return (3 if self.gated_mlp else 2) * self.expert_input_size * self.moe_ffn_hidden_size
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Weights of a layer's shared experts, without biases."""
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size * self.num_shared_experts
+
+    @property
+    def latent_parameters(self) -> int:
+        """Weights of a layer that bring tokens to the width of its experts and back."""
+        return 2 * self.hidden_size * self.moe_latent_size
 
     @property
     def expert_bias_parameters(self) -> int:
@@ -256,12 +279,15 @@ class Model:
         """All parameters of one such layer."""
         own = sum(self.mixer_weights(kind) + int(evaluated(self, kind, "small")) for kind in layer.mixers)
         own += layer.parts * self.norm_parameters * (2 if self.sandwich_norm else 1)
+        n = self.num_residual_streams
+        own += layer.parts * n * (n + 2) * n * self.hidden_size  # of hyper-connections, from all streams
         if layer.ffn == "dense":
             inner = (2 if self.gated_mlp else 1) * self.ffn_hidden_size
             own += self.dense_mlp_parameters + (inner + self.hidden_size) * self.linear_bias
         if layer.ffn == "experts":
             one = self.expert_parameters + self.expert_bias_parameters
-            own += (self.num_experts + self.num_shared_experts) * one
+            own += self.num_experts * one + self.num_shared_experts * self.expert_bias_parameters
+            own += self.shared_expert_parameters + self.latent_parameters
             own += (self.hidden_size + self.moe_linear_bias) * self.num_experts
         return own
 
@@ -368,8 +394,8 @@ _ENDS: dict[str, Any] = {
     "final_norm": False, "embedding_norm": False,
 }  # fmt: skip
 _MLP: dict[str, Any] = {
-    "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "num_shared_experts": 0,
-    "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
+    "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "moe_latent_size": 0,
+    "num_shared_experts": 0, "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
 }  # fmt: skip
 _ATTENTION: dict[str, Any] = {
     "num_attention_heads": 0, "num_query_groups": 0, "qkv_bias": False, "attention_sinks": False,
@@ -398,13 +424,16 @@ def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> M
         freq = tuple(freq[at % len(freq)] for at in range(num_layers))
     without = _ENDS | {"num_dense_layers": 0, "window_attn_skip_freq": freq} | _WITHOUT[block]
     if model.layers:
-        usual = [one for one in model.layers if one.ffn == "experts"] or list(model.layers)
+        part = {"attention": "attention", "feed_forward": "ffn"}.get(block)
+        able = [one for one in model.layers if not part or getattr(one, part) != "none"]
+        usual = [one for one in able if one.ffn == "experts"] or able
         parts: dict[str, dict[str, Any]] = {
             "attention": {"ffn": "none"}, "feed_forward": {"attention": "none", "window": 0},
         }  # fmt: skip
         left_out = parts.get(block, {})
         layers = tuple(replace(one, **left_out) for one in itertools.islice(itertools.cycle(usual), num_layers))
-        without |= {"layers": layers}
+        alike = not model.kv_lora_rank and {(one.attention, one.window) for one in layers} == {("full", 0)}
+        without |= {"layers": () if alike else layers}
     return replace(
         model, block=block, num_layers=num_layers, name=name or f"{model.name}-{block}", config=None,
         position_embedding=positions, **without,

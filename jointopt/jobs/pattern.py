@@ -44,11 +44,12 @@ def layer_of(attention: str, ffn: str, window: int, sizes: Mapping[str, Any], wh
                 raise JobError(
                     f"{where}: {key} must be one of {', '.join(known)}; got {word!r:.60}{nearest_hint(word, known)}."
                 )
-    usual = {"sliding": "window_size", "chunked": "attention_chunk_size"}.get(attention, "")
+    seen = kinds.get(attention, {}).get("scores", ("",))[0]
+    usual = {"sliding": "window_size", "chunked": "attention_chunk_size"}.get(seen, "")
     size = window or int(sizes.get(usual) or 0)
     if usual and not size:
         raise JobError(f"{where}: {attention} attention needs window, the tokens that it sees, or the model's {usual}.")
-    if size and attention not in ("sliding", "chunked", "mla"):
+    if size and not usual and attention != "mla":
         raise JobError(f"{where}: window is of sliding or chunked attention; got one of {attention}.")
     return Layer(attention, ffn, size)
 

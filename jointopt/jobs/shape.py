@@ -34,7 +34,7 @@ def inline_model(mapping: Mapping[str, Any], name: str) -> Model:
     section = Section(mapping, "model").only(INLINE_KEYS)
     block = section.choice("block", MODEL_BLOCKS) if section.values.get("block") else ""
     usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
-    layers = read_layers(section, section.values) if section.has("layers") else ()
+    layers = read_layers(section, section.values) if section.values.get("layers") else ()
     usual |= {"num_layers": len(layers)} if layers else {}
     shape: dict[str, Any] = {key: read_size(section, key, usual.get(key)) for key in _REQUIRED}
     shape["ffn_hidden_size"] = read_size(section, "ffn_hidden_size", 4 * shape["hidden_size"])

@@ -363,7 +363,7 @@ def mixer_core(
         elif seen not in ("full", "sliding", "chunked"):
             kept = int(evaluate(seen, vars(model)))
             span = seen_share(kept, seq_length) * seq_length / 2.0, 0.0
-            found = found + index_scores(k, model, tokens, seq_length)
+            found = found + index_scores(k, model, tokens, seq_length // entry.get("indexed", 1))
         found = found + attention_core(k, model, tokens, seq_length, tp, span, widths)
     return found
 
@@ -456,7 +456,8 @@ def attention_layer(
             projections = projections + linear(k, tokens, n, deep, gathered_from=gathered)
         outs = outs + linear(k, tokens, outputs, inputs / tp, scattered_to=sharded_tokens)
         inner = inner + rotated_elements(model, kind, tokens, tp) * 2 * e
-    return projections + core + outs + Pass(elementwise(k, 5 * wide + inner, 3), elementwise(k, 6 * wide + inner, 4))
+    around = Pass(elementwise(k, 5 * wide + inner, 3), elementwise(k, 6 * wide + inner, 4))
+    return projections + core + outs + around + stream_mixing(k, model, wide)
 
 
 def rotated_elements(model: Model, kind: str, tokens: Floats, tp: Floats) -> Floats:
@@ -475,21 +476,34 @@ def rotated_elements(model: Model, kind: str, tokens: Floats, tp: Floats) -> Flo
 
 def mlp_layer(
     k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats,
-    experts: Floats | float | None = None, spread: Floats | float = 0.0,
+    experts: Floats | float | None = None, spread: Floats | float = 0.0, inputs: int = 0,
 ) -> Pass:  # fmt: skip
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
     With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit, or
-    on as many in the mean with that relative ``spread``.
+    on as many in the mean with that relative ``spread``. ``inputs``: width of their tokens where it is not the model's.
     """
-    h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
+    h, e, gate = inputs or model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
     count, own = (1.0, sharded_tokens) if experts is None else (experts, None)
-    wide, inner = sharded_tokens * h * e, tokens * count * width * e
+    wide, inner = sharded_tokens * model.hidden_size * e, tokens * count * width * e
     return (
         linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own)
         + linear(k, tokens, h, width, count, spread=spread, scattered_to=own)
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
+        + stream_mixing(k, model, wide)
     )
+
+
+def stream_mixing(k: Kernels, model: Model, wide: Floats) -> Pass:
+    """Kernels of hyper-connections around attention or an MLP: its input of n residual streams, and these anew, (L,).
+
+    Forward n streams are read for one input, then they and the output for n new ones: 3n + 2 passes over h elements in
+    place of a residual's 3; backward twice that (arXiv:2409.19606, section 3). ``wide``: bytes of h elements.
+    """
+    n = model.num_residual_streams
+    if n <= 1:
+        return no_kernels(np.shape(wide))
+    return Pass(elementwise(k, (3 * n - 1) * wide, 2), elementwise(k, 2 * (3 * n - 1) * wide, 4))
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
@@ -534,14 +548,17 @@ def moe_layer(
     routed = tokens * token_share * model.moe_router_topk
     local_experts = model.num_experts / ep
     per_expert = np.maximum(routed / local_experts, 1.0) * load  # in the mean peers send what is sent away
-    moved = 2.0 * (1.0 + load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
+    moved = 2.0 * (1.0 + load) * routed * model.expert_input_size * k.element_bytes  # as sent, and as received
     width = model.moe_ffn_hidden_size / expert_tp
-    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, spread)
+    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, spread, model.moe_latent_size)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
     mean, passes = 1.0 / load, (experts.forward, experts.backward)
     own = Pass(*(replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean) for work in passes))
     waiting = Pass(*(Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean) for work in passes))
     work = own + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
+    if model.moe_latent_size:  # both whole on each rank (Megatron Core's MoELayer: fc1_latent_proj, fc2_latent_proj)
+        ends = float(model.hidden_size), float(model.moe_latent_size)
+        work += linear(k, sharded_tokens, ends[1], ends[0]) + linear(k, sharded_tokens, *ends)
     if model.num_shared_experts:
         shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
         work += mlp_layer(k, model, tokens, shared, sharded_tokens)
@@ -579,7 +596,7 @@ def adapters(
     them, and are cut by ``expert_tp``: `LayoutArrays.adapter_cuts`. Latent attention has no one product of queries,
     keys and values.
     """
-    h, found = model.hidden_size, list[tuple[str, Adapter]]()
+    found: list[tuple[str, Adapter]] = []
     for kind in layer.mixers:
         for name, (inputs, outputs, cut) in products_of(model, kind).items():
             found.append((name, Adapter(inputs, outputs, cut == "row", tokens, tp, mlp=False)))
@@ -589,9 +606,9 @@ def adapters(
         if model.num_shared_experts:
             mlps.append((model.num_shared_experts * model.moe_ffn_hidden_size, tokens, tp, False))
     for width, through, cut_by, routed in mlps:
-        up = (2 if model.gated_mlp else 1) * width
-        found.append(("linear_fc1", Adapter(h, up, False, through, cut_by, routed)))
-        found.append(("linear_fc2", Adapter(width, h, True, through, cut_by, routed)))
+        up, wide = (2 if model.gated_mlp else 1) * width, model.expert_input_size if routed else model.hidden_size
+        found.append(("linear_fc1", Adapter(wide, up, False, through, cut_by, routed)))
+        found.append(("linear_fc2", Adapter(width, wide, True, through, cut_by, routed)))
     return [adapter for name, adapter in found if name in training.adapted]
 
 

@@ -60,8 +60,8 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     """
     model = job.model
     norm = float(model.hidden_size * (1 if model.rmsnorm else 2) * (2 if model.sandwich_norm else 1))
-    shared = model.num_shared_experts * model.expert_parameters / lay.tp
-    router = float(model.num_experts * model.hidden_size)
+    shared = model.shared_expert_parameters / lay.tp
+    router = float(model.num_experts * model.hidden_size + model.latent_parameters)  # whole on each rank
     ffn: dict[str, Floats | float] = {"dense": model.dense_mlp_parameters / lay.tp, "experts": shared + router}
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
     whole = [
@@ -132,6 +132,7 @@ def _block_bytes(
     """
     output, gathered = kept_input_bytes(training, feeds), training.framework.gathered_inputs
     kept = _element_bytes(training) * (stored_norms - 1.0) + output + (1.0 if model.dropout else 0.0)
+    kept += _element_bytes(training) * (max(model.num_residual_streams, 1) - 1)  # of hyper-connections
     shared = (kept - gathered * output) / tp + gathered * output
     return np.asarray(model.hidden_size * np.where(sequence_parallel, shared, kept))
 
@@ -235,7 +236,7 @@ def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[
     routed = lay.kept_copies
     width = model.moe_ffn_hidden_size
     outputs = 0.0 if training.framework.weighs_routed_inputs else _element_bytes(training)
-    ends = (outputs + kept_input_bytes(training, "linear_fc1")) * model.hidden_size
+    ends = (outputs + kept_input_bytes(training, "linear_fc1")) * model.expert_input_size
     experts = _mlp_bytes(model, training, width / lay.expert_tp) + ends
     shared = _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
     return np.asarray(routed * experts), np.asarray(shared)
@@ -248,7 +249,7 @@ def layer_input_bytes(
 
     Korthikanti et al. 2022, section 5: 2·s·b·h·L at 2 bytes per element.
     """
-    whole = _element_bytes(training) * tokens * model.hidden_size
+    whole = _element_bytes(training) * tokens * model.hidden_size * max(model.num_residual_streams, 1)
     return np.where(sequence_parallel, whole / tp, whole)
 
 

@@ -85,7 +85,7 @@ def _score_flops(model: Model, seq_length: int, causal: bool) -> float:
 
 def _layer_weights(model: Model) -> tuple[dict[Layer, int], dict[Layer, int]]:
     """Weights per token of each distinct layer: of its attention, and of its feed-forward, an MoE's router with it."""
-    routed = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
+    routed = model.moe_router_topk * model.expert_parameters + model.shared_expert_parameters + model.latent_parameters
     of = {"none": 0, "dense": model.dense_mlp_parameters, "experts": routed + model.hidden_size * model.num_experts}
     kinds = dict.fromkeys(model.pattern)
     return {one: sum(map(model.mixer_weights, one.mixers)) for one in kinds}, {one: of[one.ffn] for one in kinds}

@@ -194,9 +194,10 @@ def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
 def pipeline_bytes(model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float) -> Floats:
     """Bytes of one activation (or its gradient) across one stage boundary; SP sends its shard only.
 
-    Narayanan et al. 2021 (arXiv:2104.04473) section 4.1, whose scatter/gather optimisation is SP's shard.
+    Narayanan et al. 2021 (arXiv:2104.04473) section 4.1, whose scatter/gather optimisation is SP's shard. All residual
+    streams of hyper-connections cross.
     """
-    whole = hidden_bytes(model, tokens, element_bytes)
+    whole = hidden_bytes(model, tokens, element_bytes) * max(model.num_residual_streams, 1)
     return np.where(sequence_parallel, whole / tp, whole)
 
 
@@ -218,7 +219,7 @@ def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_byte
 
     Lepikhin et al. 2020 (GShard, arXiv:2006.16668) with balanced routing and no capacity factor.
     """
-    return element_bytes * tokens * token_share * model.moe_router_topk * model.hidden_size
+    return element_bytes * tokens * token_share * model.moe_router_topk * model.expert_input_size
 
 
 @dataclass(frozen=True)

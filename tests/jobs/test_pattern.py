@@ -10,7 +10,7 @@ import yaml
 from jointopt.core.errors import JobError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job
-from jointopt.jobs.model import Layer, Model, block_of
+from jointopt.jobs.model import Layer, Model, block_of, kinds_of
 from jointopt.jobs.plans.rules import layout_rules
 from jointopt.jobs.shape import inline_model
 from tests.each import each
@@ -94,3 +94,9 @@ def test_rates_of_kinds_that_no_run_has_are_named_as_assumed() -> None:
     of = {one.key: one.reason for one in job("jamba-v0.1").cluster.assumed}
     assert of["model.layers"].startswith("state space (Mamba): the rates of its kernels")
     assert not any(one.key == "model.layers" for one in job("gemma-3-1b").cluster.assumed)
+
+
+@each("kind", [kind for kind in kinds_of("attention") if kind != "none"])
+def test_the_last_product_of_a_kind_is_the_one_on_its_output(kind: str) -> None:
+    *_, (_, outputs, cut) = kinds_of("attention")[kind]["products"].values()
+    assert (outputs, cut) == ("hidden_size", "row")
