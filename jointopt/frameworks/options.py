@@ -38,6 +38,7 @@ class Option:
     states: States = ""  # the fact of a model (``model_facts.yaml``) that it states where it is on, or by its value
     default: float | str | None = None  # the program's default, where it is also what `Details` take for none
     says: Mapping[str, str] = field(default_factory=dict)  # remarks by patterns of its value
+    refused: Mapping[str, str] = field(default_factory=dict)  # why no job can state it, likewise
     names: tuple[str, ...] = ()  # its own and the others, with underscores
 
     @property
@@ -234,6 +235,7 @@ class FileSettings:
     # the columns of the plan that depend on others, perhaps of another file: from the plan and the model's layers
     rest: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
     accumulation: int | None = None  # micro-batches of a rank in one iteration
+    refused: str = ""  # why no plan can say what it states, where that is so
     unread: tuple[str, ...] = ()
     without_effect: int = 0  # options that change neither time nor energy
     remarks: tuple[str, ...] = ()

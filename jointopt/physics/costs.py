@@ -34,7 +34,7 @@ from jointopt.physics.layers import (
     no_kernels,
 )
 from jointopt.physics.layouts import LayoutArrays, Span, skipping_window, windowed_span
-from jointopt.physics.memory import Parameters, adapter_parameters, batch_bytes, stage_parameters
+from jointopt.physics.memory import Parameters, adapter_parameters, batch_bytes, layer_parameters, stage_parameters
 from jointopt.physics.stage_costs import StageCosts, summed
 from jointopt.physics.traffic import Hardware, Traffic
 
@@ -221,6 +221,13 @@ def layer_traffic(
         parts: dict[str, PerLayer] = {"tp_comm": (dense, routed), "cp_comm": (core, core if is_moe else None)}
         if is_moe:
             parts["ep_comm"] = (None, traffic.ep_traffic(*of, one.moe))
+        if lay.gathers:
+            held, again = layer_parameters(job.model, lay), 1.0 + lay.recompute.full_share
+            gathered = [
+                traffic.weight_traffic(*of, held[kind], again, work)
+                for kind, work in (("dense", one.dense), ("moe", one.moe))
+            ]
+            parts["gtp_comm"] = (gathered[0], gathered[1] if is_moe else None)
         found = {name: found.get(name, ()) + pair for name, pair in parts.items()}
     return found
 
@@ -294,6 +301,11 @@ def differing_costs(
         name: functools.reduce(operator.add, (t.over(n) for t, n in zip(of, lay.layers_of_kinds, strict=True) if t))
         for name, of in per_layer.items()
     }
+    if lay.gathers:  # of the embedding, whose backward pass needs no weights, and of the head
+        table, of = layer_parameters(job.model, lay)["table"], (job, hw, lay, groups)
+        for part, at, again in ((layer.embedding, lay.starts, 0.0), (layer.head, lay.ends, 1.0)):
+            ends = traffic.weight_traffic(*of, table, np.full_like(lay.tp, again), part).over(at)
+            exposed["gtp_comm"] = exposed["gtp_comm"] + ends
     if lay.offloads_activations.any():
         exposed["offload"] = _activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)

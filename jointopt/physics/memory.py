@@ -42,22 +42,31 @@ class Parameters:
         return dense + expert
 
 
-def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
-    """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last.
+def layer_parameters(model: Model, lay: LayoutArrays) -> dict[str, Parameters]:
+    """Parameters of one layer of each kind, and of embedding or head, that a rank computes with, (L,) each.
 
-    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole. A
-    tied head is a copy of its own only where pp > 1, as in Megatron.
+    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole.
     """
-    model = job.model
     norms = float(model.parts_per_layer * model.hidden_size * (1 if model.rmsnorm else 2))
-    attention = model.attention_parameters / lay.tp + norms
-    dense_layer = attention + model.dense_mlp_parameters / lay.tp
+    attention, none = model.attention_parameters / lay.tp + norms, np.zeros_like(lay.tp)
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
-    moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    moe_layers = lay.layers - lay.dense_layers
-    dense = dense_layer[:, None] * lay.dense_layers + moe_layer[:, None] * moe_layers
-    table = model.vocab_size * model.hidden_size / lay.tp
+    return {
+        "dense": Parameters(attention + model.dense_mlp_parameters / lay.tp, none),
+        "moe": Parameters(attention + shared + float(model.num_experts * model.hidden_size), experts),
+        "table": Parameters(model.vocab_size * model.hidden_size / lay.tp, none),
+    }
+
+
+def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
+    """Parameters that a rank of every stage holds, (L, pp): its layers, the embedding first, the head or its copy last.
+
+    A tied head is a copy of its own only where pp > 1, as in Megatron. Of weights that ranks gather, a rank's share;
+    norms and routers, which stay whole, count as shared out too.
+    """
+    model, of = job.model, layer_parameters(job.model, lay)
+    moe_layers, table = lay.layers - lay.dense_layers, of["table"].dense
+    dense = of["dense"].dense[:, None] * lay.dense_layers + of["moe"].dense[:, None] * moe_layers
     dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
         dense += model.max_position_embeddings * model.hidden_size * lay.starts
@@ -67,7 +76,8 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
         projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
         dense += (projections + lookup)[:, None] * lay.ends
     own = adapter_parameters(job, lay)
-    return Parameters(dense + own.dense, experts[:, None] * moe_layers + own.expert)
+    expert = of["moe"].expert[:, None] * moe_layers + own.expert
+    return Parameters((dense + own.dense) / lay.gtp[:, None], expert / lay.egtp[:, None])
 
 
 def adapter_parameters(job: Job, lay: LayoutArrays) -> Parameters:
@@ -340,6 +350,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
+    working = np.where(lay.zero[:, None] == 3, working, 0.0) + gathered_bytes(job, lay)
     lost = activations * (profile.activation_factor - 1.0)
     kept = activations + np.minimum(lost, 0.0)
     captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
@@ -347,9 +358,29 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     process = {name: np.broadcast_to(each[:, None], kept.shape) for name, each in process_bytes(job, lay).items()}
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
-        "gathered_weights": np.where(lay.zero[:, None] == 3, working, 0.0),
+        "gathered_weights": working,
         "cuda_graphs": captured, **process,
     }  # fmt: skip
+
+
+def gathered_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes of the buffers, (L, pp), in which ranks that share weights (gtp, egtp) gather and reduce them.
+
+    Megatron Core keeps a buffer for each weight of a layer, which layers share (GTPWeightCache): of the forward and of
+    the backward pass, and of a whole gradient before it is scattered. Experts are gathered a layer ahead, each into one
+    of two. Derived here.
+    """
+    buffers, training = np.zeros_like(lay.layers), job.training
+    if not lay.gathers:
+        return buffers
+    of, gradient = layer_parameters(job.model, lay), training.gradient_bytes
+    moe, cut = lay.layers > lay.dense_layers, (lay.gtp > 1.0, lay.egtp > 1.0)
+    largest = np.where(moe, of["moe"].dense[:, None], of["dense"].dense[:, None])
+    largest = largest + of["table"].dense[:, None] * (lay.starts + lay.ends)
+    experts = np.where(moe, of["moe"].expert[:, None], 0.0)
+    for shared, whole, copies in ((cut[0], largest, 2.0), (cut[1], experts, 4.0)):
+        buffers = buffers + np.where(shared[:, None], whole * (copies * training.weight_gather_bytes + gradient), 0.0)
+    return buffers
 
 
 def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:

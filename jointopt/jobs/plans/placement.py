@@ -1,8 +1,9 @@
 """Which links the communication groups of a layout use: how many members share a scale-up domain.
 
 Ranks are numbered as Megatron-LM's default order tp-cp-ep-dp-pp does: tp innermost, then cp, then dp, pp
-outermost; experts number the ranks of a stage anew, etp innermost, then ep. A domain (NVLink switch, or the node)
-holds consecutive ranks.
+outermost; experts number the ranks of a stage anew, etp innermost, then ep. Ranks that gather weights come right after
+tp, of experts after ep (Megatron Core's _inject_gtp_remat_axis). A domain (NVLink switch, or the node) holds
+consecutive ranks.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
 
     ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts; ``shard`` and ``expert_shard``
     are the parts of these that hold one copy of sharded states (consecutive members, as in Megatron Core and in
-    PyTorch's HSDP), ``replica`` and ``expert_replica`` join the ``dp_replicate`` parts. ``pp`` is the pair of
+    PyTorch's HSDP), ``replica`` and ``expert_replica`` join the ``dp_replicate`` parts. ``gtp`` and ``egtp`` gather
+    weights; the copies of what such a rank stores are the others of ``dp_cp`` and ``expert_dp``. ``pp`` is the pair of
     neighbouring stages: size 2 (1 without pipeline), local 2 only where all boundaries are inside a domain. Experts
     lie over all ranks of a stage, etp innermost, then ep, as Megatron Core's RankGenerator numbers them; where a
     framework keeps them inside dp*cp (not ``experts_span_tp``), ep has tp's ranks in between.
     """
-    layouts = {"etp": layouts["tp"], "dp_replicate": np.ones_like(layouts["tp"]), **layouts}
+    one = np.ones_like(layouts["tp"])
+    layouts = {"etp": layouts["tp"], **dict.fromkeys(("dp_replicate", "gtp", "egtp"), one), **layouts}
     degrees = np.stack([np.asarray(layouts[name], np.int64) for name in SPLIT_COLUMNS])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
     starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
@@ -46,13 +49,13 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
 
 
 def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Group]:
-    dp, tp, pp, cp, ep, etp, replicas = degrees
-    gpus, shards, etp = tp * cp * dp * pp, dp * cp, np.maximum(etp, 1)
+    dp, tp, pp, cp, ep, etp, replicas, gtp, egtp = degrees
+    gpus, ranks, etp = tp * cp * dp * pp, tp * dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
     strides = {
-        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp),
-        "etp": (etp, np.ones_like(tp)), "ep": (ep, inner), "pp": (pp, tp * shards),
-        "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep),
+        "tp": (tp, np.ones_like(tp)), "gtp": (gtp, tp), "cp": (cp, tp * gtp), "dp_cp": (dp * cp // gtp, tp * gtp),
+        "dp": (dp // gtp, tp * gtp * cp), "etp": (etp, np.ones_like(tp)), "ep": (ep, inner), "pp": (pp, ranks),
+        "egtp": (egtp, inner * ep), "expert_dp": (np.maximum(ranks // (inner * ep * egtp), 1), inner * ep * egtp),
     }  # fmt: skip
     for name, whole in (("", "dp_cp"), ("expert_", "expert_dp")):
         members, stride = strides[whole]
