@@ -19,8 +19,11 @@ from jointopt.frameworks.options import (
     Option,
     Options,
     Words,
+    factors,
     flags_of,
     option_table,
+    products,
+    refusal,
     stated,
     version_key,
     without_effect,
@@ -75,7 +78,7 @@ def megatron_environment(intent: Intent) -> dict[str, str]:
     found = dict(ENVIRONMENT)
     if intent["zero_stage"] > 1:
         del found["CUDA_DEVICE_MAX_CONNECTIONS"]
-    if intent["gtp"] * intent["egtp"] > 1 and intent.job.training.cuda_graph:  # asserted on Blackwell
+    if intent["gtp"] * intent["egtp"] > 1 and intent.job.training.captures_graphs:  # asserted on Blackwell
         found["CUDA_GRAPHS_USE_NODE_PRIORITY"] = "1"
     return found | ({"NVTE_CPU_OFFLOAD_V1": "1"} if intent["offload"] == "activations" else {})
 
@@ -242,9 +245,7 @@ def _degrees(words: Words, gaps: Gaps, intent: Intent) -> None:
         expert_tensor_parallel_size=intent["etp"] if experts and intent["etp"] != intent["tp"] else None,
         sequence_parallel=bool(intent["sequence_parallel"]), micro_batch_size=intent["micro_batch_size"],
         global_batch_size=intent.job.training.global_batch_size,
-        # of a weight on all ranks: those that cut it and those that gather it
-        tensor_parallel_num_weight_shards=intent["tp"] * intent["gtp"] if intent["gtp"] > 1 else None,
-        expert_tensor_parallel_num_weight_shards=intent["etp"] * intent["egtp"] if intent["egtp"] > 1 else None,
+        **{one.names[0]: intent[one.times] * intent[one.key] for one in products("megatron") if intent[one.key] > 1},
     )  # fmt: skip
     half = intent.job.training.dtype == "fp16" and version_key(words.version) < version_key("0.16")
     gaps.never(half and intent["ep"] > 1, "experts over ranks in fp16")
@@ -457,8 +458,8 @@ def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
         cluster=stated(num_gpus=options.whole("world_size")), flags=flags,
     )  # fmt: skip
     if not settings.model.get("num_experts"):  # Megatron sets it to tp for dense models too
-        settings.plan.pop("etp", None)
-    settings.refused = _refusal(options, settings.plan)
+        settings.plan = {name: value for name, value in settings.plan.items() if name not in ("etp", "egtp")}
+    settings.refused = refusal("megatron", options, settings.plan)
     chunks = chunks_of(options)
     if layers := settings.model.get("num_layers"):
         settings.plan |= chunks(settings.plan, layers)
@@ -467,16 +468,6 @@ def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
     settings.remarks += _remarks(options, settings)
     settings.unread, settings.without_effect = options.unused(without_effect("megatron"))
     return settings
-
-
-def _refusal(options: Options, plan: Mapping[str, Any]) -> str:
-    """Why no plan can say what an option states: by the table, and weights in uneven shards; blank: none does."""
-    rows = ((one.names[0], fact_of(one.refused, options.take(*one.names))) for one in _table() if one.refused)
-    found = [f"by {name} {why}" for name, why in rows if why]
-    for name, cut in _cuts(options, plan).items():
-        if (shards := options.whole(name) or cut) % cut:
-            found.append(f"{name} {shards} is no multiple of the {cut} ranks that cut a weight, as Megatron needs it")
-    return found[0] if found else ""
 
 
 @functools.cache
@@ -737,19 +728,11 @@ def plan_of(options: Options) -> dict[str, Any]:
     plan = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | _plain(options, "plan")
     plan.pop("vpp", None)  # hangs together with the split of layers
     plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
-    shards = [(options.whole(name) or cut) // cut for name, cut in _cuts(options, plan).items()]
+    plan = factors("megatron", plan)
     copies = options.whole("data_parallel_size")  # ranks that gather weights count apart
-    more = {name: ranks for name, ranks in zip(("gtp", "egtp"), shards, strict=False) if ranks > 1}
-    more |= stated(dp=copies and copies * max(shards[0], 1), zero_stage=_zero_stage(options))
+    more = stated(dp=copies and copies * plan.get("gtp", 1), zero_stage=_zero_stage(options))
     more |= stated(offload=_offload(options), overlap=_overlap(options))
     return plan | more | _recompute(options)
-
-
-def _cuts(options: Options, plan: Mapping[str, Any]) -> dict[str, int]:
-    """Ranks that cut a weight, and one of an expert, by the option that counts its shards with those that gather it."""
-    cut, shards = max(plan["tp"], 1), "tensor_parallel_num_weight_shards"
-    experts = (options.whole("num_experts", "num_moe_experts") or 1) > 1
-    return {shards: cut} | ({f"expert_{shards}": plan.get("etp") or cut} if experts else {})
 
 
 def _zero_stage(options: Options) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.shell_words import Word
-from jointopt.jobs.model_facts import States
+from jointopt.jobs.model_facts import States, fact_of
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
@@ -29,6 +29,7 @@ class Option:
     """One option: the first version that has it and the first that has it no more; blank where all do."""
 
     sets: str = ""  # what its value states as it stands, such as plan.tp, model.num_layers, training.seq_length
+    times: str = ""  # the column of the plan that its value counts with the one that it sets: it states their product
     since: str = ""
     until: str = ""
     optional: bool = False  # left out, not refused, where a version does not have it
@@ -78,6 +79,28 @@ def option_table(framework: str) -> Mapping[str, Option]:
     table = {name: Option(**(entry or {})) for name, entry in _file(framework)["options"].items()}
     return {name: replace(one, names=tuple(word.replace("-", "_") for word in (name, *one.also)))
             for name, one in table.items()}  # fmt: skip
+
+
+def products(framework: str) -> list[Option]:
+    """The options that state a product of two columns of the plan, such as all shards of a weight, tp and gtp."""
+    return [one for one in option_table(framework).values() if one.times]
+
+
+def factors(framework: str, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan with the columns of `products` in the place of their products; without those of 1 and below."""
+    found = dict(plan)
+    for one in products(framework):
+        share = found.pop(one.key, 1) / max(found.get(one.times) or found["tp"], 1)  # experts are cut as layers are
+        found |= {one.key: int(share) if share % 1 == 0 else share} if share > 1 else {}
+    return found
+
+
+def refusal(framework: str, options: Options, plan: Mapping[str, Any]) -> str:
+    """Why no plan can say what an option states: by the table, or a product that is no multiple; blank: none does."""
+    rows = [(one.names[0], one.refused, one.names) for one in option_table(framework).values() if one.refused]
+    found = [f"by {name} {why}" for name, says, names in rows if (why := fact_of(says, options.take(*names)))]
+    uneven = (one for one in products(framework) if plan.get(one.key, 1) % 1)
+    return [*found, *(f"{one.names[0]} is no multiple of {one.times}" for one in uneven), ""][0]
 
 
 @functools.cache

@@ -145,7 +145,7 @@ def test_an_unknown_precision_is_a_remark_and_a_known_one_is_not(read: Any, name
     [
         ({"tp_spares": 2}, "nonuniform tensor parallelism"),
         ({"non_active_ranks_per_dp": "0:2,3"}, "nonuniform tensor parallelism"),
-        ({"tensor_model_parallel_size": 4, "tensor_parallel_num_weight_shards": 6}, "no multiple of the 4 ranks"),
+        ({"tensor_model_parallel_size": 4, "tensor_parallel_num_weight_shards": 6}, "is no multiple of tp"),
     ],
 )
 def test_an_import_names_the_option_of_megatron_that_no_plan_can_state(
