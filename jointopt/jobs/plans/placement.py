@@ -52,11 +52,10 @@ def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Grou
     dp, tp, pp, cp, ep, etp, replicas, gtp, egtp = degrees
     gpus, ranks, etp = tp * cp * dp * pp, tp * dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
-    strides = {
-        "tp": (tp, np.ones_like(tp)), "gtp": (gtp, tp), "cp": (cp, tp * gtp), "dp_cp": (dp * cp // gtp, tp * gtp),
-        "dp": (dp // gtp, tp * gtp * cp), "etp": (etp, np.ones_like(tp)), "ep": (ep, inner), "pp": (pp, ranks),
-        "egtp": (egtp, inner * ep), "expert_dp": (np.maximum(ranks // (inner * ep * egtp), 1), inner * ep * egtp),
-    }  # fmt: skip
+    copies = np.maximum(ranks // (inner * ep * egtp), 1)  # of experts
+    strides = _from_innermost(tp=tp, gtp=gtp, cp=cp, dp=dp // gtp)
+    strides |= _from_innermost(inner=inner, ep=ep, egtp=egtp, expert_dp=copies)
+    strides |= {"dp_cp": (cp * dp // gtp, tp * gtp), "etp": (etp, np.ones_like(tp)), "pp": (pp, ranks)}
     for name, whole in (("", "dp_cp"), ("expert_", "expert_dp")):
         members, stride = strides[whole]
         parts = np.minimum(replicas, members)
@@ -66,6 +65,14 @@ def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Grou
     chain = groups["pp"]
     pair_local = np.where((chain.size > 1) & (chain.local == chain.size), 2, 1)
     return groups | {"pp": Group(np.minimum(pp, 2), pair_local)}
+
+
+def _from_innermost(**sizes: Ints) -> dict[str, tuple[Ints, Ints]]:
+    """(size, stride) of groups along each axis of a grid of ranks, the first innermost, (n,) each."""
+    found, stride = {}, np.ones_like(next(iter(sizes.values())))
+    for name, size in sizes.items():
+        found[name], stride = (size, stride), stride * size
+    return found
 
 
 def members_per_domain(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Ints:

@@ -257,8 +257,8 @@ def _largest_messages(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[s
     if job.model.is_moe:
         yield "ep", "all_to_all", traffic.routed_bytes(job.model, lay.tokens, lay.token_share, element), groups["ep"]
     yield "pp", "p2p", traffic.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, element), groups["pp"]
-    of = layer_parameters(job.model, lay)["moe" if job.model.is_moe else "dense"]
-    for name, count in (("gtp", of.dense), ("egtp", of.expert)):
+    layer = layer_parameters(job.model, lay)["moe" if job.model.is_moe else "dense"]
+    for name, count in (("gtp", layer.dense), ("egtp", layer.expert)):
         yield name, "all_gather", job.training.weight_gather_bytes * count, groups[name]
     for of, kind, moved, group, sent in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
         if sent.any():

@@ -198,7 +198,7 @@ def _sharing(job, plan):
 def _gathering(job, plan):
     if plan["gtp"] == plan["egtp"] == 1:
         return True
-    if not job.training.framework.weight_shards or plan["zero_stage"] > 1 or job.training.frozen:
+    if "gtp" not in job.training.framework.dimensions or plan["zero_stage"] > 1 or job.training.frozen:
         return False
     ranks, replicas = plan["dp"] * plan["cp"], plan["dp_replicate"]
     alike = max(ranks * plan["tp"] // (plan["ep"] * plan["etp"]), 1) if job.model.is_moe else 1

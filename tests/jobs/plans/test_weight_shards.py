@@ -64,7 +64,7 @@ def job_of(release: str, **search: Any) -> Job:
 
 
 def test_a_release_before_0_19_has_no_such_search() -> None:
-    assert job_of("0.20", gtp=[1, 2]).training.framework.weight_shards
+    assert job_of("0.20", gtp=[1, 2]).training.framework.dimensions == ("gtp", "egtp")
     with pytest.raises(JobError, match=r"search.gtp 2: megatron-lm has no such gtp"):
         job_of("0.18.2", gtp=[1, 2])
 
