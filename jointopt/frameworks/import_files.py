@@ -79,8 +79,6 @@ def read_files(
         for settings in found[path]:
             settings.source = path.name
             inside |= set(settings.reads)
-            if settings.refused:
-                raise JobError(f"{path} cannot be imported: {settings.refused}.")
     for path in paths:
         if path in refused and path.name not in inside:
             nested = f"it is nested more deeply than any file of a known program; expected {_FILE_KINDS}."

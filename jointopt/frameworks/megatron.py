@@ -23,7 +23,6 @@ from jointopt.frameworks.options import (
     flags_of,
     option_table,
     products,
-    refusal,
     stated,
     version_key,
     without_effect,
@@ -459,7 +458,6 @@ def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
     )  # fmt: skip
     if not settings.model.get("num_experts"):  # Megatron sets it to tp for dense models too
         settings.plan = {name: value for name, value in settings.plan.items() if name not in ("etp", "egtp")}
-    settings.refused = refusal("megatron", options, settings.plan)
     chunks = chunks_of(options)
     if layers := settings.model.get("num_layers"):
         settings.plan |= chunks(settings.plan, layers)

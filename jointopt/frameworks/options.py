@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.shell_words import Word
-from jointopt.jobs.model_facts import States, fact_of
+from jointopt.jobs.model_facts import States
 from jointopt.jobs.reading import package_yaml
 from jointopt.runs.dtype_names import named_precision, named_recipe
 
@@ -39,7 +39,6 @@ class Option:
     states: States = ""  # the fact of a model (``model_facts.yaml``) that it states where it is on, or by its value
     default: float | str | None = None  # the program's default, where it is also what `Details` take for none
     says: Mapping[str, str] = field(default_factory=dict)  # remarks by patterns of its value
-    refused: Mapping[str, str] = field(default_factory=dict)  # why no job can state it, likewise
     names: tuple[str, ...] = ()  # its own and the others, with underscores
 
     @property
@@ -93,14 +92,6 @@ def factors(framework: str, plan: Mapping[str, Any]) -> dict[str, Any]:
         share = found.pop(one.key, 1) / max(found.get(one.times) or found["tp"], 1)  # experts are cut as layers are
         found |= {one.key: int(share) if share % 1 == 0 else share} if share > 1 else {}
     return found
-
-
-def refusal(framework: str, options: Options, plan: Mapping[str, Any]) -> str:
-    """Why no plan can say what an option states: by the table, or a product that is no multiple; blank: none does."""
-    rows = [(one.names[0], one.refused, one.names) for one in option_table(framework).values() if one.refused]
-    found = [f"by {name} {why}" for name, says, names in rows if (why := fact_of(says, options.take(*names)))]
-    uneven = (one for one in products(framework) if plan.get(one.key, 1) % 1)
-    return [*found, *(f"{one.names[0]} is no multiple of {one.times}" for one in uneven), ""][0]
 
 
 @functools.cache
@@ -258,7 +249,6 @@ class FileSettings:
     # the columns of the plan that depend on others, perhaps of another file: from the plan and the model's layers
     rest: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
     accumulation: int | None = None  # micro-batches of a rank in one iteration
-    refused: str = ""  # why no plan can say what it states, where that is so
     unread: tuple[str, ...] = ()
     without_effect: int = 0  # options that change neither time nor energy
     remarks: tuple[str, ...] = ()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jointopt.core.errors import JobError
 from jointopt.frameworks import megatron_bridge, nanotron, torchtitan
-from jointopt.frameworks.import_files import read_files, read_text
+from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.megatron import dump_settings, option_settings
 from jointopt.frameworks.options import Options, flags_of, pairs_of, whole_number
 from jointopt.frameworks.torchtitan import config_settings
@@ -138,20 +135,3 @@ def test_an_unknown_precision_is_a_remark_and_a_known_one_is_not(read: Any, name
         taken = read({section: {last: word}} if section else {last: word})
         remark = f"{name} 'banana' means no precision and is not read; expected one like bf16, fp16, fp32 or fp8."
         assert taken.remarks == (() if known else (remark,))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"tp_spares": 2}, "nonuniform tensor parallelism"),
-        ({"non_active_ranks_per_dp": "0:2,3"}, "nonuniform tensor parallelism"),
-        ({"tensor_model_parallel_size": 4, "tensor_parallel_num_weight_shards": 6}, "is no multiple of tp"),
-    ],
-)
-def test_an_import_names_the_option_of_megatron_that_no_plan_can_state(
-    options: dict[str, object], why: str, tmp_path: Path
-) -> None:
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    (tmp_path / "start.sh").write_text(shlex.join(["torchrun", "pretrain_gpt.py", *WORDS, *words]))
-    with pytest.raises(JobError, match=f"start.sh cannot be imported: .*{list(options)[-1]} .*{why}"):
-        read_files([tmp_path / "start.sh"])
