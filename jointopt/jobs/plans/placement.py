@@ -52,10 +52,11 @@ def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Grou
     dp, tp, pp, cp, ep, etp, replicas, gtp, egtp = degrees
     gpus, ranks, etp = tp * cp * dp * pp, tp * dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
-    copies = np.maximum(ranks // (inner * ep * egtp), 1)  # of experts
-    strides = _from_innermost(tp=tp, gtp=gtp, cp=cp, dp=dp // gtp)
+    # copies of a weight and of an expert; one of plans that no framework starts, whose ranks are too few
+    dp, copies = np.maximum(dp // gtp, 1), np.maximum(ranks // (inner * ep * egtp), 1)
+    strides = _from_innermost(tp=tp, gtp=gtp, cp=cp, dp=dp)
     strides |= _from_innermost(inner=inner, ep=ep, egtp=egtp, expert_dp=copies)
-    strides |= {"dp_cp": (cp * dp // gtp, tp * gtp), "etp": (etp, np.ones_like(tp)), "pp": (pp, ranks)}
+    strides |= {"dp_cp": (cp * dp, tp * gtp), "etp": (etp, np.ones_like(tp)), "pp": (pp, ranks)}
     for name, whole in (("", "dp_cp"), ("expert_", "expert_dp")):
         members, stride = strides[whole]
         parts = np.minimum(replicas, members)
