@@ -152,6 +152,11 @@ COLUMNS = {
         Column("dp_replicate", "int", "", "plan", "groups of ranks that each shard states by themselves (HSDP)",
                short="rep", layout=True, neutral=1, splits=True, effect="zero_stage > 0",
                searched="divisors(max(num_gpus // domain, 1)) if framework.replicates else [1]"),
+        Column("gtp", "int", "", "plan", "ranks inside dp that each store a part of a weight and gather it to use it "
+               "(Megatron's generalised tensor parallelism)", layout=True, neutral=1, splits=True,
+               offered="None if 'gtp' in framework.dimensions else (1,)"),
+        Column("egtp", "int", "", "plan", "the same of experts, inside the ranks that share them", layout=True,
+               neutral=1, splits=True, offered="None if 'egtp' in framework.dimensions else (1,)"),
         Column("stage_layers", "str", "", "plan", "layers of each model chunk, in the order of the pipeline; "
                "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0,
                effect="pp > 1", blank="usual_splits(job, c)", assumed="stage_layers > 0"),

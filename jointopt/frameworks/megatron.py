@@ -19,8 +19,10 @@ from jointopt.frameworks.options import (
     Option,
     Options,
     Words,
+    factors,
     flags_of,
     option_table,
+    products,
     stated,
     version_key,
     without_effect,
@@ -75,6 +77,8 @@ def megatron_environment(intent: Intent) -> dict[str, str]:
     found = dict(ENVIRONMENT)
     if intent["zero_stage"] > 1:
         del found["CUDA_DEVICE_MAX_CONNECTIONS"]
+    if intent["gtp"] * intent["egtp"] > 1 and intent.job.training.captures_graphs:  # asserted on Blackwell
+        found["CUDA_GRAPHS_USE_NODE_PRIORITY"] = "1"
     return found | ({"NVTE_CPU_OFFLOAD_V1": "1"} if intent["offload"] == "activations" else {})
 
 
@@ -248,6 +252,7 @@ def _degrees(words: Words, gaps: Gaps, intent: Intent) -> None:
         expert_tensor_parallel_size=intent["etp"] if experts and intent["etp"] != intent["tp"] else None,
         sequence_parallel=bool(intent["sequence_parallel"]), micro_batch_size=intent["micro_batch_size"],
         global_batch_size=intent.job.training.global_batch_size,
+        **{one.names[0]: intent[one.times] * intent[one.key] for one in products("megatron") if intent[one.key] > 1},
     )  # fmt: skip
     half = intent.job.training.dtype == "fp16" and version_key(words.version) < version_key("0.16")
     gaps.never(half and intent["ep"] > 1, "experts over ranks in fp16")
@@ -460,7 +465,7 @@ def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
         cluster=stated(num_gpus=options.whole("world_size")), flags=flags,
     )  # fmt: skip
     if not settings.model.get("num_experts"):  # Megatron sets it to tp for dense models too
-        settings.plan.pop("etp", None)
+        settings.plan = {name: value for name, value in settings.plan.items() if name not in ("etp", "egtp")}
     chunks = chunks_of(options)
     if layers := settings.model.get("num_layers"):
         settings.plan |= chunks(settings.plan, layers)
@@ -729,7 +734,9 @@ def plan_of(options: Options) -> dict[str, Any]:
     plan = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | _plain(options, "plan")
     plan.pop("vpp", None)  # hangs together with the split of layers
     plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
-    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options))
+    plan = factors("megatron", plan)
+    copies = options.whole("data_parallel_size")  # ranks that gather weights count apart
+    more = stated(dp=copies and copies * plan.get("gtp", 1), zero_stage=_zero_stage(options))
     more |= stated(offload=_offload(options), overlap=_overlap(options))
     return plan | more | _recompute(options)
 

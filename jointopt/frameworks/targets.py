@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jointopt.core.errors import ExportError, UsageError, nearest_hint
+from jointopt.core.schema import COLUMNS, NEUTRAL
 from jointopt.frameworks.intent import Export, Intent
 from jointopt.frameworks.megatron import checkout_version
 from jointopt.frameworks.options import NEWEST, is_of_release, version_key
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model, kinds_of
+from jointopt.jobs.plans.rules import abilities
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Target:
         self._check(version, module.NAME)
         if not self.around:
             self._check_layers(intent.model, module.NAME)
+            if lacks := self._lacks(intent):
+                raise ExportError(f"{module.NAME} cannot express {', '.join(lacks)}; choose another plan or target.")
         found = made(intent, version or self.version, *([program] if self.around else []))
         if self.around or not intent.arguments:
             return found
@@ -59,6 +64,18 @@ class Target:
             f"The export to {name} has no words for the layers of {model.name} ({words}); it writes one kind of "
             f"attention in all layers, sliding windows, and {may}."
         )
+
+    def _lacks(self, intent: Intent) -> list[str]:
+        """Choices of the plan beside the degrees that no framework profile of the target's family has."""
+        profiles = [one for one in map(load_framework, framework_names()) if one.family == self.family]
+        offers = [abilities(replace(intent.job.training, framework=profile)) for profile in profiles]
+        return [
+            f"{name} {intent[name]}"
+            for name, value in NEUTRAL.items()
+            if COLUMNS[name].offered
+            and intent[name] != value
+            and not any(intent[name] in found.get(name, (intent[name],)) for found in offers)
+        ]
 
     def _check(self, version: str, name: str) -> None:
         """UsageError for a version of which no release is known; it is written into scripts as it stands."""

@@ -42,6 +42,7 @@ class Framework:
     trains_adapters: bool = False  # LoRA beside frozen weights
     frozen_dtype: str = "bf16"  # format of those weights in 16-bit training; of a wider one `source` says why
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
+    dimensions: tuple[str, ...] = ()  # layout columns that it has and most frameworks have not: gtp, egtp
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"

@@ -35,7 +35,14 @@ from jointopt.physics.layers import (
     no_kernels,
 )
 from jointopt.physics.layouts import LayoutArrays, has_latents, has_scores
-from jointopt.physics.memory import Parameters, adapter_parameters, batch_bytes, stage_parameters
+from jointopt.physics.memory import (
+    Parameters,
+    adapter_parameters,
+    batch_bytes,
+    layer_parameters,
+    stage_parameters,
+    table_parameters,
+)
 from jointopt.physics.stage_costs import StageCosts, summed
 from jointopt.physics.traffic import Hardware, Traffic
 
@@ -221,6 +228,12 @@ def layer_traffic(
         found["cp_comm"].append(traffic.cp_traffic(*of, core, kind))
         if job.model.is_moe:
             found["ep_comm"].append(traffic.ep_traffic(*of, whole) if kind.ffn == "experts" else None)
+    if lay.gathers:
+        held, again = layer_parameters(job.model, lay), 1.0 + lay.recompute.full_share
+        found["gtp_comm"] = [
+            traffic.weight_traffic(*of, own, again, whole)
+            for own, (_, whole, _) in zip(held, layer.of_kinds, strict=True)
+        ]
     return {name: tuple(parts) for name, parts in found.items()}
 
 
@@ -293,6 +306,11 @@ def differing_costs(
         name: functools.reduce(operator.add, (t.over(n) for t, n in zip(of, lay.layers_of_kinds, strict=True) if t))
         for name, of in per_layer.items()
     }
+    if lay.gathers:  # of the embedding, whose backward pass needs no weights, and of the head
+        table, of = table_parameters(job.model, lay), (job, hw, lay, groups)
+        for part, at, again in ((layer.embedding, lay.starts, 0.0), (layer.head, lay.ends, 1.0)):
+            ends = traffic.weight_traffic(*of, table, np.full_like(lay.tp, again), part).over(at)
+            exposed["gtp_comm"] = exposed["gtp_comm"] + ends
     if lay.offloads_activations.any():
         exposed["offload"] = _activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)

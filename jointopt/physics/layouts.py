@@ -64,9 +64,11 @@ class LayoutArrays:
         self.expert_tp = np.maximum(f["etp"], 1.0)
         spanned = self.dp * self.cp * (self.tp / self.expert_tp if profile.experts_span_tp else 1.0)
         self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
+        self.gtp, self.egtp = f["gtp"], f["egtp"]
+        self.gathers = bool(np.any(layouts["gtp"] * layouts["egtp"] > 1))  # whether any has weights to gather
         # ranks over which ZeRO shards one copy of a state
-        self.shards = self.dp * self.cp / f["dp_replicate"]
-        self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
+        self.shards = self.dp * self.cp / (f["dp_replicate"] * self.gtp)
+        self.expert_shards = np.maximum(self.expert_dp / (f["dp_replicate"] * self.egtp), 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
         # what `memory.Parameters.sharded` and `layers.adapters` need to know of a layout

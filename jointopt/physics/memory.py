@@ -52,24 +52,38 @@ class Parameters:
         return dense + expert
 
 
-def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
-    """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last.
+def layer_parameters(model: Model, lay: LayoutArrays) -> list[Parameters]:
+    """Parameters of one layer of each of the kinds that a rank computes with, (L,) each.
 
-    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole. A
-    tied head is a copy of its own only where pp > 1, as in Megatron.
+    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole.
     """
-    model = job.model
     norm = float(model.hidden_size * (1 if model.rmsnorm else 2) * (2 if model.sandwich_norm else 1))
     shared = model.shared_expert_parameters / lay.tp
     router = float(model.num_experts * model.hidden_size + model.latent_parameters)  # whole on each rank
     ffn: dict[str, Floats | float] = {"dense": model.dense_mlp_parameters / lay.tp, "experts": shared + router}
-    experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    whole = [
-        sum(map(model.mixer_weights, kind.mixers)) / lay.tp + kind.parts * norm + ffn.get(kind.ffn, 0.0)
+    experts, none = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp, np.zeros_like(lay.tp)
+    return [
+        Parameters(
+            sum(map(model.mixer_weights, kind.mixers)) / lay.tp + kind.parts * norm + ffn.get(kind.ffn, 0.0),
+            experts if kind.ffn == "experts" else none,
+        )
         for kind in lay.kinds
-    ]  # fmt: skip
-    dense = lay.weighed([each[:, None] for each in whole])
-    table = model.vocab_size * model.hidden_size / lay.tp
+    ]
+
+
+def table_parameters(model: Model, lay: LayoutArrays) -> Parameters:
+    """Parameters of embedding or head that a rank computes with, (L,)."""
+    return Parameters(model.vocab_size * model.hidden_size / lay.tp, np.zeros_like(lay.tp))
+
+
+def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
+    """Parameters that a rank of every stage holds, (L, pp): its layers, the embedding first, the head or its copy last.
+
+    A tied head is a copy of its own only where pp > 1, as in Megatron. Of weights that ranks gather, a rank's share;
+    norms and routers, which stay whole, count as shared out too.
+    """
+    model, of, table = job.model, layer_parameters(job.model, lay), table_parameters(job.model, lay).dense
+    dense = lay.weighed([one.dense[:, None] for one in of])
     dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
         dense += model.max_position_embeddings * model.hidden_size * lay.starts
@@ -79,7 +93,8 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
         projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
         dense += (projections + lookup)[:, None] * lay.ends
     own = adapter_parameters(job, lay)
-    return Parameters(dense + own.dense, experts[:, None] * lay.moe_layers + own.expert)
+    expert = lay.weighed([one.expert[:, None] for one in of]) + own.expert
+    return Parameters((dense + own.dense) / lay.gtp[:, None], expert / lay.egtp[:, None])
 
 
 def adapter_parameters(job: Job, lay: LayoutArrays) -> Parameters:
@@ -370,6 +385,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
+    working = np.where(lay.zero[:, None] == 3, working, 0.0) + gathered_bytes(job, lay)
     lost = activations * (profile.activation_factor - 1.0)
     kept = activations + np.minimum(lost, 0.0)
     captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
@@ -377,9 +393,31 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     process = {name: np.broadcast_to(each[:, None], kept.shape) for name, each in process_bytes(job, lay).items()}
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
-        "gathered_weights": np.where(lay.zero[:, None] == 3, working, 0.0),
+        "gathered_weights": working,
         "cuda_graphs": captured, **process,
     }  # fmt: skip
+
+
+def gathered_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes of the buffers, (L, pp), in which ranks that share weights (gtp, egtp) gather and reduce them.
+
+    Megatron Core keeps a buffer for each weight of a layer, which layers share (GTPWeightCache): of the forward and of
+    the backward pass, and of a whole gradient before it is scattered. Experts are gathered a layer ahead, each into one
+    of two. Derived here.
+    """
+    buffers, training = np.zeros_like(lay.layers), job.training
+    if not lay.gathers:
+        return buffers
+    of, gradient = layer_parameters(job.model, lay), training.gradient_bytes
+    cut, some = (lay.gtp > 1.0, lay.egtp > 1.0), [count > 0 for count in lay.layers_of_kinds]
+    largest, experts = (
+        np.maximum.reduce([np.where(at, sizes[:, None], 0.0) for at, sizes in zip(some, each, strict=True)])
+        for each in ([one.dense for one in of], [one.expert for one in of])
+    )
+    largest = largest + table_parameters(job.model, lay).dense[:, None] * (lay.starts + lay.ends)
+    for shared, whole, copies in ((cut[0], largest, 2.0), (cut[1], experts, 4.0)):
+        buffers = buffers + np.where(shared[:, None], whole * (copies * training.weight_gather_bytes + gradient), 0.0)
+    return buffers
 
 
 def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:

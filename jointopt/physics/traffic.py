@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
-from jointopt.jobs.framework import overlap_share
+from jointopt.jobs.framework import overlap_share, usual_overlap_share
 from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import CollectiveConstants, KernelConstants, Links, NetworkProtocol, Protocol
 from jointopt.jobs.model import Layer, Model, evaluated
@@ -294,14 +294,19 @@ def collective_cost(hw: Hardware, kind: str, moved: Floats, group: Group) -> Flo
 
 
 def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass) -> Traffic:
-    """A layer's traffic of ``once`` (2, L) s and J, ``forward`` and ``backward`` times, less what ``over`` hides.
+    """A layer's traffic of ``once`` (2, L) s and J, ``forward`` and ``backward`` times, less what ``over`` hides."""
+    seconds, joules = once
+    return _less_hidden(forward * seconds, backward * seconds, (forward + backward) * joules, overlap, over)
+
+
+def _less_hidden(forward: Floats, backward: Floats, joules: Floats, overlap: Floats | float, over: Pass) -> Traffic:
+    """Traffic of ``forward`` and ``backward`` seconds, (L,), less what hides under the kernels of ``over``.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
     """
-    seconds, joules = once
-    passes = (forward * seconds, over.forward.time_s), (backward * seconds, over.backward.time_s)
+    passes = (forward, over.forward.time_s), (backward, over.backward.time_s)
     forward_s, backward_s = (np.asarray(time_s - np.minimum(overlap * time_s, window_s)) for time_s, window_s in passes)
-    return Traffic(forward_s, backward_s, (forward + backward) * joules)
+    return Traffic(forward_s, backward_s, joules)
 
 
 def tp_traffic(
@@ -398,6 +403,25 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         turned = collective_cost(hw, "all_to_all", moved, groups["cp"])
         found = found + _exposed(turned, 1.0, 1.0 + lay.recompute.full_share, 0.0, core)
     return found
+
+
+def weight_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], of: Parameters, again: Floats, layer: Pass
+) -> Traffic:
+    """Generalised tensor parallelism: gathers of the weights ``of`` a layer, (L,), and the scatter of their gradients.
+
+    Of every micro-batch, one gather forward and ``again`` (L,) backward, where full recompute needs one more. Weights
+    are prefetched one by one, and gradients scattered one late, under the kernels of the ``layer`` (Megatron Core,
+    docs/api-guide/core/generalized_tensor_parallel.md, sections 1.1 and 1.3), up to the share of ZeRO's that hides.
+    """
+    forward, backward, joules = np.zeros((3, len(lay.tp)))
+    for count, group in ((of.dense, groups["gtp"]), (of.expert, groups["egtp"])):
+        gathered = collective_cost(hw, "all_gather", count * job.training.weight_gather_bytes, group)
+        scattered = collective_cost(hw, "reduce_scatter", count * job.training.gradient_comm_bytes, group)
+        forward = forward + gathered[0]
+        backward = backward + again * gathered[0] + scattered[0]
+        joules = joules + (1.0 + again) * gathered[1] + scattered[1]
+    return _less_hidden(forward, backward, joules, usual_overlap_share(job.training.framework, "dp"), layer)
 
 
 def gradient_traffic(

@@ -199,7 +199,7 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and np.asarray(rule.broken(columns)).item()]
     broken.sort(key=lambda rule: rule.name.startswith(SEARCH))
-    stated = {name: "blank" if value == "" else value for name, value in plan.items()}
+    stated = {name: "blank" if value == "" else value for name, value in (usual | dict(plan)).items()}
     table: dict[str, str] = read_yaml("layout_rules.yaml")["figures"]
     sentences = []
     for rule in broken:
