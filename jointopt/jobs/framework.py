@@ -113,8 +113,11 @@ class Framework:
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
     offloads_gradients: bool = False  # of ZeRO-2 and 3, with the optimizer, as they come
-    # under sequence parallelism, the share of inputs of column-parallel products that are kept as gathered, not as sent
-    gathered_inputs: float = 0.0
+    bf16_gradient_bytes: int = 0  # the same where weights are bf16; 0: no other
+    keeps_gathered_inputs: bool = False  # of column-parallel products under sequence parallelism, not each rank's part
+    gathered_tensors: float = 0.0  # whole ones that such a rank has at work, of h elements per token
+    keeps_stage_outputs: bool = False  # what a pipeline's stage sent stays until the backward pass
+    bucket_elements: float = 0.0  # most gradients that are on their way to other replicas at a time
     unfused_gate: bool = False  # a gated MLP keeps its activated gate beside the product with it: two kernels
     weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
     quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)

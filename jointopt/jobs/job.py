@@ -146,7 +146,8 @@ class Training:
     @property
     def gradient_bytes(self) -> float:
         """Bytes of a stored gradient per parameter: Megatron Core keeps its buffer in the format that it reduces."""
-        stated = _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+        usual = self.framework.bf16_gradient_bytes if self.dtype == "bf16" else 0
+        stated = _bytes_of(self.grad_reduce_dtype, usual or self.framework.gradient_bytes)
         return 4.0 if self.dtype == "fp32" else stated
 
     @property

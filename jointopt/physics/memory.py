@@ -115,12 +115,13 @@ def _block_bytes(
 ) -> Floats:
     """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP.
 
-    The output is kept for the gradient of the weights that it ``feeds``; of a profile's ``gathered_inputs`` as the
-    tensor ranks gathered it, h elements whatever tp is (nanotron's tp_recompute_allgather, turned off).
+    The output is kept for the gradient of the weights that it ``feeds``; where the framework ``keeps_gathered_inputs``,
+    as the tensor ranks gathered it, h elements whatever tp is.
     """
-    output, gathered = kept_input_bytes(training, feeds), training.framework.gathered_inputs
+    output = kept_input_bytes(training, feeds)
+    gathered = output if training.framework.keeps_gathered_inputs else 0.0
     kept = _element_bytes(training) * (stored_norms - 1.0) + output + (1.0 if model.dropout else 0.0)
-    shared = (kept - gathered * output) / tp + gathered * output
+    shared = (kept - gathered) / tp + gathered
     return np.asarray(model.hidden_size * np.where(sequence_parallel, shared, kept))
 
 
@@ -221,6 +222,15 @@ def layer_input_bytes(
     """
     whole = _element_bytes(training) * tokens * model.hidden_size
     return np.where(sequence_parallel, whole / tp, whole)
+
+
+def whole_tensor_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes (L,) of inputs and gradients of products that a rank holds gathered under sequence parallelism.
+
+    h elements per token each, whatever tp is, of one layer at a time: the framework's ``gathered_tensors``.
+    """
+    each = _element_bytes(job.training) * lay.tokens * job.model.hidden_size
+    return np.where(lay.sp & (lay.tp > 1), job.training.framework.gathered_tensors * each, 0.0)
 
 
 def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, tensor_parallel: bool) -> Floats:
@@ -332,7 +342,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     # offloaded activations leave those of two layers: the one at work and the one that is copied
     two = 2.0 * np.maximum.reduce(list(per_layer.values()))
     in_flight = np.where(lay.offloads_activations[:, None], np.minimum(in_flight, two), in_flight)
-    activations = in_flight + at_work
+    activations = in_flight + at_work + whole_tensor_bytes(job, lay)[:, None]
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
     logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
     logits = logits * (1.0 + job.model.mtp_num_layers)
@@ -345,11 +355,21 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
     state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
     process = {name: np.broadcast_to(each[:, None], kept.shape) for name, each in process_bytes(job, lay).items()}
+    state["gradients"] = state["gradients"] + bucket_bytes(job, lay, params)
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
         "gathered_weights": np.where(lay.zero[:, None] == 3, working, 0.0),
         "cuda_graphs": captured, **process,
     }  # fmt: skip
+
+
+def bucket_bytes(job: Job, lay: LayoutArrays, params: Parameters) -> Floats:
+    """Bytes (L, pp) of buffers through which gradients go to other replicas: the framework's ``bucket_elements``.
+
+    4 bytes each: of DeepSpeed's two, one to reduce and one to gather, in 16 bit, or its BF16_Optimizer's one in fp32.
+    """
+    elements = np.minimum(job.training.framework.bucket_elements, params.dense + params.expert)
+    return np.where(lay.shards[:, None] > 1, 4.0 * elements, 0.0)
 
 
 def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:
@@ -416,6 +436,9 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
     whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
+    # of a stage's layers the share of its output, where that stays beside the next stage's input until its backward pass
+    sent = training.framework.keeps_stage_outputs & (lay.pp > 1)
+    outputs = (sent * inputs)[:, None] / np.maximum(lay.layers, 1.0)
     per_layer, working = {}, np.zeros(whole.shape)
     for kind, own in of_kind.items():
         # what the first product of an adapter hands to the second; inputs are those of the layers
@@ -423,7 +446,7 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
         layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
         dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
         kept = layer - np.where(lay.recompute.usual, share * (layer - inputs) if share else scores, dropped)
-        per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
+        per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None] + outputs
         restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
         at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
         working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
