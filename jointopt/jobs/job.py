@@ -39,6 +39,7 @@ class ScalingRecipe:
     weight_scale_bytes: float = 0.0  # and of weights
     scale_passes: float = 1.0  # times that scales are moved until products can read them
     copies: float = 2.0  # along rows and along columns; 1 where products read either layout
+    frozen_copies: float = 2.0  # the same of weights that are not trained, which a stack may transpose anew each time
     reads: float = 1.0  # of the 16-bit operand by the cast, its amax included
     second_reads: float = 0.0  # more of them for the copy along columns
     launches: int = 1  # kernels of one cast
@@ -50,10 +51,10 @@ class ScalingRecipe:
         """Bytes of an activation's or gradient's element in low precision, with its share of a scale."""
         return self.value_bytes + self.scale_bytes
 
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of a weight in all copies that products read, with its share of the scales."""
-        return self.copies * (self.value_bytes + self.weight_scale_bytes)
+    def weight_bytes(self, frozen: bool = False) -> float:
+        """Bytes of a weight in all copies that are kept, with its share of the scales."""
+        copies = min(self.copies, self.frozen_copies) if frozen else self.copies
+        return copies * (self.value_bytes + self.weight_scale_bytes)
 
     def cast_bytes(self, wide_bytes: float, one_copy: bool = False) -> float:
         """Bytes that casting an element of ``wide_bytes`` moves: reads, and the copies written with their scales.
@@ -177,15 +178,14 @@ class Training:
     @property
     def weight_bytes(self) -> float:
         """Bytes of a stored weight per parameter; with an fp32 master where the framework has no other."""
-        return 4.0 if self.framework.fp32_weights else self._weight_bytes
+        return 4.0 if self.framework.fp32_weights else self._weight_bytes()
 
     @property
     def frozen_bytes(self) -> float:
         """Bytes of a stored weight beside adapters: no optimizer reads it, so that most stacks hold no fp32 of it."""
-        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes
+        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes(frozen=True)
 
-    @property
-    def _weight_bytes(self) -> float:
+    def _weight_bytes(self, frozen: bool = False) -> float:
         """Bytes of a stored weight that is no fp32 master: 16 bit, or both layouts that a low-precision product reads.
 
         Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
@@ -195,7 +195,7 @@ class Training:
         if self.dtype == "fp32":
             return 4.0
         if self.fp8_recipe is not None and self.fp8_param_gather is not None:
-            return self.fp8_recipe.weight_bytes + (0.0 if self._weights_in_8_bit else 2.0)
+            return self.fp8_recipe.weight_bytes(frozen) + (0.0 if self._weights_in_8_bit else 2.0)
         cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
         return 2.0 + cached
 
