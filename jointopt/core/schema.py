@@ -35,7 +35,8 @@ OVERLAP = Sets(("none", "dp", "tp"), alone="none")
 COLLECTIVES = {"dp": "dp * cp > 1", "tp": "tp > 1"}  # where a layout has any of a kind, for `evaluate`
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
-FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # Megatron-LM's --fp8-recipe and --fp4-recipe
+# Megatron-LM's --fp8-recipe and --fp4-recipe, and torchao's rowwise
+FP8_RECIPES = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4")
 OTHER_RECIPES = {"current": "tensorwise"}  # by which Transformer Engine knows one of them
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 # Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
@@ -45,6 +46,8 @@ RECIPE_CLASSES = ("submission", "vendor", "community")  # how well tuned the run
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 MODEL_BLOCKS = ("layer", "attention", "feed_forward")  # of a model, without embedding and head
 CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
+MOE_ROUTING = ("forced", "natural")  # experts drawn at random, as benchmarks do; chosen by the router
+OVERLAPS = ("dp_overlap", "tp_overlap", "ep_overlap")  # which collectives hide under kernels, stated of the software
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 LEAST_LINK_GBYTES_PER_S = 0.001  # 8 Mb/s for a GPU: nothing that trains together is slower
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
@@ -199,7 +202,7 @@ COLUMNS = {
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, tf32, fp16, bf16, fp8 or fp4"),
-        Column("fp8_recipe", "str", "", "workload", "scaling: delayed, tensorwise, blockwise, mxfp8 of fp8; nvfp4"),
+        Column("fp8_recipe", "str", "", "workload", "scaling: delayed, tensorwise, rowwise, blockwise, mxfp8; nvfp4"),
         Column("precision", "str", "", "workload", "dtype and fp8_recipe in a word: fp8_cs, fp8_ds, fp8_sc, fp8_mx"),
         Column("grad_reduce_dtype", "str", "", "workload", "format of stored and reduced gradients"),
         Column("main_grads_dtype", "str", "", "workload", "format of the gradients that the optimizer reads"),
@@ -207,16 +210,21 @@ COLUMNS = {
         Column("exp_avg_sq_dtype", "str", "", "workload", "format of Adam's second moment; blank: as the first"),
         Column("precision_aware_optimizer", "bool", "", "workload", "Megatron Core's precision-aware optimizer"),
         Column("fp8_param_gather", "bool", "", "workload", "weights live and travel in 8 bit"),
+        Column("fp8_activations", "bool", "", "workload", "activations are kept in 8 bit for the backward pass"),
         Column("attention", "str", "", "workload", "attention kernel"),
         Column("fused_norm", "bool", "", "workload", "fused normalisation kernels"),
         Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),
-        Column("overlap_moe_a2a", "bool", "", "workload", "all-to-alls of experts overlap another micro-batch"),
         Column("moe_load_imbalance", "float", "", "workload", "tokens of the most loaded expert over the mean of all"),
-        Column("moe_router_force_load_balancing", "bool", "", "workload", "tokens go to experts drawn at random"),
+        Column("moe_routing", "str", "", "workload", "forced: experts drawn at random; natural: by the router"),
         Column("cuda_graph", "str", "", "workload", "captured graphs: none, transformer_engine, full_iteration"),
+        Column("compile", "bool", "", "workload", "kernels fused by a compiler (torch.compile)"),
+        Column("dp_overlap", "str", "", "workload", "share of gradients' collectives that hides, or true, false"),
+        Column("tp_overlap", "str", "", "workload", "the same of tensor parallelism"),
+        Column("ep_overlap", "str", "", "workload", "the same of experts' all-to-alls"),
         Column("lora_dim", "int", "", "workload", "rank of LoRA's adapters; blank: all weights are trained"),
         Column("lora_target_modules", "str", "", "workload", "linear layers with adapters, ; between; blank: all"),
         Column("framework", "str", "", "workload", "training framework"),
+        Column("framework_release", "str", "", "workload", "release of that framework, or of the container it is in"),
         Column("recipe_class", "str", "", "workload", "how well tuned: submission, vendor, community; blank: as usual"),
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),
@@ -237,7 +245,10 @@ COLUMNS = {
         Column("notes", "str", "", "result", "free text"),
     )
 }  # fmt: skip
-OTHER_NAMES = {"moe_force_load_balancing": "moe_router_force_load_balancing"}  # of columns in tables, and whose
+OTHER_NAMES = {  # of columns in tables, and whose
+    "moe_force_load_balancing": "moe_routing", "moe_router_force_load_balancing": "moe_routing",
+    "overlap_moe_a2a": "ep_overlap", "tp_comm_overlap": "tp_overlap", "overlap_grad_reduce": "dp_overlap",
+}  # fmt: skip
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)

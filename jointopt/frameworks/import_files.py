@@ -34,7 +34,7 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.models import load_model, model_names
 from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
 from jointopt.jobs.huggingface import model_from_config
-from jointopt.jobs.job import STATE_FIELDS, Job
+from jointopt.jobs.job import SETTINGS, STATE_FIELDS, Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import check_facts, facts
@@ -287,9 +287,8 @@ _OPTION_TEXT = {
     "nodes": "the number of nodes (--nodes)", "gpus_per_node": "GPUs per node (--gpus-per-node)",
 }  # fmt: skip
 _TRAINING = (
-    "seq_length", "global_batch_size", "dtype", "fp8_recipe", "attention", "framework", "cuda_graph", *STATE_FIELDS,
-    "lora_dim", "lora_alpha", "lora_target_modules", "token_dispatcher", "overlap_moe_a2a",
-    "moe_router_force_load_balancing",
+    "seq_length", "global_batch_size", "dtype", "fp8_recipe", "attention", "framework", *STATE_FIELDS,
+    "lora_dim", "lora_alpha", "lora_target_modules", "token_dispatcher", *SETTINGS,
 )  # fmt: skip
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 

@@ -157,7 +157,7 @@ class Export:
         }  # fmt: skip
 
 
-_MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather", "overlap_moe_a2a")
+_MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather", "ep_overlap")
 
 
 _PEFT_NAMES = {
@@ -195,7 +195,7 @@ class Gaps:
         for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", *_MEGATRON_FLAGS):
             value = getattr(training, name)
             self.never(value not in (None, False), f"training.{name} {value}")
-        self.never(training.cuda_graph, f"training.cuda_graph {training.cuda_graph}")
+        self.never(training.captures_graphs, f"training.cuda_graph {training.cuda_graph}")
         self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
         self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
 

@@ -202,7 +202,7 @@ def _experts(words: Words, intent: Intent) -> None:
 
 def forced_balance(intent: Intent) -> bool:
     """Whether experts are drawn at random: as stated, and in a benchmark, whose data would load them unevenly."""
-    return not intent.is_training or intent.job.training.moe_router_force_load_balancing
+    return not intent.is_training or intent.job.training.moe_routing == "forced"
 
 
 def pre_softmax(intent: Intent) -> bool:
@@ -226,7 +226,7 @@ def dispatcher(words: Words, intent: Intent) -> dict[str, Any]:
         found["moe_flex_dispatcher_backend"] = kind
     elif kind == "deepep":
         found["moe_enable_deepep"] = True
-    return found | {"overlap_moe_expert_parallel_comm": training.overlap_moe_a2a}
+    return found | {"overlap_moe_expert_parallel_comm": bool(training.ep_overlap)}
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ CAPTURED_OF_EXPERTS: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess") 
 def _graphs(words: Words, gaps: Gaps, intent: Intent) -> None:
     """CUDA graphs, under the names of each version: of whole layers, of MoE layers what has a fixed shape."""
     kind = intent.job.training.cuda_graph
-    if not kind:
+    if not intent.job.training.captures_graphs:
         return
     gaps.never(not words.has("cuda_graph_impl"), f"training.cuda_graph {kind}")
     parts = CAPTURED_OF_EXPERTS if intent.model.is_moe else ()
@@ -681,7 +681,7 @@ def _routing(options: Options) -> dict[str, Any]:
         return {}
     if kind == "flex":
         kind = backend or "deepep"  # the only backend before there was a choice, and the default since
-    return stated(token_dispatcher=kind if kind in TOKEN_DISPATCHERS else None, overlap_moe_a2a=overlaps)
+    return stated(token_dispatcher=kind if kind in TOKEN_DISPATCHERS else None, ep_overlap=overlaps or None)
 
 
 def _read_graphs(options: Options) -> str | None:

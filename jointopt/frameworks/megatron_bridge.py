@@ -196,7 +196,7 @@ def _plan(intent: Intent) -> dict[str, Any]:
 def _graphs(intent: Intent) -> dict[str, dict[str, Any]]:
     """CUDA graphs: of whole layers, of MoE layers what has a fixed shape; or of all passes, without checks for NaN."""
     kind = intent.job.training.cuda_graph
-    if not kind:
+    if not intent.job.training.captures_graphs:
         return {}
     found: dict[str, dict[str, Any]] = {"model": {"use_te_rng_tracker": True}, "rng": {"te_rng_tracker": True}}
     if kind == "full_iteration":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ class Framework:
     chosen_tp_overlap: float = 0.0
     cp_overlap: float = 0.8
     ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
-    # the same where a job turns it on (`Training.overlap_moe_a2a`): Megatron Core's of DeepSeek-V3 on H100
+    # the same where a job turns it on (`Training.ep_overlap`): Megatron Core's of DeepSeek-V3 on H100
     chosen_ep_overlap: float = 0.93
     # SMs that all-to-alls of experts keep from the kernels under which they hide, by dispatcher; 0: all of them compute
     dispatcher_sms: Mapping[str, int] = field(
@@ -130,6 +131,9 @@ class Framework:
     user_buffers: bool = False  # Transformer Engine's, for the overlap of tensor-parallel collectives
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
+    # What other settings than those of its usual runs change, in this order: ``when`` (an expression of settings),
+    # ``set`` (fields, numbers or expressions of fields), ``source``; see `catalog.frameworks.with_settings`.
+    changes: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
     source: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, OVERLAPS
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
@@ -17,6 +17,8 @@ STATE_FIELDS = (
     "grad_reduce_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "precision_aware_optimizer",
     "fp8_param_gather",
 )  # fmt: skip
+# what the software does, which changes its profile (``changes`` in catalog/frameworks.yaml)
+SETTINGS = ("framework_release", "compile", "cuda_graph", *OVERLAPS, "moe_routing", "fp8_activations")
 # formats of gradients and optimizer states
 STATE_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
@@ -80,10 +82,17 @@ class Training:
     # the default stands in for a kernel that is not stated: the same training as with it stated
     attention_assumed: bool = field(default=False, compare=False)
     token_dispatcher: str = ""  # one of `TOKEN_DISPATCHERS`; blank: the framework's usual one
-    overlap_moe_a2a: bool = False  # Megatron's --overlap-moe-expert-parallel-comm
     moe_load_imbalance: float = 1.0  # tokens of the most loaded expert in a micro-batch over the mean of all
-    moe_router_force_load_balancing: bool = False  # Megatron's, for benchmarks: tokens go to experts drawn at random
-    cuda_graph: str = ""  # one of `CUDA_GRAPHS`, blank for none: what replays as captured graphs
+    moe_routing: str = ""  # one of `MOE_ROUTING`; blank: unknown
+    # what the software does, which `catalog.frameworks.with_settings` put into ``framework``; None or blank: unknown
+    framework_release: str = ""
+    compile: bool | None = None
+    cuda_graph: str = ""  # one of `CUDA_GRAPHS`: what replays as captured graphs
+    # share of collectives that hides, 0 to 1; True: that of the framework where it is turned on
+    dp_overlap: float | None = None
+    tp_overlap: float | None = None
+    ep_overlap: float | None = None
+    fp8_activations: bool | None = None  # kept in 8 bit for the backward pass
     run_tokens: int | None = None  # of the whole training run; None = not reported
     # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's
     grad_reduce_dtype: str | None = None  # the gradient buffer, and what is reduced
@@ -97,6 +106,17 @@ class Training:
     lora_dim: int | None = None
     lora_alpha: float | None = None  # scales what adapters add, which takes no time
     lora_target_modules: tuple[str, ...] | None = None  # of `LORA_TARGETS`; None: all
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is stated of the software, by the names of `SETTINGS`."""
+        values = {name: getattr(self, name) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value not in (None, "")}
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether CUDA graphs are stated to replay any kernels."""
+        return self.cuda_graph not in ("", "none")
 
     @property
     def frozen(self) -> bool:

@@ -20,7 +20,10 @@ from jointopt.core.schema import (
     LAYOUT_COLUMNS,
     LORA_TARGETS,
     MODEL_BLOCKS,
+    MOE_ROUTING,
+    OTHER_NAMES,
     OTHER_RECIPES,
+    OVERLAPS,
     RECIPE_CLASSES,
     TOKEN_DISPATCHERS,
 )
@@ -31,7 +34,9 @@ from jointopt.jobs.catalog.frameworks import (
     framework_of_words,
     load_framework,
     named_class,
+    named_release,
     profile_of_class,
+    with_settings,
 )
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import (
@@ -123,7 +128,7 @@ def with_keys(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 _STUDIES = Path(__file__).parents[1] / "studies"
-_OF_EXPERTS = {"overlap_moe_a2a": False, "moe_load_imbalance": 1, "moe_router_force_load_balancing": False}
+_OF_EXPERTS = {"ep_overlap": None, "moe_load_imbalance": 1, "moe_routing": None}
 _NOT_OF_POWER = ("iteration_time_s", "memory_fraction")  # constraints
 
 
@@ -540,9 +545,19 @@ def _sized(job: Job, least: int) -> Job:
 _PANDAS_ROW = "object"
 
 
+def _training_section(section: Section) -> Section:
+    """The section ``training``, older names of its keys in today's."""
+    given = section.section("training", (*TRAINING_KEYS, *OTHER_NAMES))
+    values = {key: value for key, value in given.values.items() if key not in OTHER_NAMES}
+    for other in (other for other in OTHER_NAMES if given.has(other)):
+        value = given.flag(other)
+        values.setdefault(OTHER_NAMES[other], MOE_ROUTING[not value] if OTHER_NAMES[other] == "moe_routing" else value)
+    return Section(values, given.where)
+
+
 def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     """The training of a job file for that GPU; JobError names the key that makes no sense."""
-    training = section.section("training", TRAINING_KEYS)
+    training = _training_section(section)
     given, row = training.values, training.values.get("dtype") == _PANDAS_ROW
     usual = default_dtype(gpu)
     precision = usual if row else training.choice("dtype", (*DTYPES, TF32), usual)
@@ -559,9 +574,13 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     meant = framework_of_words(text)
     framework = meant or load_framework(training.choice("framework", framework_names(), "generic"))
     stated = training.choice("recipe_class", RECIPE_CLASSES, "") or (named_class(text) if meant else "")
-    framework = profile_of_class(framework, stated)
+    settings = _settings(training, model, framework)
+    settings.setdefault("framework_release", named_release(text) if meant else "")
+    recipe = _fp8_recipe(training, gpu, dtype)
+    kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
+    framework = profile_of_class(with_settings(framework, settings, **kind), stated)
     # a release that runs another kernel than the newest states that; where neither is named, the kernel is assumed
-    software = str(given.get("framework", ""))
+    software = settings["framework_release"]
     newest, named = (default_attention(framework, gpu, dtype, words, newer=True) for words in ("", software))
     attention, able = training.choice("attention", ATTENTIONS, named), attention_kernels(gpu)
     if attention not in able:
@@ -575,7 +594,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
         seq_length=seq_length,
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
-        fp8_recipe=_fp8_recipe(training, gpu, dtype),
+        fp8_recipe=recipe,
         dtype_assumed=row,
         attention=attention,
         attention_assumed=not training.has("attention") and named == newest,
@@ -583,6 +602,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
         framework=dataclasses.replace(framework, tf32=framework.tf32 or precision == TF32),
         recipe_class=stated,
         token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
+        **settings,
         **_further(training, framework),
     )
     _check_experts(model, read)
@@ -620,19 +640,31 @@ def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None
     return scaling_recipe(name, gpu)
 
 
-def _further(training: Section, framework: Framework) -> dict[str, Any]:
-    """Keys that most jobs leave out: experts, CUDA graphs, tokens of the run, formats of states, adapters."""
-    graph = training.choice("cuda_graph", CUDA_GRAPHS, "none")
-    if graph != "none" and framework.family != "megatron-core":
+def _settings(training: Section, model: Model, framework: Framework) -> dict[str, Any]:
+    """What the job states of its software (`SETTINGS`); JobError for what that framework has not."""
+    found: dict[str, Any] = {key: training.flag(key) for key in ("compile", "fp8_activations") if training.has(key)}
+    words = {"cuda_graph": CUDA_GRAPHS, "moe_routing": MOE_ROUTING}
+    found |= {key: training.choice(key, names) for key, names in words.items() if training.has(key)}
+    if found.get("cuda_graph", "none") != "none" and framework.family != "megatron-core":
         raise JobError(
             f"{training.at('cuda_graph')}: the memory of {framework.name}'s CUDA graphs is unknown; expected none."
         )
-    flags = ("overlap_moe_a2a", "moe_router_force_load_balancing")
-    found: dict[str, Any] = {"cuda_graph": "" if graph == "none" else graph}
-    found |= {key: training.flag(key, False) for key in flags}
-    found["moe_load_imbalance"] = limited_number(
-        training, "moe_load_imbalance", "training.moe_load_imbalance", default=1.0
-    )
+    for key in (key for key in OVERLAPS if training.has(key)):
+        value = training.values[key]
+        found[key] = value if isinstance(value, bool) else training.number(key, zero=True)
+        if not 0.0 <= found[key] <= 1.0:
+            raise training.refuse(key, "true, false or a share from 0 to 1")
+    if training.has("framework_release"):
+        found["framework_release"] = str(training.values["framework_release"])
+        if not named_release(found["framework_release"]):
+            raise training.refuse("framework_release", "a release such as 26.06 or 0.16.1, in quotes")
+    return found
+
+
+def _further(training: Section, framework: Framework) -> dict[str, Any]:
+    """Keys that most jobs leave out: balance of experts, tokens of the run, formats of states, adapters."""
+    imbalance = limited_number(training, "moe_load_imbalance", "training.moe_load_imbalance", default=1.0)
+    found: dict[str, Any] = {"moe_load_imbalance": imbalance}
     if found["moe_load_imbalance"] < 1.0:
         raise training.refuse("moe_load_imbalance", "a number from 1 (balanced) on")
     if training.has("run_tokens"):  # which people write as 15e12
@@ -663,14 +695,14 @@ def _further(training: Section, framework: Framework) -> dict[str, Any]:
 
 
 def _check_experts(model: Model, training: Training) -> None:
-    """JobError for a moe_load_imbalance that no plan can have, and for an overlap_moe_a2a that none can run.
+    """JobError for a moe_load_imbalance that no plan can have, and for an ep_overlap that none can run.
 
     A token goes to an expert at most once, and forced balance draws experts at random. Megatron Core asserts the rest.
     """
     imbalance = training.moe_load_imbalance
-    if imbalance > 1.0 and training.moe_router_force_load_balancing:
+    if imbalance > 1.0 and training.moe_routing == "forced":
         raise JobError(
-            f"training.moe_load_imbalance {imbalance:g} contradicts moe_router_force_load_balancing, which draws "
+            f"training.moe_load_imbalance {imbalance:g} contradicts moe_routing forced, which draws "
             f"experts at random; expected one of the two."
         )
     most, why = 1.0, "no experts"
@@ -689,13 +721,13 @@ def _check_experts(model: Model, training: Training) -> None:
          f"{model.name} has {model.mtp_num_layers}"),
     )  # fmt: skip
     for wrong, reason in reasons:
-        if training.overlap_moe_a2a and wrong:
-            raise JobError(f"training.overlap_moe_a2a: {reason}; expected false, or leave it out.")
+        if training.ep_overlap and wrong:
+            raise JobError(f"training.ep_overlap: {reason}; expected false, or leave it out.")
 
 
 def training_assumptions(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:
     """What is assumed of a precision, and of the recipe that scales it, where the job states none."""
-    given, dtype, found = section.section("training", TRAINING_KEYS), training.dtype, []
+    given, dtype, found = _training_section(section), training.dtype, []
     if training.dtype_assumed:
         reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {dtype} is assumed"
         found.append(Assumption("dtype", dtype, reason))

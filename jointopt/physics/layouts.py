@@ -97,7 +97,7 @@ class LayoutArrays:
 
         What random logits leave differs by layer, and evens out over those that a rank keeps.
         """
-        load = 1.0 if self.job.training.moe_router_force_load_balancing else self.expert_load
+        load = 1.0 if self.job.training.moe_routing == "forced" else self.expert_load
         return np.asarray(self.job.model.moe_router_topk * self.token_share * load)
 
     @functools.cached_property
@@ -375,7 +375,7 @@ def expert_spread(model: Model, training: Training, tokens: Floats) -> Floats:
     By what is stated of the most loaded expert (1 + MaxVio, arXiv:2408.15664), or, where balance is forced, what random
     logits leave: a token meets an expert with probability k/E, so that the count is binomial.
     """
-    if training.moe_router_force_load_balancing:
+    if training.moe_routing == "forced":
         share = model.moe_router_topk / model.num_experts
         return np.asarray(np.sqrt((1.0 - share) / np.maximum(tokens, 1.0)))
     return np.full(np.shape(tokens), (training.moe_load_imbalance - 1.0) / expected_largest(model.num_experts))

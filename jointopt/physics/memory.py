@@ -381,7 +381,7 @@ def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats)
     """
     if job.training.cuda_graph == "full_iteration":
         return step
-    if not job.training.cuda_graph:
+    if not job.training.captures_graphs:
         return np.zeros_like(step)
     buffers = 2.0 * layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)[:, None]
     return held.most_bytes(buffers, buffers)

@@ -553,7 +553,7 @@ def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer
     seconds, joules = once
     forward, backward = seconds, seconds * (1.0 + lay.recompute.dispatches_again())
     profile = job.training.framework
-    overlap = max(profile.ep_overlap, profile.chosen_ep_overlap * job.training.overlap_moe_a2a)
+    overlap = profile.ep_overlap
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
     alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / np.maximum(lay.micro_batches, 1), 1.0)
     whole, window = forward + backward, (layer.forward.time_s + layer.backward.time_s) / (1.0 - kept)

@@ -21,8 +21,10 @@ from jointopt.core.schema import (
     FP8_RECIPES,
     LORA_TARGETS,
     MODEL_BLOCKS,
+    MOE_ROUTING,
     ONE_CLOCK,
     OTHER_RECIPES,
+    OVERLAPS,
     RECIPE_CLASSES,
     STATUSES,
     TOKEN_DISPATCHERS,
@@ -211,7 +213,7 @@ def named_dispatcher(text: str) -> str | None:
 
 
 def named_cuda_graph(text: str) -> str | None:
-    """The kind of `schema.CUDA_GRAPHS` that a cell means (``transformer_engine:attn``), blank for none of them.
+    """The kind of `schema.CUDA_GRAPHS` that a cell means (``transformer_engine:attn``).
 
     None where it means nothing, as true does, which leaves open what is captured.
     """
@@ -219,8 +221,17 @@ def named_cuda_graph(text: str) -> str | None:
     if "full_iteration" in words:
         return "full_iteration"
     if words[0] == "none" or _FLAGS.get(words[0]) == 0:
-        return ""
+        return "none"
     return "transformer_engine" if words[0] in ("transformer_engine", "local") else None
+
+
+def named_share(cell: object) -> str | None:
+    """The share of collectives that a cell states, as text: a number from 0 to 1, else true or false; None: neither."""
+    text = str(cell).strip().lower()
+    flag = _FLAGS.get(text)
+    if flag is not None:
+        return "true" if flag > 0 else "false"
+    return text if _NUMBER.fullmatch(text) and 0.0 <= float(text) <= 1.0 else None
 
 
 def _clocks(cell: object) -> tuple[float, ...] | None:
@@ -276,6 +287,8 @@ READERS: dict[str, Reader] = {  # by column, else by type
     "recipe_class": _one_of(RECIPE_CLASSES),
     "token_dispatcher": _one_of(TOKEN_DISPATCHERS, named_dispatcher),
     "cuda_graph": _one_of(CUDA_GRAPHS, named_cuda_graph),
+    "moe_routing": _one_of(MOE_ROUTING, {word: "forced" if flag else "natural" for word, flag in _FLAGS.items()}),
+    **dict.fromkeys(OVERLAPS, (named_share, "a share from 0 to 1, true, false or blank")),
 }  # fmt: skip
 STRICT_READERS = READERS | {
     "status": _one_of(STATUSES), "dtype": _one_of((*DTYPES, TF32), named_dtype),

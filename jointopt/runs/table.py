@@ -235,7 +235,8 @@ def readable_runs(
     another unit or column in every row. ``categories`` as in `read_columns`; ``called``: the table's name in messages.
     """
     _check_columns(table)
-    table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
+    renamed = {name: other for other, name in reversed(OTHER_NAMES.items()) if other in table and name not in table}
+    table = table.rename(columns={other: name for name, other in renamed.items()})
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
     clean, faults = read_columns(table, names, READERS, categories)
     unread: dict[int, str] = {}

@@ -14,15 +14,26 @@ import pandas as pd
 
 from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    LORA_TARGETS,
+    NEUTRAL,
+    OVERLAPS,
+    Columns,
+    Floats,
+    Ints,
+)
 from jointopt.jobs import defaults
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import (
     job_of_class,
     named_class,
-    names_release,
+    named_release,
     profile_of_class,
     recognise_framework,
+    with_settings,
 )
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
@@ -30,7 +41,7 @@ from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.cluster import Cluster, Gpu, Machine, machine_fits
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
+from jointopt.jobs.job import SETTINGS, STATE_FIELDS, TF32, Job, Training, on_machine
 from jointopt.jobs.model import LATENT, NOT_IN_BLOCK, Model, block_of
 from jointopt.runs.cells import (
     Cells,
@@ -58,12 +69,12 @@ _WORKLOAD = (
     "attention_kind", *LATENT, "position_embedding", "mtp_num_layers", "window_size", "window_attn_skip_freq", "block",
     "seq_length",
     "global_batch_size", "dtype", "fp8_recipe", *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher",
-    "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing", "cuda_graph", "lora_dim",
+    "moe_load_imbalance", *SETTINGS, "lora_dim",
     "lora_target_modules", "framework", "recipe_class", "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_others",
 )  # fmt: skip
 _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
-_OF_EXPERTS: dict[str, Any] = {"moe_load_imbalance": 1.0, "overlap_moe_a2a": False}  # what a model without has
+_OF_EXPERTS: dict[str, Any] = {"moe_load_imbalance": 1.0, "ep_overlap": None}  # what a model without has
 _USUAL_LATENT = dict(zip(LATENT, (1536, 512, 128, 64, 128), strict=True))  # of DeepSeek-V2, V3 and Kimi K2
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
@@ -227,8 +238,7 @@ def plan_columns(runs: pd.DataFrame) -> Columns:
 def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
     """The workload of ``rows`` (positions in ``plans``), which share all other cells with the ``first`` of them."""
     gpu = load_gpu(str(first["gpu"]))
-    software = str(first.get("framework", ""))
-    framework, known = recognise_framework(software)
+    framework, known = recognise_framework(str(first.get("framework", "")))
     assumed = [] if known else ["framework"]
     training = _training(first, gpu, framework, assumed)
     model = _model(first, assumed)
@@ -254,7 +264,7 @@ def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
     as_stated = named_precision(str(first.get("dtype", ""))) in (training.dtype, training.precision)
     as_stated &= kernel == training.attention if in_full else kernel is not None
     notes = np.array(words, dtype=object)[codes]
-    return Workload(job, rows, layouts, layout, clocks, notes, names_release(software), as_stated)
+    return Workload(job, rows, layouts, layout, clocks, notes, bool(training.framework_release), as_stated)
 
 
 def _stated_clocks(plans: Columns, rows: Ints, pp: Ints, gpu: Gpu) -> Floats:
@@ -314,12 +324,23 @@ def runnable_dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
     return dtype
 
 
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row states of its software, by the names of `SETTINGS`; the release where its text names one too."""
+    found: dict[str, Any] = {name: row[name] for name in SETTINGS if name in row}
+    for name in (name for name in OVERLAPS if name in found):
+        text = str(found[name])
+        found[name] = text == "true" if text in ("true", "false") else float(text)
+    found |= {name: bool(found[name]) for name in ("compile", "fp8_activations") if name in found}
+    if "cuda_graph" in found:
+        found["cuda_graph"] = named_cuda_graph(str(found["cuda_graph"])) or ""
+    text = f"{found.get('framework_release', '')} {row.get('framework', '')}"
+    return found | {"framework_release": named_release(text)}
+
+
 def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
     """The training of a row; what it leaves open or unclear, or what does not run on that GPU, is then ``assumed``."""
-    text, software = str(row.get("dtype", "")), str(row.get("framework", ""))
+    text, settings = str(row.get("dtype", "")), _settings(row)
     dtype = runnable_dtype(text, gpu, assumed)
-    recipe_class = str(row.get("recipe_class", "")) or named_class(software)
-    framework = profile_of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
     stated = str(row.get("fp8_recipe", ""))
@@ -328,8 +349,13 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         recipe = scaling_recipe(stated, gpu)
     elif stated or recipe:
         assumed.append("fp8_recipe")
+    if framework.family != "megatron-core":
+        settings.pop("cuda_graph", None)  # whose memory under other frameworks is unknown
+    kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
+    recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))
+    framework = profile_of_class(with_settings(framework, settings, **kind), recipe_class)
     named, in_full = named_attention(str(row.get("attention", "")))
-    kernel = defaults.default_attention(framework, gpu, dtype, software, newer=False)
+    kernel = defaults.default_attention(framework, gpu, dtype, settings["framework_release"], newer=False)
     kernel = runnable_attention(gpu, named) if named else kernel
     if not in_full or kernel != named:
         assumed.append("attention")
@@ -343,7 +369,6 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     if "lora_dim" in row:
         some = targets if 0 < len(targets) < len(LORA_TARGETS) else None
         adapters = {"lora_dim": int(row["lora_dim"]), "lora_target_modules": some}
-    graphs = named_cuda_graph(str(row.get("cuda_graph", ""))) or ""
     return Training(
         seq_length=int(row["seq_length"]),
         global_batch_size=int(row["global_batch_size"]),
@@ -355,10 +380,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         framework=replace(framework, tf32=True) if named_precision(text) == TF32 and gpu.has_tf32 else framework,
         recipe_class=recipe_class,
         token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
-        overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
         moe_load_imbalance=float(row.get("moe_load_imbalance", 1.0)),
-        moe_router_force_load_balancing=bool(row.get("moe_router_force_load_balancing", False)),
-        cuda_graph=graphs if framework.family == "megatron-core" else "",
+        **settings,
         **formats,
         **adapters,
     )

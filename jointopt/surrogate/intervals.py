@@ -100,7 +100,7 @@ def doubts(
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
     # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once
-    known_host = training.framework.host_floor_s > 0.0 or training.cuda_graph or gpu.is_cpu
+    known_host = training.framework.host_floor_s > 0.0 or training.captures_graphs or gpu.is_cpu
     found["host"] = (layer_peak_s(job, columns) < errors["shortest_layer_s"]) & (not known_host)
     found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
     return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}

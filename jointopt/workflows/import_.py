@@ -188,10 +188,8 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.precision,
         "attention": "" if training.attention_assumed else training.attention, "framework": training.framework.name,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
-        "cuda_graph": training.cuda_graph or math.nan, **training.adapter_and_recipe_cells,
+        **training.adapter_and_recipe_cells, **training.settings,
         "token_dispatcher": training.token_dispatcher or math.nan,
-        "overlap_moe_a2a": training.overlap_moe_a2a or math.nan,
-        "moe_router_force_load_balancing": training.moe_router_force_load_balancing or math.nan,
     }  # fmt: skip
     names = [column.name for column in COLUMNS.values() if column.role == "workload" and column.name in values]
     found: dict[str, Any] = {name: values[name] for name in names}

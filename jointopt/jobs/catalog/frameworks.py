@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from jointopt.core.errors import CatalogError, nearest_hint
-from jointopt.core.schema import RECIPE_CLASSES
+from jointopt.core.schema import OVERLAPS, RECIPE_CLASSES, evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import Job
+from jointopt.jobs.job import SETTINGS, Job
 
 
 @functools.cache
@@ -23,6 +23,7 @@ def _profiles() -> dict[str, Framework]:
     for name, entry in read_yaml("frameworks.yaml").items():
         base = profiles[entry["like"]] if "like" in entry else Framework()
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
+        fields["changes"] = (*base.changes, *fields.get("changes", ()))
         # a relative neither answers to its parent's names nor shares its measurements
         own: dict[str, Any] = {"aliases": (), "fitted": False} | fields
         own["rules"] = framework_rules(own.get("family", base.family))
@@ -67,9 +68,31 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
     return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
 
 
-def names_release(text: str) -> bool:
-    """Whether text names a release of software: "NeMo 24.07", "Megatron-LM core_v0.12.0"."""
-    return _RELEASE.search(text) is not None
+def named_release(text: str) -> str:
+    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "Megatron-LM core_v0.12.0"."""
+    found = _RELEASE.search(text)
+    return found[1] if found else ""
+
+
+def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) -> Framework:
+    """The profile of runs with ``settings`` (of `jointopt.jobs.job.SETTINGS`): its changes that apply, in their order.
+
+    What a change sets may be an expression of the profile's fields before it. ``when`` names the settings, None where
+    they are not stated, ``release`` (numbers of a release, as in ``release >= (26, 6)``), and what ``kind`` names.
+    """
+    values: dict[str, Any] = dict.fromkeys(SETTINGS) | dict(settings)
+    release = named_release(values["framework_release"] or "")
+    values["release"] = tuple(int(part) for part in release.split(".") if part)
+    for change in profile.changes:
+        if evaluate(change["when"], values | kind):
+            fields = {k: evaluate(v, vars(profile)) if isinstance(v, str) else v for k, v in change["set"].items()}
+            profile = replace(profile, **fields)
+    for name, share in values.items():
+        if name in OVERLAPS and share is not None:
+            on: Any = getattr(profile, f"chosen_{name}") or getattr(profile, name) if share is True else float(share)
+            fields = {name: on} | ({f"chosen_{name}": on} if on else {})
+            profile = replace(profile, **fields)
+    return profile
 
 
 def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
