@@ -144,6 +144,12 @@ class Training:
         usual = self.recipe_class in ("", self.framework.recipe_class)
         return self.framework.name if usual else f"{self.framework.name} ({self.recipe_class} recipe)"
 
+    @property
+    def keeps_8_bit_activations(self) -> bool:
+        """Whether the backward pass of an MLP's activation function reads its input in 8 bit: stated, or usual."""
+        usual = self.framework.fp8_activations_of_adapters and self.frozen and self.dtype in ("fp8", "fp4")
+        return usual if self.fp8_activations is None else self.fp8_activations
+
     def keeps_input_of(self, linear: str) -> bool:
         """Whether a linear layer's input is kept for the backward pass: it is for the gradient of trained weights."""
         return not self.frozen or linear in self.adapted

@@ -163,11 +163,12 @@ def attention_activations(
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
     """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer.
 
-    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it.
+    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it. What the
+    activation function reads may be kept in 8 bit (Megatron Core's activation_func_fp8_input_store).
     """
     halves = 2.0 + training.framework.unfused_gate if model.gated_mlp else 1.0
-    kept = _element_bytes(training) * halves + kept_input_bytes(training, "linear_fc2")
-    return kept * width
+    element = 1.0 if training.keeps_8_bit_activations else _element_bytes(training)
+    return (element * halves + kept_input_bytes(training, "linear_fc2")) * width
 
 
 def dense_layer_activations(
