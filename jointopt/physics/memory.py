@@ -432,8 +432,10 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
     of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
     count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
+    routed = {"dense": np.zeros_like(lay.tokens)}  # of those that selective recomputation drops in any layer
     if model.is_moe:
         of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
+        routed["moe"] = lay.tokens * _expert_bytes(model, training, lay)[0] * training.framework.selective_experts
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
     whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
@@ -446,7 +448,8 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
         adapted = sum(one.tokens for one in adapters(model, training, kind, *lay.adapter_cuts))
         layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
         dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
-        kept = layer - np.where(lay.recompute.usual, share * (layer - inputs) if share else scores, dropped)
+        own_share = share * (layer - inputs - routed[kind]) + routed[kind]
+        kept = layer - np.where(lay.recompute.usual, own_share if share else scores, dropped)
         per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None] + outputs
         restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
         at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
