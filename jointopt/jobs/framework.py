@@ -116,6 +116,7 @@ class Framework:
     gradient_bytes: int = 4  # stored gradient per parameter
     offloads_gradients: bool = False  # of ZeRO-2 and 3, with the optimizer, as they come
     bf16_gradient_bytes: int = 0  # the same where weights are bf16; 0: no other
+    moment_bytes: float = 4.0  # of each of Adam's two moments, in mixed precision
     keeps_gathered_inputs: bool = False  # of column-parallel products under sequence parallelism, not each rank's part
     gathered_tensors: float = 0.0  # whole ones that such a rank has at work, of h elements per token
     keeps_stage_outputs: bool = False  # what a pipeline's stage sent stays until the backward pass

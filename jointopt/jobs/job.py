@@ -192,8 +192,8 @@ class Training:
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 8.0
         master = 4.0 if not self.precision_aware_optimizer or self._weights_in_8_bit else 2.0
-        second = self.exp_avg_sq_dtype or self.exp_avg_dtype
-        return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
+        second, usual = self.exp_avg_sq_dtype or self.exp_avg_dtype, self.framework.moment_bytes
+        return master + _bytes_of(self.exp_avg_dtype, usual) + _bytes_of(second, usual)
 
     @property
     def main_gradient_bytes(self) -> float:
