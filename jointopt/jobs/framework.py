@@ -43,7 +43,7 @@ class Framework:
     frozen_dtype: str = "bf16"  # format of those weights in 16-bit training; of a wider one `source` says why
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
-    selective_experts: bool = False  # and all routed experts, whose grouped products are not on its list of what to keep
+    selective_experts: bool = False  # and all routed experts, whose grouped products it never keeps
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True

@@ -163,8 +163,8 @@ def attention_activations(
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
     """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer.
 
-    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it. What the
-    activation function reads may be kept in 8 bit (Megatron Core's activation_func_fp8_input_store).
+    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it. What
+    the activation function reads may be kept in 8 bit (Megatron Core's activation_func_fp8_input_store).
     """
     halves = 2.0 + training.framework.unfused_gate if model.gated_mlp else 1.0
     element = 1.0 if training.keeps_8_bit_activations else _element_bytes(training)
@@ -439,7 +439,7 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
     whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
-    # of a stage's layers the share of its output, where that stays beside the next stage's input until its backward pass
+    # a layer's share of its stage's output, where that stays beside the next stage's input until the backward pass
     sent = training.framework.keeps_stage_outputs & (lay.pp > 1)
     outputs = (sent * inputs)[:, None] / np.maximum(lay.layers, 1.0)
     per_layer, working = {}, np.zeros(whole.shape)

@@ -175,8 +175,6 @@ def test_gradients_go_to_other_replicas_through_a_bucket_no_larger_than_the_mode
 
 
 @pytest.mark.parametrize(("stated", "moments"), [(None, 2 + 2), ("fp32", 4 + 4)])
-def test_moments_have_the_framework_s_format_unless_one_is_stated(
-    stated: str | None, moments: int, held: Held
-) -> None:
+def test_moments_have_the_framework_s_format_unless_one_is_stated(stated: str | None, moments: int, held: Held) -> None:
     found = states(held, {}, exp_avg_dtype=stated, framework={"moment_bytes": 2})
     assert found[2] == (4 + moments) * WHOLE
