@@ -583,6 +583,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     settings.setdefault("framework_release", named_release(text) if meant else "")
     recipe = _fp8_recipe(training, gpu, dtype)
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
+    kind |= {"model": "moe" if model.is_moe else "dense", "attention_kind": "mla" if model.kv_lora_rank else ""}
     framework = profile_of_class(with_settings(framework, settings, **kind), stated)
     # a release that runs another kernel than the newest states that; where neither is named, the kernel is assumed
     software = settings["framework_release"]

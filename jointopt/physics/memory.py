@@ -142,13 +142,14 @@ def _block_bytes(
 ) -> Floats:
     """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP.
 
-    The output is kept for the gradient of the weights that it ``feeds``; of a profile's ``gathered_inputs`` as the
-    tensor ranks gathered it, h elements whatever tp is (nanotron's tp_recompute_allgather, turned off).
+    The output is kept for the gradient of the weights that it ``feeds``; where the framework ``keeps_gathered_inputs``,
+    as the tensor ranks gathered it, h elements whatever tp is.
     """
-    output, gathered = kept_input_bytes(training, feeds), training.framework.gathered_inputs
+    output = kept_input_bytes(training, feeds)
+    gathered = output if training.framework.keeps_gathered_inputs else 0.0
     kept = _element_bytes(training) * (stored_norms - 1.0) + output + (1.0 if model.dropout else 0.0)
     kept += _element_bytes(training) * (max(model.num_residual_streams, 1) - 1)  # of hyper-connections
-    shared = (kept - gathered * output) / tp + gathered * output
+    shared = (kept - gathered) / tp + gathered
     return np.asarray(model.hidden_size * np.where(sequence_parallel, shared, kept))
 
 
@@ -206,11 +207,12 @@ def attention_activations(
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
     """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer.
 
-    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it.
+    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it. What
+    the activation function reads may be kept in 8 bit (Megatron Core's activation_func_fp8_input_store).
     """
     halves = 2.0 + training.framework.unfused_gate if model.gated_mlp else 1.0
-    kept = _element_bytes(training) * halves + kept_input_bytes(training, "linear_fc2")
-    return kept * width
+    element = 1.0 if training.keeps_8_bit_activations else _element_bytes(training)
+    return (element * halves + kept_input_bytes(training, "linear_fc2")) * width
 
 
 def dense_layer_activations(
@@ -266,6 +268,15 @@ def layer_input_bytes(
     """
     whole = _element_bytes(training) * tokens * model.hidden_size * max(model.num_residual_streams, 1)
     return np.where(sequence_parallel, whole / tp, whole)
+
+
+def whole_tensor_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes (L,) of inputs and gradients of products that a rank holds gathered under sequence parallelism.
+
+    h elements per token each, whatever tp is, of one layer at a time: the framework's ``gathered_tensors``.
+    """
+    each = _element_bytes(job.training) * lay.tokens * job.model.hidden_size
+    return np.where(lay.sp & (lay.tp > 1), job.training.framework.gathered_tensors * each, 0.0)
 
 
 def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, tensor_parallel: bool) -> Floats:
@@ -377,7 +388,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     # offloaded activations leave those of two layers: the one at work and the one that is copied
     two = 2.0 * np.maximum.reduce(per_layer)
     in_flight = np.where(lay.offloads_activations[:, None], np.minimum(in_flight, two), in_flight)
-    activations = in_flight + at_work
+    activations = in_flight + at_work + whole_tensor_bytes(job, lay)[:, None]
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
     logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
     logits = logits * (1.0 + job.model.mtp_num_layers)
@@ -391,6 +402,7 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
     state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
     process = {name: np.broadcast_to(each[:, None], kept.shape) for name, each in process_bytes(job, lay).items()}
+    state["gradients"] = state["gradients"] + bucket_bytes(job, lay, params)
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
         "gathered_weights": working,
@@ -418,6 +430,15 @@ def gathered_bytes(job: Job, lay: LayoutArrays) -> Floats:
     for shared, whole, copies in ((cut[0], largest, 2.0), (cut[1], experts, 4.0)):
         buffers = buffers + np.where(shared[:, None], whole * (copies * training.weight_gather_bytes + gradient), 0.0)
     return buffers
+
+
+def bucket_bytes(job: Job, lay: LayoutArrays, params: Parameters) -> Floats:
+    """Bytes (L, pp) of buffers through which gradients go to other replicas: the framework's ``bucket_elements``.
+
+    4 bytes each: of DeepSpeed's two, one to reduce and one to gather, in 16 bit, or its BF16_Optimizer's one in fp32.
+    """
+    elements = np.minimum(job.training.framework.bucket_elements, params.dense + params.expert)
+    return np.where(lay.shards[:, None] > 1, 4.0 * elements, 0.0)
 
 
 def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:
@@ -478,19 +499,24 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[list[Floats], Floats]:
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
     whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
+    # a layer's share of its stage's output, where that stays beside the next stage's input until the backward pass
+    sent = training.framework.keeps_stage_outputs & (lay.pp > 1)
+    outputs = (sent * inputs)[:, None] / np.maximum(lay.layers, 1.0)
     per_layer, working = list[Floats](), np.zeros(whole.shape)
     for kind, count in zip(lay.kinds, lay.layers_of_kinds, strict=True):
+        routed = np.zeros_like(lay.tokens)  # of those that selective recomputation drops in any layer
         if kind.ffn == "experts":
             own = moe_layer_activations(model, training, lay, norms, kind)
+            routed = lay.tokens * _expert_bytes(model, training, lay)[0] * training.framework.selective_experts
         else:
             own = dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms, kind)
         # what the first product of an adapter hands to the second; inputs are those of the layers
         adapted = sum(one.tokens for one in adapters(model, training, kind, *lay.adapter_cuts))
         layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
         dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
-        usual = share * (layer - inputs) if share else scores * has_scores(kind)
+        usual = share * (layer - inputs - routed) + routed if share else scores * has_scores(kind)
         kept = layer - np.where(lay.recompute.usual, usual, dropped)
-        per_layer.append(whole * inputs[:, None] + (1.0 - whole) * kept[:, None])
+        per_layer.append(whole * inputs[:, None] + (1.0 - whole) * kept[:, None] + outputs)
         restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
         at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
         working = np.maximum(working, np.where(count > 0, at_work, 0.0))

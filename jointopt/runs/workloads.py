@@ -354,6 +354,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     if framework.family != "megatron-core":
         settings.pop("cuda_graph", None)  # whose memory under other frameworks is unknown
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
+    latent = "mla" if row.get("kv_lora_rank") else ""
+    kind |= {"model": "moe" if row.get("num_experts") else "dense", "attention_kind": latent}
     recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))
     framework = profile_of_class(with_settings(framework, settings, **kind), recipe_class)
     named, in_full = named_attention(str(row.get("attention", "")))
