@@ -43,6 +43,9 @@ class Framework:
     frozen_dtype: str = "bf16"  # format of those weights in 16-bit training; of a wider one `source` says why
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
+    # by recompute: shares of products of attention and of a gated MLP that run again, of all layers, beside their other
+    # kernels; "selective" then keeps the attention core, whatever `selective_share`, which is of memory. Blank: all
+    recomputed_products: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
@@ -58,6 +61,7 @@ class Framework:
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, such as cuDNN's)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
+    cast_factor: float = 1.0  # bytes of casts to fp8 and fp4 over those of one fused kernel
     # by architecture, where its runs want other factors: what `compute`, `elementwise` and the time of an attention
     # kernel, by its name, are multiplied by
     slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
