@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Framework:
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     # by recompute: shares of products of attention and of a gated MLP that run again, of all layers, beside their other
     # kernels; "selective" then keeps the attention core, whatever `selective_share`, which is of memory. Blank: all
-    recomputed_products: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    recomputed_products: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True

@@ -150,9 +150,9 @@ def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:
 def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts) -> list[Pass]:
     """Layers of each kind with forward work repeated before the backward pass: all (full), core or share (selective).
 
-    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole, or all
-    but some products (``recomputed_products``). Named modules repeat their own kernels; ``recompute_num_layers`` a share
-    of the layers.
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole, or
+    all with some of their products (``recomputed_products``). Named modules repeat their own kernels;
+    ``recompute_num_layers`` a share of the layers.
     """
     profile, found = job.training.framework, []
     share, kept = profile.selective_share, profile.recomputed_products
@@ -171,7 +171,7 @@ def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts)
     return found
 
 
-def _without_products(layer: Pass, core: Pass, mlp: Pass, shares: tuple[float, float]) -> Work:
+def _without_products(layer: Pass, core: Pass, mlp: Pass, shares: Sequence[float]) -> Work:
     """Forward kernels of a layer with only ``shares`` of the products of its attention and of its MLP.
 
     Of time bound by the SMs, which norms and activations have not, and of flops; products keep what memory takes.
@@ -182,9 +182,7 @@ def _without_products(layer: Pass, core: Pass, mlp: Pass, shares: tuple[float, f
         return np.asarray(whole - attention * (whole - core - mlp) - ffn * mlp)
 
     work, of = layer.forward, (core.forward, mlp.forward)
-    return replace(
-        work, sm_s=less(work.sm_s, *(x.sm_s for x in of)), flops=less(work.flops, *(x.flops for x in of))
-    )
+    return replace(work, sm_s=less(work.sm_s, *(x.sm_s for x in of)), flops=less(work.flops, *(x.flops for x in of)))
 
 
 def _module_work(
