@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,9 @@ class Framework:
     dimensions: tuple[str, ...] = ()  # layout columns that it has and most frameworks have not: gtp, egtp
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     selective_experts: bool = False  # and all routed experts, whose grouped products it never keeps
+    # by recompute: shares of products of attention and of a gated MLP that run again, of all layers, beside their other
+    # kernels; "selective" then keeps the attention core, whatever `selective_share`, which is of memory. Blank: all
+    recomputed_products: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
@@ -60,6 +63,7 @@ class Framework:
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, such as cuDNN's)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
+    cast_factor: float = 1.0  # bytes of casts to fp8 and fp4 over those of one fused kernel
     # by architecture, where its runs want other factors: what `compute`, `elementwise` and the time of an attention
     # kernel, by its name, are multiplied by
     slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)

@@ -156,20 +156,40 @@ def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:
 def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts) -> list[Pass]:
     """Layers of each kind with forward work repeated before the backward pass: all (full), core or share (selective).
 
-    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named
-    modules repeat their own kernels; ``recompute_num_layers`` a share of the layers.
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole, or
+    all with some of their products (``recomputed_products``). Named modules repeat their own kernels;
+    ``recompute_num_layers`` a share of the layers.
     """
-    share = job.training.framework.selective_share
-    found = []
+    profile, found = job.training.framework, []
+    share, kept = profile.selective_share, profile.recomputed_products
     for kind, layer, core in costs.of_kinds:
+        mlp = {"dense": costs.mlp, "experts": costs.experts}.get(kind.ffn, no_kernels(lay.tp.shape))
         scores = core.forward if has_scores(kind) else core.forward.times(0.0)
-        selected = layer.forward.times(share) if share else scores
-        again = layer.forward.times(lay.recompute.full_share) + selected.times(lay.recompute.usual.astype(float))
+        whole, selected = layer.forward, layer.forward.times(share) if share else scores
+        if "full" in kept:
+            whole = _without_products(layer, core, mlp, kept["full"])
+        if "selective" in kept:
+            selected = _without_products(layer, core, mlp, kept["selective"]) + scores.times(-1.0)
+        again = whole.times(lay.recompute.full_share) + selected.times(lay.recompute.usual.astype(float))
         if lay.recompute.modules.any():
             for name, work in _module_work(job, hw, lay, costs, kind, core).items():
                 again = again + work.times(lay.recompute.has(name).astype(float))
         found.append(Pass(layer.forward, layer.backward + again))
     return found
+
+
+def _without_products(layer: Pass, core: Pass, mlp: Pass, shares: Sequence[float]) -> Work:
+    """Forward kernels of a layer with only ``shares`` of the products of its attention and of its MLP.
+
+    Of time bound by the SMs, which norms and activations have not, and of flops; products keep what memory takes.
+    """
+    attention, ffn = (1.0 - share for share in shares)
+
+    def less(whole: Floats, core: Floats, mlp: Floats) -> Floats:
+        return np.asarray(whole - attention * (whole - core - mlp) - ffn * mlp)
+
+    work, of = layer.forward, (core.forward, mlp.forward)
+    return replace(work, sm_s=less(work.sm_s, *(x.sm_s for x in of)), flops=less(work.flops, *(x.flops for x in of)))
 
 
 def _module_work(

@@ -203,6 +203,7 @@ class Kernels:
     unaligned_head_factor: float
     grouped_experts: bool = True
     frozen: bool = False  # weights get no gradients (LoRA)
+    cast_factor: float = 1.0
     # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
     recipe: ScalingRecipe | None = None
 
@@ -244,7 +245,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         elementwise_factor=profile.elementwise_factor * slower.get("elementwise", 1.0) * unfused,
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
-        frozen=training.frozen,
+        frozen=training.frozen, cast_factor=profile.cast_factor,
     )  # fmt: skip
 
 
@@ -311,14 +312,14 @@ def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Wor
     if recipe is None:
         copies = 1.0 if k.frozen else 2.0
         moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
-        return elementwise(k, moved / k.elementwise_factor, 1)
+        return elementwise(k, moved * (k.cast_factor / k.elementwise_factor), 1)
     own = elements if own is None else own
     whole = recipe.cast_bytes(k.element_bytes, k.frozen)
     moved = own * whole
     if not recipe.scale_bytes and recipe.copies >= 2.0 and not k.frozen:
         rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
         moved = np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
-    return elementwise(k, moved / k.elementwise_factor, recipe.launches)
+    return elementwise(k, moved * (k.cast_factor / k.elementwise_factor), recipe.launches)
 
 
 STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach

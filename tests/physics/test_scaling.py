@@ -55,6 +55,7 @@ def cast_bytes(gpu: str, recipe: str, elements: float = 1e6, own: float | None =
         (H100, "delayed", 2 + 1 + 1), (GB200, "delayed", 2 + 1),
         (H100, "tensorwise", 2 * 2 + 1 + 1), (GB200, "tensorwise", 2 * 2 + 1),
         (H100, "blockwise", 2 + 2 * (1 + 4 / 128)), (GB200, "blockwise", 2 + 2 * (1 + 4 / 128)),
+        (H100, "rowwise", 3 * 2 + 2 * (1 + 4 / 4096)),
         (GB200, "mxfp8", 2 + 2 * (1 + 3 / 32)), (GB200, "nvfp4", 3 * 2 + 2 * (0.5 + 3 / 16)),
     ],
 )  # fmt: skip

@@ -10,8 +10,11 @@ import pytest
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework, with_settings
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_BYTES, ScalingRecipe, Training
+from jointopt.physics.layers import gemm_time_s
 from tests.each import each
 
 
@@ -152,3 +155,20 @@ def test_a_derived_framework_profile_inherits_constants_and_neither_names_nor_me
     differing = {f.name for f in fields(Framework) if getattr(kept, f.name) != getattr(parent, f.name)}
     assert child.aliases == ("deepspeed",)
     assert "compute_factor" not in differing
+
+
+def test_torchtitan_moves_more_bytes_where_nothing_is_compiled_and_repeats_all_fp8_products_but_the_last() -> None:
+    titan, kind = load_framework("torchtitan"), {"dtype": "bf16", "fp8_recipe": "", "architecture": "hopper"}
+    eager = with_settings(titan, {"compile": False}, **kind)
+    assert eager.elementwise_factor > 2 * titan.elementwise_factor
+    assert with_settings(titan, {"compile": True}, **kind) == titan
+    assert titan.recomputed_products["selective"] == [0.5, 0.333]
+    assert with_settings(titan, {}, **kind | {"dtype": "fp8"}).recomputed_products["selective"] == [1.0, 0.667]
+
+
+@each("gpu", ["mi300x", "mi325x", "mi350x", "mi355x"])
+def test_large_products_of_amd_reach_what_its_library_sustains(gpu: str) -> None:
+    published = {"mi300x": 708, "mi325x": 843, "mi350x": 1376, "mi355x": 1686}[gpu]
+    constants = kernel_constants(load_gpu(gpu)).gemm
+    seconds = sum(gemm_time_s(4096, 4864, 32896, constants, throttled=False))
+    assert 2 * 4096 * 4864 * 32896 / seconds == pytest.approx(published * 1e12, rel=0.06)

@@ -48,6 +48,7 @@ WANTED = {
     "mi210",
     "mi250",
     "mi325x",
+    "mi350x",
     "mi355x",
 }
 
@@ -70,6 +71,7 @@ PUBLISHED = {
     "l4": {"bf16": 121, "fp8": 242, "bandwidth": 300, "tdp_w": 72},
     "mi210": {"bf16": 181, "bandwidth": 1600, "tdp_w": 300},
     "mi325x": {"bf16": 1307, "fp8": 2615, "bandwidth": 6000, "tdp_w": 1000},
+    "mi350x": {"bf16": 2307, "fp8": 4614, "bandwidth": 8000, "tdp_w": 1000},
     "mi355x": {"bf16": 2516.6, "fp8": 5033, "bandwidth": 8000, "tdp_w": 1400},
 }
 

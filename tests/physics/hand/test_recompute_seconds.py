@@ -53,6 +53,21 @@ def test_selective_recompute_of_some_layers_repeats_their_share_of_the_forward_p
     assert again == pytest.approx(0.25 * none["forward_memory_s"])
 
 
+def test_a_policy_by_operations_repeats_its_shares_of_products_and_not_the_attention_core() -> None:
+    profile = {"recomputed_products": {"selective": (0.5, 0.25)}, "selective_share": 0.5}
+    none, some = (middle(recompute=r, framework=profile) for r in (0, SELECTIVE))
+    again = some["backward_sm_s"] - none["backward_sm_s"]
+    assert again == pytest.approx(products_s(0.5 * ATTENTION_WEIGHTS + 0.25 * 3 * 1024 * 4096))
+
+
+def test_a_policy_by_operations_repeats_all_norms_and_activations() -> None:
+    profile = {"recomputed_products": {"selective": (0.0, 0.0)}}
+    none, some = (middle(recompute=r, framework=profile, machine=MOVING) for r in (0, SELECTIVE))
+    core = middle(recompute=SELECTIVE, machine=MOVING)["backward_memory_s"] - none["backward_memory_s"]
+    again = some["backward_memory_s"] - none["backward_memory_s"]
+    assert again == pytest.approx(none["forward_memory_s"] - core)
+
+
 def test_layers_with_experts_recompute_like_dense_ones() -> None:
     none, full = (middle(recompute=r, model=MOE) for r in (0, FULL))
     assert full["backward_sm_s"] == pytest.approx(none["backward_sm_s"] + none["forward_sm_s"])
