@@ -37,7 +37,7 @@ from jointopt.jobs.catalog.frameworks import (
 )
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
-from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.catalog.models import named_model
 from jointopt.jobs.cluster import Cluster, Gpu, Machine, machine_fits
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
@@ -391,7 +391,7 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     """The model of a row, or the block of it that the row states."""
     block = str(row.get("block", ""))
     if row.get(FROM_CATALOGUE):
-        known = load_model(whole_name(row["model"], row.get("block")))
+        known = named_model(whole_name(row["model"], row.get("block")))
         whole = replace(known, **stated_details(row, known.max_position_embeddings))
     else:
         whole = _stated_model(row, block, assumed)
