@@ -91,6 +91,8 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
         if name in OVERLAPS and share is not None:
             on: Any = getattr(profile, f"chosen_{name}") or getattr(profile, name) if share is True else float(share)
             fields = {name: on} | ({f"chosen_{name}": on} if on else {})
+            if name == "ep_overlap" and share is not True:  # whatever the fabric
+                fields["network_ep_share"] = 1.0
             profile = replace(profile, **fields)
     return profile
 
