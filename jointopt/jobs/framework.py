@@ -131,6 +131,7 @@ class Framework:
     user_buffers: bool = False  # Transformer Engine's, for the overlap of tensor-parallel collectives
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
+    newest_release: str = ""  # that ``changes`` know of; newer ones do as it
     # What other settings than those of its usual runs change, in this order: ``when`` (an expression of settings),
     # ``set`` (fields, numbers or expressions of fields), ``source``; see `catalog.frameworks.with_settings`.
     changes: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)

@@ -481,8 +481,8 @@ def mlp_layer(
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
     With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit, or
-    on as many in the mean with that relative ``spread``. Where experts are fused, products apply the activation and cast
-    what is inside (Transformer Engine's grouped MLP of cuDNN's kernels, ops/fused/forward_grouped_mlp.py).
+    on as many in the mean with that relative ``spread``. Where experts are fused, products apply the activation and
+    cast what is inside (Transformer Engine's grouped MLP of cuDNN's kernels, ops/fused/forward_grouped_mlp.py).
     """
     h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
     count, own = (1.0, sharded_tokens) if experts is None else (experts, None)

@@ -315,7 +315,8 @@ def beside_host_s(work_s: Floats, host_s: Floats, waits: bool) -> Floats:
     """Seconds of passes whose kernels and collectives take ``work_s`` and whose launches take the host ``host_s``.
 
     The longer of them, as the host runs ahead. Where it ``waits`` for the number of tokens of each expert in every
-    layer, each waits for the other by turns: the cubic mean, derived from none but the runs of `Framework.moe_host_s`.
+    layer, by turns it holds up kernels and they hold up it: the cubic sum, whose power is that of published runs of
+    Qwen3-30B-A3B with 1, 4 and 8 sequences a micro-batch (8.8 ms a layer at most of the host, 10 to 22 of kernels).
     """
     return np.asarray(np.cbrt(work_s**3 + host_s**3) if waits else np.maximum(work_s, host_s))
 

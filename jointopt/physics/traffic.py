@@ -555,9 +555,9 @@ def _beside_other_micro_batches(
 ) -> Traffic:
     """The exposed part of traffic that takes ``once`` (2, L) per pass, and what the hidden part slows kernels by.
 
-    At most a share ``overlap`` (L,) hides. While it is sent, ``kept`` = t/n of n SMs copy and kernels run on the rest: H hidden seconds make them take H·t/n
-    longer, and C seconds of kernels hide up to C·n/(n - t). Derived here; all kernels are taken to slow, the
-    memory-bound ones too.
+    At most a share ``overlap`` (L,) hides. While it is sent, ``kept`` = t/n of n SMs copy and kernels run on the rest:
+    H hidden seconds make them take H·t/n longer, and C seconds of kernels hide up to C·n/(n - t). Derived here; all
+    kernels are taken to slow, the memory-bound ones too.
     """
     seconds, joules = once
     forward, backward = seconds, seconds * (1.0 + lay.recompute.dispatches_again())

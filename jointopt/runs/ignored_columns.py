@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, TABLE_NAMES, STATUSES, Bools, Columns
+from jointopt.core.schema import ATTENTIONS, COLUMNS, STATUSES, TABLE_NAMES, Bools, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
 from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK, Gpu

@@ -22,7 +22,7 @@ from jointopt.core.atomic_write import replacing, write_failure
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.quote import csv_cell, csv_original
-from jointopt.core.schema import COLUMNS, TABLE_NAMES, STATUSES, Bools, Ints, column_of
+from jointopt.core.schema import COLUMNS, STATUSES, TABLE_NAMES, Bools, Ints, column_of
 from jointopt.runs.cells import (
     MEASURED,
     READERS,

@@ -200,11 +200,12 @@ def test_layers_of_experts_take_the_host_longer_and_most_where_tokens_are_permut
 
 def test_a_host_that_waits_for_counts_of_tokens_and_kernels_hold_each_other_up() -> None:
     plan: dict[str, Any] = {"model": MOE, "micro_batch_size": 4}
-    work = physics(**plan).times(0, np.array([0]), np.full((1, 1), 1000.0))
-    for waits in (False, True):
-        profile = {"host_floor_s": float(work.forward_s[0, 0]) * 3 / 4, "host_waits": waits}  # as long as four layers
-        found = physics(framework=profile, **plan).times(0, np.array([0]), np.full((1, 1), 1000.0))
-        assert float(found.forward_s[0, 0]) == pytest.approx(float(work.forward_s[0, 0]) * (2 ** (1 / 3) if waits else 1))
+    top, row = np.full((1, 1), 1000.0), np.array([0])
+    work_s = float(physics(**plan).times(0, row, top).forward_s[0, 0])
+    for waits, longer in ((False, 1.0), (True, 2 ** (1 / 3))):
+        profile = {"host_floor_s": work_s * 3 / 4, "host_waits": waits}  # of four layers as long as their kernels
+        found = physics(framework=profile, **plan).times(0, row, top)
+        assert float(found.forward_s[0, 0]) == pytest.approx(longer * work_s)
 
 
 def test_a_slower_host_takes_its_factor_longer() -> None:
