@@ -19,7 +19,7 @@ from jointopt.physics.explain.parts import utilization
 STUDIES = Path(__file__).parent
 SCENARIOS = 32
 _HOST = (
-    "host_floor_s", "host_floor_pp_s", "host_floor_pp_tp_s", "expert_host_s", "expert_launch_s",
+    "host_floor_s", "host_floor_pp_s", "host_floor_pp_tp_s", "expert_host_s", "moe_host_s",
     "micro_batch_overhead_s",
 )  # fmt: skip
 

@@ -257,6 +257,7 @@ OTHER_NAMES = {  # of columns in tables, and whose
     "moe_force_load_balancing": "moe_routing", "moe_router_force_load_balancing": "moe_routing",
     "overlap_moe_a2a": "ep_overlap", "tp_comm_overlap": "tp_overlap", "overlap_grad_reduce": "dp_overlap",
 }  # fmt: skip
+TABLE_NAMES = OTHER_NAMES | {"published_release": "framework_release"}  # whose throughput a recipe's row quotes
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from jointopt.jobs.catalog.models import known_model, known_names, load_model, model_names
+from jointopt.jobs.catalog.models import load_model, model_names, named_model
 from jointopt.jobs.model import Model
 
 # what a launch script need not state, or states in its own way
@@ -17,25 +15,9 @@ _PADDINGS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def catalogue_name(text: str) -> str:
-    """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one.
-
-    One that was tuned afterwards (``-Instruct``) has the shape of the first.
-    """
-    last = _squeezed(_TUNED.sub("", text.rstrip("/").rpartition("/")[2]))
-    return known.name if (known := known_model(text)) else _squeezed_names().get(last, "")
-
-
-_TUNED = re.compile(r"[-_](?:instruct|chat|hf|it|base)$", re.IGNORECASE)
-
-
-def _squeezed(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
-@functools.cache
-def _squeezed_names() -> dict[str, str]:
-    """Letters and digits of each name, or of the last part of an alias -> the catalogue's name."""
-    return {_squeezed(_TUNED.sub("", known.rpartition("/")[2])): name for known, name in known_names().items()}
+    """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one."""
+    found = named_model(text)
+    return found.name if found else ""
 
 
 def models_of_shape(shape: Mapping[str, Any]) -> list[Model]:

@@ -79,8 +79,10 @@ class Framework:
     expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
     host_floor_network_tp_s: float = 0.0  # and this times tp where the tensor ranks lie on several nodes as well
-    expert_launch_s: float = 0.0  # of each micro-batch, MoE layer and local expert: launches that nothing hides
-    expert_quantize_s: float = 0.0  # and for the casts of its operands, where products are in fp8 or fp4
+    fused_experts: bool = False  # products of experts apply the activation and cast its result and gradient
+    moe_host_s: float = 0.0  # added to the floor of an MoE layer: router, dispatch, experts, combine
+    dispatcher_host: Mapping[str, float] = field(default_factory=dict, hash=False)  # multiples of it, by dispatcher
+    host_waits: bool = False  # in each MoE layer for the number of tokens of each expert, see `beside_host_s`
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
     # read and written per trained parameter to add the gradient of a micro-batch to those before, beyond its products
     accumulated_bytes: float = 0.0
@@ -101,6 +103,7 @@ class Framework:
     ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
     # the same where a job turns it on (`Training.ep_overlap`): Megatron Core's of DeepSeek-V3 on H100
     chosen_ep_overlap: float = 0.93
+    network_ep_share: float = 1.0  # of that share, what hides where experts lie on several scale-up domains
     # SMs that all-to-alls of experts keep from the kernels under which they hide, by dispatcher; 0: all of them compute
     dispatcher_sms: Mapping[str, int] = field(
         default_factory=lambda: {"alltoall": 32, "deepep": 20, "hybridep": 16}, hash=False
@@ -140,6 +143,7 @@ class Framework:
     user_buffers: bool = False  # Transformer Engine's, for the overlap of tensor-parallel collectives
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
+    newest_release: str = ""  # that ``changes`` know of; newer ones do as it
     # What other settings than those of its usual runs change, in this order: ``when`` (an expression of settings),
     # ``set`` (fields, numbers or expressions of fields), ``source``; see `catalog.frameworks.with_settings`.
     changes: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)

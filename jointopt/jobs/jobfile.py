@@ -35,6 +35,7 @@ from jointopt.jobs.catalog.frameworks import (
     load_framework,
     named_class,
     named_release,
+    newer_than_known,
     profile_of_class,
     with_settings,
 )
@@ -52,7 +53,7 @@ from jointopt.jobs.catalog.models import known_model, load_model
 from jointopt.jobs.catalog.networks import check_links, link_with_unit
 from jointopt.jobs.clocks import read_clocks, read_power_limits
 from jointopt.jobs.cluster import Cluster, Gpu, load_machine
-from jointopt.jobs.defaults import FUSED_NORM, default_attention, default_dtype
+from jointopt.jobs.defaults import FUSED_NORM, NATURAL_SPREAD, default_attention, default_dtype
 from jointopt.jobs.details import details_of, differing_details
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.huggingface import read_config
@@ -743,4 +744,12 @@ def training_assumptions(section: Section, training: Training, gpu: Gpu) -> tupl
         name = training.fp8_recipe.name
         sentence = f"{name}, the only one of {dtype} on {gpu.id}, is assumed"
         found.append(Assumption.not_given("fp8_recipe", name, name, sentence))
+    if newer_than_known(training.framework, training.framework_release):
+        newest = training.framework.newest_release
+        sentence = f"framework_release {training.framework_release} is newer than {newest}, the newest known: as that"
+        found.append(Assumption("framework_release", newest, sentence))
+    if training.moe_routing == "natural" and training.moe_load_imbalance == 1.0:
+        spread = f"a spread of {NATURAL_SPREAD} over experts"
+        sentence = f"{spread} (arXiv:2408.15664) is assumed"
+        found.append(Assumption.not_given("moe_load_imbalance", NATURAL_SPREAD, spread, sentence))
     return tuple(found)

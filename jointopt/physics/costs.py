@@ -23,7 +23,6 @@ from jointopt.jobs.model import Layer
 from jointopt.jobs.plans.placement import Group, even_domain, placement
 from jointopt.physics import layers, traffic
 from jointopt.physics.layers import (
-    QUANTIZED,
     STREAMED,
     Pass,
     Work,
@@ -341,7 +340,7 @@ def differing_costs(
         "gradients", rates, lambda: traffic.gradient_traffic(*of_gradients)
     )
     step_s, step_bytes = _optimizer_step(job, hw, lay, trained)
-    floor, host = _host_s(job, lay)
+    overhead_s = profile.micro_batch_overhead_s
     backward = work.backward + _gradient_sum(job, hw, lay, trained)
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
@@ -353,10 +352,10 @@ def differing_costs(
         units_s=_units_s(job, layer, kinds, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
-        forward_comm_s=summed(t.forward_s for t in exposed.values()) + host / 3.0,
+        forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead_s / 3.0,
         backward_sm_s=backward.sm_s, backward_memory_s=backward.memory_s,
-        backward_comm_s=summed(t.backward_s for t in exposed.values()) + host * 2.0 / 3.0,
-        host_s=floor, p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
+        backward_comm_s=summed(t.backward_s for t in exposed.values()) + overhead_s * 2.0 / 3.0,
+        host_s=_host_s(job, lay), p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.collective_sm_s(exposed),
@@ -421,32 +420,29 @@ def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
         costs,
         forward_comm_s=costs.forward_comm_s + more_s / 3.0,
         backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
-        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks))[0],
+        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks)),
     )
     found.__dict__["pipelines"] = costs.pipelines  # the host changes no share of a chunk, which takes long to work out
     return found
 
 
-def _host_s(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
-    """(least time of one micro-batch on each stage, what the host adds to its kernels and collectives), (L, pp) each.
+def _host_s(job: Job, lay: LayoutArrays) -> Floats:
+    """What the host needs to launch the layers and experts of one micro-batch on each stage, (L, pp).
 
-    The least is what the host needs to launch its layers and experts. Attention or an MLP alone is half a layer:
-    profiles state what a whole one needs. A pipeline inside one node needs what one stage does (nanotron's runs on
-    eight GPUs). Recomputed layers are launched again (`RELAUNCHED`). What it adds is the framework's own, and per local
-    expert: a dispatcher waits for the number of tokens of each, so the launches that follow do not hide behind kernels.
+    Attention or an MLP alone is half a layer: profiles state what a whole one needs. A pipeline inside one node needs
+    what one stage does (nanotron's runs on eight GPUs). Recomputed layers are launched again (`RELAUNCHED`).
     """
     profile, per_node, layers_of = job.training.framework, job.cluster.gpus_per_node, lay.layers
     halves, moe_layers = lay.weighed([kind.parts / 2.0 for kind in lay.kinds]), lay.moe_layers
     per_rank_s = profile.host_floor_pp_tp_s + profile.host_floor_network_tp_s * (lay.tp > per_node)
     across = (lay.pp > 1) & (lay.dp * lay.cp * lay.tp * lay.pp > per_node)
     layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
-    launched_s = profile.expert_host_s * job.model.num_experts / lay.ep
+    dispatcher = job.training.token_dispatcher or profile.token_dispatcher
+    moe_s = profile.moe_host_s * profile.dispatcher_host.get(dispatcher, 1.0)
+    launched_s = moe_s + profile.expert_host_s * job.model.num_experts / lay.ep
     total = layer[:, None] * halves + launched_s[:, None] * moe_layers
     total = total * (1.0 + RELAUNCHED * lay.recompute.full_layers(layers_of) / np.maximum(layers_of, 1.0))
-    each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
-    experts = each_s * job.model.num_experts / lay.ep
-    exposed = np.asarray(profile.micro_batch_overhead_s + experts[:, None] * moe_layers)
-    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0)), exposed
+    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
 
 def _optimizer_step(job: Job, hw: Hardware, lay: LayoutArrays, params: Parameters) -> tuple[Floats, Floats]:

@@ -202,6 +202,7 @@ class Kernels:
     unaligned: tuple[float, ...]  # time over an aligned product's, by `ALIGNMENTS`
     unaligned_head_factor: float
     grouped_experts: bool = True
+    fused_experts: bool = False
     frozen: bool = False  # weights get no gradients (LoRA)
     cast_factor: float = 1.0
     # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
@@ -245,7 +246,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         elementwise_factor=profile.elementwise_factor * slower.get("elementwise", 1.0) * unfused,
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
-        frozen=training.frozen, cast_factor=profile.cast_factor,
+        fused_experts=profile.fused_experts, frozen=training.frozen, cast_factor=profile.cast_factor,
     )  # fmt: skip
 
 
@@ -270,7 +271,7 @@ def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
 def linear(
     k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype:
     str = "", padded: bool = False, spread: Floats | float = 0.0, gathered_from: Floats | None = None,
-    scattered_to: Floats | None = None,
+    scattered_to: Floats | None = None, casts: tuple[bool, bool] = (True, True),
 ) -> Pass:  # fmt: skip
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
@@ -278,6 +279,7 @@ def linear(
     by `gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative
     ``spread``; ``padded`` (vocabularies) are aligned whatever n is. Tokens of a rank that gathers its inputs
     (``gathered_from``), or the gradients of its outputs (``scattered_to``), are cast before that under a stated recipe.
+    ``casts``: whether kernels of their own cast inputs and gradients of outputs.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -293,10 +295,9 @@ def linear(
     products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a, 0.0))
     if (dtype or k.dtype) not in QUANTIZED:
         return products
-    return products + Pass(
-        quantization(k, count * a * c, None if gathered_from is None else gathered_from * (count * c)),
-        quantization(k, count * a * b, None if scattered_to is None else scattered_to * (count * b)),
-    )
+    sides = (c, gathered_from), (b, scattered_to)
+    own = (quantization(k, count * a * x, None if cut is None else cut * (count * x)) for x, cut in sides)
+    return products + Pass(*(work.times(float(apart)) for work, apart in zip(own, casts, strict=True)))
 
 
 def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Work:
@@ -483,13 +484,16 @@ def mlp_layer(
 
     With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit, or
     on as many in the mean with that relative ``spread``. ``inputs``: width of their tokens where it is not the model's.
+    Where experts are fused, products apply the activation and cast what is inside (Transformer Engine's grouped MLP of
+    cuDNN's kernels, ops/fused/forward_grouped_mlp.py).
     """
     h, e, gate = inputs or model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
     count, own = (1.0, sharded_tokens) if experts is None else (experts, None)
-    wide, inner = sharded_tokens * model.hidden_size * e, tokens * count * width * e
+    apart = experts is None or not k.fused_experts
+    wide, inner = sharded_tokens * model.hidden_size * e, tokens * count * width * e * apart
     return (
-        linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own)
-        + linear(k, tokens, h, width, count, spread=spread, scattered_to=own)
+        linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own, casts=(True, apart))
+        + linear(k, tokens, h, width, count, spread=spread, scattered_to=own, casts=(apart, True))
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
         + stream_mixing(k, model, wide)
     )

@@ -23,7 +23,7 @@ from jointopt.core.schema import (
     Floats,
     Ints,
 )
-from jointopt.jobs.defaults import completed
+from jointopt.jobs.defaults import NATURAL_SPREAD, completed
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Layer, Model, kinds_of
@@ -370,12 +370,15 @@ def expected_largest(count: int) -> float:
 def expert_spread(model: Model, training: Training, tokens: Floats) -> Floats:
     """Standard deviation of an expert's tokens over their mean, (L,); ``tokens`` (L,): that mean.
 
-    By what is stated of the most loaded expert (1 + MaxVio, arXiv:2408.15664), or, where balance is forced, what random
-    logits leave: a token meets an expert with probability k/E, so that the count is binomial.
+    By what is stated of the most loaded expert (1 + MaxVio, arXiv:2408.15664), else by `NATURAL_SPREAD` where the
+    router is stated to choose, or, where balance is forced, what random logits leave: a token meets an expert with
+    probability k/E, so that the count is binomial.
     """
     if training.moe_routing == "forced":
         share = model.moe_router_topk / model.num_experts
         return np.asarray(np.sqrt((1.0 - share) / np.maximum(tokens, 1.0)))
+    if training.moe_routing == "natural" and training.moe_load_imbalance == 1.0:
+        return np.full(np.shape(tokens), NATURAL_SPREAD)
     return np.full(np.shape(tokens), (training.moe_load_imbalance - 1.0) / expected_largest(model.num_experts))
 
 

@@ -114,8 +114,8 @@ def _with_constant(job: Job, name: str, by: float) -> Job:
     if name == "host":
         more = float(np.expm1(by))
         floor, piped = (max(own + more * max(own, 5e-4), 0.0) for own in (f.host_floor_s, f.host_floor_pp_s))
-        per_rank_s = f.host_floor_pp_tp_s * (1.0 + more)
-        return _profile(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_rank_s)
+        per_rank_s, moe_s = (own * (1.0 + more) for own in (f.host_floor_pp_tp_s, f.moe_host_s))
+        return _profile(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_rank_s, moe_host_s=moe_s)
     if name == "dp_overlap":
         return _profile(job, dp_overlap=abs(f.dp_overlap - by), chosen_dp_overlap=abs(f.chosen_dp_overlap - by))
     return _profile(job, tp_overlap=min(f.tp_overlap + by, 1.0))

@@ -544,7 +544,9 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         once = once + np.where(lay.sp, pair, 0.0)
     # share of the SMs that a hidden all-to-all keeps from the kernels beside it; at most half, a judgement
     kept = min(training.framework.dispatcher_sms.get(dispatcher, 0) / hw.kernels.gemm.sm_count, 0.5)
-    return _beside_other_micro_batches(job, lay, once, layer, kept)
+    apart = groups["ep"].size > groups["ep"].local  # experts on several scale-up domains
+    share = training.framework.ep_overlap * np.where(apart, training.framework.network_ep_share, 1.0)
+    return _beside_other_micro_batches(lay, once, layer, kept, share)
 
 
 def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats, dispatcher: str) -> Floats:
@@ -573,17 +575,17 @@ def _most_loaded(hw: Hardware, lay: LayoutArrays, kind: str, moved: Floats, grou
     return np.stack([seconds, joules / lay.expert_load])
 
 
-def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer: Pass, kept: float) -> Traffic:
+def _beside_other_micro_batches(
+    lay: LayoutArrays, once: Floats, layer: Pass, kept: float, overlap: Floats | float
+) -> Traffic:
     """The exposed part of traffic that takes ``once`` (2, L) per pass, and what the hidden part slows kernels by.
 
-    While it is sent, ``kept`` = t/n of n SMs copy and kernels run on the rest: H hidden seconds make them take H·t/n
-    longer, and C seconds of kernels hide up to C·n/(n - t). Derived here; all kernels are taken to slow, the
-    memory-bound ones too.
+    At most a share ``overlap`` (L,) hides. While it is sent, ``kept`` = t/n of n SMs copy and kernels run on the rest:
+    H hidden seconds make them take H·t/n longer, and C seconds of kernels hide up to C·n/(n - t). Derived here; all
+    kernels are taken to slow, the memory-bound ones too.
     """
     seconds, joules = once
     forward, backward = seconds, seconds * (1.0 + lay.recompute.dispatches_again())
-    profile = job.training.framework
-    overlap = profile.ep_overlap
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
     alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / np.maximum(lay.micro_batches, 1), 1.0)
     whole, window = forward + backward, (layer.forward.time_s + layer.backward.time_s) / (1.0 - kept)

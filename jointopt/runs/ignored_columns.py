@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools, Columns
+from jointopt.core.schema import ATTENTIONS, COLUMNS, STATUSES, TABLE_NAMES, Bools, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
 from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK, Gpu
@@ -291,7 +291,7 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     is known has none. A blank column is lacking.
     """
     lacking = {*COLUMNS, "clock_mhz"} - {str(name) for name, cells in table.items() if cells.notna().any()}
-    others = [name for name in map(str, table.columns) if name not in {*COLUMNS, *OTHER_NAMES, "clock_mhz"}]
+    others = [name for name in map(str, table.columns) if name not in {*COLUMNS, *TABLE_NAMES, "clock_mhz"}]
     named = {name: column for name in others if (column := _column_meant(name, lacking))}
     links = [
         f"column {name} is kept, but nothing reads it: tables have no column for the links within a node; the job file "

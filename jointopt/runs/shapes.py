@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats
-from jointopt.jobs.catalog.models import known_model
+from jointopt.jobs.catalog.models import named_model
 from jointopt.jobs.model import LATENT, Model
 from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.cells import Cells, first_rows, row_codes
@@ -48,7 +48,7 @@ def with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
 def _shape_of(runs: Cells, row: int) -> list[float] | None:
     """`SHAPE` of the catalogue's model that a row names; empty where its cells do not agree, None of no known model."""
     name, block, kind = (runs[column][row] for column in ("model", "block", "attention_kind"))
-    model = None if pd.isna(name) else known_model(whole_name(name, block))
+    model = None if pd.isna(name) else named_model(whole_name(name, block))
     if model is None:
         return None
     stated = {column: runs[column][row] for column in (*SHAPE, *_FINER_SHAPE)}
@@ -60,6 +60,8 @@ def _shape_of(runs: Cells, row: int) -> list[float] | None:
     same_kind = pd.isna(kind) or ("mla" in str(kind).split("+")) == (model.kv_lora_rank > 0)
     if pd.notna(layers := runs["layers"][row]):
         same_kind &= model.window_cells == {"layers": str(layers)}
+    if model.is_moe and known.get("ffn_hidden_size") == model.moe_ffn_hidden_size:
+        known.setdefault("moe_ffn_hidden_size", known.pop("ffn_hidden_size"))  # of tables that have one width
     agrees = all(value == float(getattr(model, column)) for column, value in known.items())
     return [float(getattr(model, column)) for column in SHAPE] if wanted and same_kind and agrees else []
 

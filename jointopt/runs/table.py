@@ -22,7 +22,7 @@ from jointopt.core.atomic_write import replacing, write_failure
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.quote import csv_cell, csv_original
-from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
+from jointopt.core.schema import COLUMNS, STATUSES, TABLE_NAMES, Bools, Ints, column_of
 from jointopt.runs.cells import (
     MEASURED,
     READERS,
@@ -235,7 +235,7 @@ def readable_runs(
     another unit or column in every row. ``categories`` as in `read_columns`; ``called``: the table's name in messages.
     """
     _check_columns(table)
-    renamed = {name: other for other, name in reversed(OTHER_NAMES.items()) if other in table and name not in table}
+    renamed = {name: other for other, name in reversed(TABLE_NAMES.items()) if other in table and name not in table}
     table = table.rename(columns={other: name for name, other in renamed.items()})
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
     clean, faults = read_columns(table, names, READERS, categories)

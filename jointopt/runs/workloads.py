@@ -31,13 +31,14 @@ from jointopt.jobs.catalog.frameworks import (
     job_of_class,
     named_class,
     named_release,
+    newer_than_known,
     profile_of_class,
     recognise_framework,
     with_settings,
 )
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, runnable_attention, scaling_recipe
-from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.catalog.models import load_model, named_model
 from jointopt.jobs.cluster import Cluster, Gpu, Machine, machine_fits
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
@@ -356,6 +357,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
     latent = "mla" if row.get("kv_lora_rank") else ""
     kind |= {"model": "moe" if row.get("num_experts") else "dense", "attention_kind": latent}
+    assumed += ["framework_release"] * newer_than_known(framework, settings["framework_release"])
+    assumed += ["moe_load_imbalance"] * (settings.get("moe_routing") == "natural" and "moe_load_imbalance" not in row)
     recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))
     framework = profile_of_class(with_settings(framework, settings, **kind), recipe_class)
     named, in_full = named_attention(str(row.get("attention", "")))
@@ -395,7 +398,8 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     """The model of a row, or the block of it that the row states."""
     block = str(row.get("block", ""))
     if row.get(FROM_CATALOGUE):
-        known = load_model(whole_name(row["model"], row.get("block")))
+        name = whole_name(row["model"], row.get("block"))
+        known = named_model(name) or load_model(name)
         whole = replace(known, **stated_details(row, known))
     else:
         whole = _stated_model(row, block, assumed)

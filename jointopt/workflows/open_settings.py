@@ -67,7 +67,7 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
     recipes = recipes_of(training.dtype, cluster.gpu)
     if training.fp8_recipe is None and len(recipes) > 1:
         found.append(("training.fp8_recipe", "one of them", recipes))
-    if model.is_moe and training.moe_load_imbalance == 1.0 and training.moe_routing != "forced":
+    if model.is_moe and training.moe_load_imbalance == 1.0 and not training.moe_routing:
         found.append(("training.moe_load_imbalance", 1.0, [UNEVEN]))
     if model.is_moe and not training.token_dispatcher:
         usual_way = framework.token_dispatcher

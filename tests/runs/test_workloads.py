@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -453,6 +454,30 @@ def test_one_blank_cell_of_a_row_that_agrees_with_the_catalogue_is_the_catalogue
     cells = {name: getattr(model, name) for name in SHAPE} | {"model": model.name, "vocab_size": None}
     (found,), _ = workloads(table(cells))
     assert (found.job.model, found.assumed) == (model, [""])
+
+
+def test_a_name_spelled_another_way_and_one_width_for_experts_are_the_catalogue_s_model() -> None:
+    model = load_model("deepseek-v3")
+    cells = {name: getattr(model, name) for name in SHAPE} | {"model": "DeepSeekV3", "num_query_groups": None}
+    cells |= {"ffn_hidden_size": 2048, "num_experts": 256, "moe_router_topk": 8}
+    (found,), _ = workloads(table(cells))
+    assert replace(found.job.model, mtp_num_layers=model.mtp_num_layers) == model
+    (other,), _ = workloads(table(cells | {"ffn_hidden_size": 3072}))
+    assert other.job.model.kv_lora_rank == 0
+
+
+def test_the_release_whose_throughput_a_recipe_quotes_is_its_release() -> None:
+    (found,), _ = workloads(table({"framework": "Megatron-Bridge 26.08", "published_release": "26.04.01"}))
+    assert found.job.training.framework_release == "26.04.01"
+
+
+def test_a_release_newer_than_any_known_and_an_open_balance_are_assumptions() -> None:
+    cells = {"framework": "Megatron-Bridge", "model": "qwen3-30b-a3b", "moe_routing": "natural"}
+    rows = table(*(cells | {"framework_release": release} for release in ("26.08", "27.02")), without=SHAPE)
+    words = {w.job.training.framework_release: w.assumed[0].split() for w in workloads(rows)[0]}
+    assert "framework_release" in words["27.02"]
+    assert "framework_release" not in words["26.08"]
+    assert all("moe_load_imbalance" in named for named in words.values())
 
 
 def test_cells_that_contradict_the_catalogue_model_win() -> None:

@@ -74,6 +74,16 @@ def named_release(text: str) -> str:
     return found[1] if found else ""
 
 
+def release_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of the release that a text names, (26, 4, 1); empty where it names none."""
+    return tuple(int(part) for part in named_release(text).split(".") if part)
+
+
+def newer_than_known(profile: Framework, text: str) -> bool:
+    """Whether a text names a newer release than any that the profile's changes know of."""
+    return bool(profile.newest_release) and release_numbers(text) > release_numbers(profile.newest_release)
+
+
 def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) -> Framework:
     """The profile of runs with ``settings`` (of `jointopt.jobs.job.SETTINGS`): its changes that apply, in their order.
 
@@ -81,8 +91,7 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
     they are not stated, ``release`` (numbers of a release, as in ``release >= (26, 6)``), and what ``kind`` names.
     """
     values: dict[str, Any] = dict.fromkeys(SETTINGS) | dict(settings)
-    release = named_release(values["framework_release"] or "")
-    values["release"] = tuple(int(part) for part in release.split(".") if part)
+    values["release"] = release_numbers(values["framework_release"] or "")
     for change in profile.changes:
         if evaluate(change["when"], values | kind):
             fields = {k: evaluate(v, vars(profile)) if isinstance(v, str) else v for k, v in change["set"].items()}
@@ -91,6 +100,8 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
         if name in OVERLAPS and share is not None:
             on: Any = getattr(profile, f"chosen_{name}") or getattr(profile, name) if share is True else float(share)
             fields = {name: on} | ({f"chosen_{name}": on} if on else {})
+            if name == "ep_overlap" and share is not True:  # whatever the fabric
+                fields["network_ep_share"] = 1.0
             profile = replace(profile, **fields)
     return profile
 

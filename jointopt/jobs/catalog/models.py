@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 
 from jointopt.core.errors import CatalogError, close_words, did_you_mean
@@ -38,6 +39,29 @@ def known_model(name: str) -> Model | None:
     """`load_model`, or None where no catalogue entry has that name."""
     found = known_names().get(_plain(name))
     return _published(found).model if found else None
+
+
+def named_model(text: str) -> Model | None:
+    """The model that others spell another way (``DeepSeekV3``, ``Qwen3_30B_a3B``), by letters and digits alone.
+
+    One that was tuned afterwards (``-Instruct``) has the shape of the first. None where no catalogue entry is meant.
+    """
+    last = _squeezed(_TUNED.sub("", text.rstrip("/").rpartition("/")[2]))
+    found = known_names().get(text.lower()) or _squeezed_names().get(last)
+    return _published(found).model if found else None
+
+
+_TUNED = re.compile(r"[-_](?:instruct|chat|hf|it|base)$", re.IGNORECASE)
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+@functools.cache
+def _squeezed_names() -> dict[str, str]:
+    """Letters and digits of each name, or of the last part of an alias -> the catalogue's name."""
+    return {_squeezed(_TUNED.sub("", known.rpartition("/")[2])): name for known, name in known_names().items()}
 
 
 def published_model(name: str) -> PublishedModel:

@@ -143,6 +143,53 @@ def test_an_unknown_framework_is_the_generic_one_and_marked_as_unknown(text: str
     assert (profile.name, known) == ("generic", False)
 
 
+# What a release and stated settings make of a profile (its ``changes``).
+
+MXFP8 = {"dtype": "fp8", "fp8_recipe": "mxfp8", "architecture": "blackwell"}
+
+
+def bridge(kind: dict[str, str] = MXFP8, **settings: object) -> Framework:
+    return with_settings(load_framework("megatron-bridge"), settings, **kind)
+
+
+def test_a_captured_iteration_leaves_the_host_nothing_and_captured_attention_half_a_layer() -> None:
+    bf16 = MXFP8 | {"dtype": "bf16", "fp8_recipe": ""}
+    eager, partly, whole = (bridge(bf16, cuda_graph=g) for g in ("none", "transformer_engine", "full_iteration"))
+    assert partly.host_floor_s == eager.host_floor_s / 2
+    assert partly.moe_host_s == eager.moe_host_s > whole.moe_host_s == whole.host_floor_s == 0.0
+
+
+def test_recipes_of_releases_from_26_06_on_capture_fuse_and_overlap_experts_on_blackwell_in_mxfp8() -> None:
+    found = {release: bridge(framework_release=release) for release in ("26.04.01", "26.06", "26.08", "27.02")}
+    assert not found["26.04.01"].fused_experts
+    assert found["26.04.01"].moe_host_s > 0.0
+    for release in ("26.06", "26.08", "27.02"):  # one newer than the newest known is as that
+        assert found[release].fused_experts
+        assert (found[release].moe_host_s, found[release].ep_overlap) == (0.0, found[release].chosen_ep_overlap)
+
+
+@each("other", [{"dtype": "bf16", "fp8_recipe": ""}, {"fp8_recipe": "tensorwise"}, {"architecture": "hopper"}])
+def test_other_precisions_and_gpus_do_as_before(other: dict[str, str]) -> None:
+    kind = MXFP8 | other
+    assert bridge(kind, framework_release="26.06") == bridge(kind, framework_release="26.04")
+
+
+def test_what_is_stated_goes_before_what_a_release_usually_does() -> None:
+    assert bridge(framework_release="26.06", ep_overlap=0.0).ep_overlap == 0.0
+    eager = bridge(framework_release="26.06", cuda_graph="none")
+    assert eager.moe_host_s > 0.0
+    assert not eager.fused_experts
+
+
+def test_dropless_experts_are_captured_with_attention_alone_before_26_06() -> None:
+    early = bridge(framework_release="26.04", cuda_graph="full_iteration")
+    assert early == bridge(framework_release="26.04", cuda_graph="transformer_engine")
+
+
+def test_a_stated_share_of_hidden_all_to_alls_holds_on_any_fabric() -> None:
+    assert bridge(ep_overlap=True).network_ep_share < bridge(ep_overlap=0.7).network_ep_share == 1.0
+
+
 def test_a_mistyped_profile_names_the_nearest() -> None:
     with pytest.raises(CatalogError, match="did you mean 'nanotron'"):
         load_framework("nanotrn")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.defaults import NATURAL_SPREAD
 from jointopt.jobs.job import Training
 from jointopt.physics.layers import expected_tiles
 from jointopt.physics.layouts import expected_largest, expert_spread, most_loaded
@@ -61,6 +62,15 @@ def test_counts_of_random_top_k_draws_scatter_as_predicted() -> None:
     expected = most_loaded(MOE, np.array([16.0, 4.0]), np.repeat(spread_of(128.0, **DRAWN), 2))
     assert (counts.max(axis=1) / 128).mean() == pytest.approx(expected[0], rel=0.02)
     assert (ranks.max(axis=1) / 512).mean() == pytest.approx(expected[1], rel=0.01)
+
+
+def test_a_router_that_chooses_spreads_tokens_by_a_quarter_unless_its_imbalance_is_stated() -> None:
+    assert spread_of(512.0, moe_routing="natural") == pytest.approx([NATURAL_SPREAD])
+    assert spread_of(64.0, moe_routing="natural") == pytest.approx([NATURAL_SPREAD])
+    stated = spread_of(512.0, moe_routing="natural", moe_load_imbalance=1.5)
+    assert stated == pytest.approx(spread_of(512.0, moe_load_imbalance=1.5))
+    # 64 experts under an auxiliary loss: MaxVio of 0.52 and 0.72 (arXiv:2408.15664, table 2)
+    assert 0.52 < NATURAL_SPREAD * expected_largest(64) < 0.72
 
 
 def test_a_job_that_states_nothing_is_balanced() -> None:

@@ -180,6 +180,14 @@ def test_kernels_beside_a_hidden_all_to_all_run_on_the_sms_that_it_leaves(dispat
     assert sum(passes_s(framework={"ep_overlap": 0.9}, **plan)) == pytest.approx(whole - hidden * (1 - sms / 100))
 
 
+@pytest.mark.parametrize(("ep", "share"), [(8, 0.5), (16, 0.5 * 0.6)])
+def test_less_of_an_all_to_all_hides_between_nodes_than_within_one(ep: int, share: float) -> None:
+    plan: dict[str, Any] = {"machine": SLOW, "dp": ep, "ep": ep, "model": MOE}
+    hidden = share * (BATCHES - 1) / BATCHES
+    found = passes_s(framework={"ep_overlap": 0.5, "network_ep_share": 0.6} | FREE, **plan)
+    assert sum(found) == pytest.approx((1 - hidden) * sum(passes_s(**plan)))
+
+
 def test_kernels_that_are_slower_last_longer_and_hide_more() -> None:
     model = replace(MOE, num_layers=3, ffn_hidden_size=8192)
     machine = gpu_constants(FLOPS_PER_S)

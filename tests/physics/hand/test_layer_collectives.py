@@ -233,15 +233,6 @@ def test_a_micro_batch_s_own_overhead_is_a_third_forward_and_two_thirds_backward
     assert parts["host"] == pytest.approx(BATCHES * 0.3)
 
 
-@pytest.mark.parametrize(("dtype", "each_ms"), [("bf16", 0.3), ("fp8", 1.0)])
-def test_each_local_expert_of_an_moe_layer_costs_the_host_its_launches_and_casts(dtype: str, each_ms: float) -> None:
-    # 16 experts over 4 ranks in 3 MoE layers, the first is dense
-    profile = {"expert_launch_s": 0.3e-3, "expert_quantize_s": 0.7e-3}
-    given = {"dp": 4, "ep": 4, "model": replace(MOE, num_dense_layers=1), "dtype": dtype}
-    parts = seconds(framework=profile, **given)
-    assert parts["host"] == pytest.approx(BATCHES * 3 * 4 * each_ms * 1e-3)
-
-
 def test_collectives_occupy_the_stage_at_any_clock() -> None:
     once = inside_s("all_reduce", STREAM, 4)
     estimator = physics(tp=4)

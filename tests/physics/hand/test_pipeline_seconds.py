@@ -191,6 +191,23 @@ def test_local_experts_add_to_the_host_s_time_in_layers_that_have_them() -> None
     assert found == pytest.approx(4 * 5e-3 + 3 * 16 / 4 * 1e-3)
 
 
+def test_layers_of_experts_take_the_host_longer_and_most_where_tokens_are_permuted_by_kernels_of_their_own() -> None:
+    profile = {"host_floor_s": 5e-3, "moe_host_s": 2e-3, "dispatcher_host": {"alltoall": 2.5}}
+    plan: dict[str, Any] = {"dp": 4, "ep": 4, "model": replace(MOE, num_dense_layers=1), "framework": profile}
+    for dispatcher, each_s in (("hybridep", 2e-3), ("alltoall", 5e-3), ("", 5e-3)):
+        assert stages(token_dispatcher=dispatcher, **plan).host_s[0] == pytest.approx(4 * 5e-3 + 3 * each_s)
+
+
+def test_a_host_that_waits_for_counts_of_tokens_and_kernels_hold_each_other_up() -> None:
+    plan: dict[str, Any] = {"model": MOE, "micro_batch_size": 4}
+    top, row = np.full((1, 1), 1000.0), np.array([0])
+    work_s = float(physics(**plan).times(0, row, top).forward_s[0, 0])
+    for waits, longer in ((False, 1.0), (True, 2 ** (1 / 3))):
+        profile = {"host_floor_s": work_s * 3 / 4, "host_waits": waits}  # of four layers as long as their kernels
+        found = physics(framework=profile, **plan).times(0, row, top)
+        assert float(found.forward_s[0, 0]) == pytest.approx(longer * work_s)
+
+
 def test_a_slower_host_takes_its_factor_longer() -> None:
     found = stages(framework={"host_floor_s": 5e-3}, gpu={"host_time_factor": 1.5}).host_s[0]
     assert found == pytest.approx(4 * 1.5 * 5e-3)
