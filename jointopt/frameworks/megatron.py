@@ -419,7 +419,8 @@ _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "
 
 
 # options that a command line or a log without them has not on
-OFF = {"overlap_grad_reduce": False, "tp_comm_overlap": False}
+OFF = dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
+                     "moe_router_force_load_balancing"), False)  # fmt: skip
 
 
 def dump_settings(text: str) -> FileSettings | None:
@@ -674,14 +675,19 @@ def _training(options: Options) -> dict[str, Any]:
 
 
 def _routing(options: Options) -> dict[str, Any]:
-    """How tokens go to experts, and what that hides under; nothing of a dense model, whose log lists defaults."""
+    """How tokens go to experts, and what that hides under; nothing of a dense model, whose log lists defaults.
+
+    Of random data, how a router loads its experts is not known.
+    """
     kind, backend = options.word("moe_token_dispatcher_type"), options.word("moe_flex_dispatcher_backend")
-    overlaps = options.flag("overlap_moe_expert_parallel_comm")
+    overlaps, forced = options.flag("overlap_moe_expert_parallel_comm"), options.flag("moe_router_force_load_balancing")
+    routing = "forced" if forced else None if forced is None or options.flag("mock_data") else "natural"
     if not options.whole("num_experts", "num_moe_experts"):
         return {}
     if kind == "flex":
         kind = backend or "deepep"  # the only backend before there was a choice, and the default since
-    return stated(token_dispatcher=kind if kind in TOKEN_DISPATCHERS else None, ep_overlap=overlaps or None)
+    kind = kind if kind in TOKEN_DISPATCHERS else ""
+    return stated(token_dispatcher=kind or None, ep_overlap=overlaps, moe_routing=routing)
 
 
 def _read_graphs(options: Options) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools, Columns
-from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
+from jointopt.jobs.catalog.frameworks import framework_names, named_release, recognise_framework
 from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK, Gpu
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
@@ -120,6 +120,7 @@ _DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"
 # Columns of free text: what a cell of each means, and the words to take where it means nothing.
 _READINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
     "precision": (lambda text: named_recipe(text) or named_precision(text), _DTYPES), "dtype": (named_dtype, _DTYPES),
+    "framework_release": (named_release, "a release such as 26.06 or 0.16.1"),
     "attention": (lambda text: named_attention(text)[0], f"{', '.join(ATTENTIONS[:-1])} or {ATTENTIONS[-1]}"),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_rows_without_any_result_are_counted():
 
 
 def test_another_name_by_which_a_column_is_read_is_not_called_misspelt():
-    assert misspelt_lines(pd.DataFrame([{"moe_force_load_balancing": True}])) == []
+    assert misspelt_lines(pd.DataFrame([{"moe_force_load_balancing": True, "tp_comm_overlap": True}])) == []
 
 
 def test_precisions_that_the_gpu_has_no_rate_for_are_reported():

@@ -509,7 +509,7 @@ def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> No
     (found,), _ = workloads(table(stated))
     job, model = found.job, found.job.model
     assert (model.moe_ffn_hidden_size, model.num_shared_experts, model.num_dense_layers) == (256, 1, 2)
-    assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
+    assert (job.training.token_dispatcher, job.training.ep_overlap) == ("deepep", True)
 
 
 @pytest.mark.parametrize(("gpu", "usual"), [("gh200-96gb", 4), ("h100-sxm5-80gb", 8), ("h100-pcie-80gb", 8)])
@@ -534,8 +534,8 @@ def test_rows_under_different_fabrics_are_different_workloads() -> None:
         ("transformer_engine:attn+moe_router", "megatron-bridge", "transformer_engine"),
         ("local:full_iteration", "megatron-bridge", "full_iteration"),
         ("local", "megatron-bridge", "transformer_engine"),
-        ("none", "megatron-bridge", ""),
-        ("False", "megatron-bridge", ""),
+        ("none", "megatron-bridge", "none"),
+        ("False", "megatron-bridge", "none"),
         ("full_iteration", "torchtitan", ""),
     ],
 )

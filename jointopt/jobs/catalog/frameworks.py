@@ -89,7 +89,10 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
             profile = replace(profile, **fields)
     for name, share in values.items():
         if name in OVERLAPS and share is not None:
-            on: Any = getattr(profile, f"chosen_{name}") or getattr(profile, name) if share is True else float(share)
+            usual = max(
+                getattr(profile, f"chosen_{name}"), getattr(profile, name)
+            )  # what hides by itself goes on to hide
+            on = usual if share is True else float(share)
             fields = {name: on} | ({f"chosen_{name}": on} if on else {})
             profile = replace(profile, **fields)
     return profile

@@ -144,7 +144,7 @@ def test_the_cuda_graphs_of_a_job_come_back(target: str, kind: str, tmp_path: Pa
 @pytest.mark.parametrize("target", ["megatron", "megatron 0.14", "megatron-bridge"])
 def test_how_tokens_go_to_experts_comes_back(target: str, kind: str, tmp_path: Path) -> None:
     job, layouts = space_of(target, "")
-    stated = {"token_dispatcher": kind, "overlap_moe_a2a": True, "moe_router_force_load_balancing": True}
+    stated = {"token_dispatcher": kind, "ep_overlap": True, "moe_routing": "forced"}
     job = replace(job, training=replace(job.training, **stated))
     plain = next(at for at, ep in enumerate(layouts["ep"]) if ep == 8 and layouts["pp"][at] == layouts["tp"][at] == 1)
     read = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
-from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework
+from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework, with_settings
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_BYTES, ScalingRecipe, Training
 from tests.each import each
@@ -125,3 +127,39 @@ def test_a_derived_framework_profile_inherits_constants_and_neither_names_nor_me
     differing = {f.name for f in fields(Framework) if getattr(kept, f.name) != getattr(parent, f.name)}
     assert child.aliases == ("deepspeed",)
     assert "compute_factor" not in differing
+
+
+CHANGES = (
+    {"when": "release >= (26, 6)", "set": {"compute_factor": 0.9}, "source": "its notes"},
+    {"when": "compile is False", "set": {"compute_factor": "2 * compute_factor", "loss_passes": 3}, "source": "a run"},
+    {"when": "cuda_graph == 'none' and dtype == 'fp8'", "set": {"host_floor_s": 0.5}, "source": "a run"},
+)
+
+
+@each(("settings", "dtype", "moved"), [
+    ({}, "fp8", {}), ({"framework_release": "26.04.01"}, "fp8", {}),
+    ({"framework_release": "nemo:26.06"}, "fp8", {"compute_factor": 0.9}),
+    ({"framework_release": "26.10", "compile": False}, "bf16", {"compute_factor": 1.8, "loss_passes": 3}),
+    ({"cuda_graph": "none"}, "fp8", {"host_floor_s": 0.5}), ({"cuda_graph": "none"}, "bf16", {}),
+])  # fmt: skip
+def test_a_profile_s_changes_apply_in_their_order(settings: dict[str, Any], dtype: str, moved: dict[str, Any]) -> None:
+    profile = Framework(changes=CHANGES)
+    found = with_settings(profile, settings, dtype=dtype)
+    assert {key: value for key, value in vars(found).items() if value != getattr(profile, key)} == moved
+
+
+@each(("framework", "stated", "share"), [
+    ("megatron-lm", {"tp_overlap": True}, 0.7), ("megatron-lm", {"tp_overlap": 0.25}, 0.25),
+    ("nemo", {"tp_overlap": False}, 0.0), ("nemo", {}, 0.7), ("hai-llm", {"ep_overlap": True}, 1.0),
+])  # fmt: skip
+def test_a_stated_overlap_stands_in_for_the_profile_s(framework: str, stated: dict[str, Any], share: float) -> None:
+    name = next(iter(stated), "tp_overlap")
+    assert getattr(with_settings(load_framework(framework), stated), name) == share
+
+
+def test_a_relative_has_the_changes_of_its_parent_before_its_own() -> None:
+    profiles = [load_framework(name) for name in framework_names()]
+    entries = read_yaml("frameworks.yaml")
+    for profile in (one for one in profiles if "like" in entries[one.name]):
+        parent = load_framework(entries[profile.name]["like"])
+        assert profile.changes == (*parent.changes, *entries[profile.name].get("changes", ()))
