@@ -77,7 +77,8 @@ def test_words_that_are_read_can_be_replaced_by_words_that_the_column_lacks() ->
 
 # free text, and what has sentences of its own: precisions, kernels, frameworks (assumed) and GPUs (refused)
 OPEN = {
-    "source", "group", "model", "framework", "framework_release", "gpu", "power_profile", "dtype", "precision", "attention",
+    "source", "group", "model", "framework", "framework_release", "gpu", "power_profile", "dtype", "precision",
+    "attention",
 }  # fmt: skip
 WORDS = [c.name for c in COLUMNS.values() if c.dtype == "str" and c.role != "result" and c.name not in OPEN]
 

@@ -229,7 +229,7 @@ def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, ass
 
 
 @pytest.mark.parametrize(("column", "word", "expected"), [
-    ("fp8_recipe", "mx", "one of delayed, tensorwise, blockwise, mxfp8, nvfp4, or blank"),
+    ("fp8_recipe", "mx", "one of delayed, tensorwise, rowwise, blockwise, mxfp8, nvfp4, or blank"),
     ("schedule", "1f1c", "one of 1f1b, zb-h1, zbv, dualpipev, or blank"),
     ("recompute", "half", "one of none, selective, full, or blank"),
     ("sequence_parallel", "perhaps", "true, false or blank"),
