@@ -25,7 +25,6 @@ from jointopt.frameworks.options import (
     version_key,
     without_effect,
 )
-from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import fact_of, with_facts
 from jointopt.jobs.plans.stages import Chunks
@@ -66,6 +65,7 @@ def megatron_words(intent: Intent, version: str = NEWEST) -> tuple[Words, list[s
     _precision(words, gaps, intent)
     _kernels(words, intent)
     _graphs(words, gaps, intent)
+    gaps.settings(*OF_MEGATRON)
     _run(words, gaps, intent)
     return words, gaps.notes
 
@@ -201,8 +201,9 @@ def _experts(words: Words, intent: Intent) -> None:
 
 
 def forced_balance(intent: Intent) -> bool:
-    """Whether experts are drawn at random: as stated, and in a benchmark, whose data would load them unevenly."""
-    return not intent.is_training or intent.job.training.moe_routing == "forced"
+    """Whether experts are drawn at random: as stated, else in a benchmark, whose data would load them unevenly."""
+    stated = intent.job.training.moe_routing
+    return stated == "forced" or not (stated or intent.is_training)
 
 
 def pre_softmax(intent: Intent) -> bool:
@@ -361,15 +362,18 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
 def _kernels(words: Words, intent: Intent) -> None:
     training, tp = intent.job.training, intent["tp"]
     backend = training.attention if training.attention in ("unfused", "fused") else "flash"
-    overlapped = overlap_is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
+    overlapped = intent.hides("tp") and tp <= intent.job.cluster.gpus_per_node
     words.add(
         attention_backend=backend, transformer_impl="transformer_engine", cross_entropy_loss_fusion=True,
+        activation_func_fp8_input_store=training.fp8_activations,
         # every kernel of a causal model makes its mask by itself; one of 128k tokens would take 16 GiB
         no_create_attention_mask_in_dataloader=True, manual_gc=True, manual_gc_interval=100,
         tp_comm_overlap=overlapped and tp > 1 and bool(intent["sequence_parallel"]) and training.dtype != "fp32",
     )  # fmt: skip
 
 
+# settings of a job that its options state
+OF_MEGATRON = ("cuda_graph", "dp_overlap", "tp_overlap", "ep_overlap", "moe_routing", "fp8_activations")
 CAPTURED_OF_EXPERTS: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess")  # of an MoE layer, what has one shape
 
 
@@ -420,7 +424,7 @@ _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "
 
 # options that a command line or a log without them has not on
 OFF = dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
-                     "moe_router_force_load_balancing"), False)  # fmt: skip
+                     "moe_router_force_load_balancing"), False) | {"cuda_graph_impl": "none"}  # fmt: skip
 
 
 def dump_settings(text: str) -> FileSettings | None:
@@ -691,10 +695,12 @@ def _routing(options: Options) -> dict[str, Any]:
 
 
 def _read_graphs(options: Options) -> str | None:
-    """The CUDA graphs: of all passes, else (Megatron's "local" too) of layers; None for none."""
+    """The CUDA graphs: of all passes, else (Megatron's "local" too, and its older flags) of layers."""
     kind, scope = options.word("cuda_graph_impl"), str(options.take("cuda_graph_scope"))
+    if options.flag("enable_cuda_graph") or options.flag("external_cuda_graph"):
+        kind = "local"
     if kind in ("", "none"):
-        return None
+        return kind or None
     return "full_iteration" if kind == "full_iteration" or "full_iteration" in scope else "transformer_engine"
 
 
@@ -727,8 +733,7 @@ def plan_of(options: Options) -> dict[str, Any]:
     plan = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | _plain(options, "plan")
     plan.pop("vpp", None)  # hangs together with the split of layers
     plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
-    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options))
-    more |= stated(offload=_offload(options), overlap=_overlap(options))
+    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options), offload=_offload(options))
     return plan | more | _recompute(options)
 
 
@@ -741,14 +746,6 @@ def _zero_stage(options: Options) -> int:
         return 3
     words = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
     return words.get(sharding, int(distributed)) if fully else int(distributed)
-
-
-def _overlap(options: Options) -> str | None:
-    """The collectives that hide under kernels; None where nothing but Megatron-LM's usual profile is stated."""
-    gradients, tensor = options.flag("overlap_grad_reduce") is not False, options.flag("tp_comm_overlap")
-    if tensor is None:
-        return None if gradients else "none"
-    return None if gradients and not tensor else ";".join(["dp"] * gradients + ["tp"] * tensor) or "none"
 
 
 def _offload(options: Options) -> str | None:

@@ -547,11 +547,12 @@ _PANDAS_ROW = "object"
 
 def _training_section(section: Section) -> Section:
     """The section ``training``, older names of its keys in today's."""
-    given = section.section("training", (*TRAINING_KEYS, *OTHER_NAMES))
-    values = {key: value for key, value in given.values.items() if key not in OTHER_NAMES}
-    for other in (other for other in OTHER_NAMES if given.has(other)):
+    flags = {name: key for name, key in OTHER_NAMES.items() if key != "framework_release"}
+    given = section.section("training", (*TRAINING_KEYS, *flags))
+    values = {key: value for key, value in given.values.items() if key not in flags}
+    for other in (other for other in flags if given.has(other)):
         value = given.flag(other)
-        values.setdefault(OTHER_NAMES[other], MOE_ROUTING[not value] if OTHER_NAMES[other] == "moe_routing" else value)
+        values.setdefault(flags[other], MOE_ROUTING[not value] if flags[other] == "moe_routing" else value)
     return Section(values, given.where)
 
 

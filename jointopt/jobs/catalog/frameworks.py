@@ -69,7 +69,7 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
 
 
 def named_release(text: str) -> str:
-    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "Megatron-LM core_v0.12.0"."""
+    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "core_v0.12.0"; no bound (>=0.16)."""
     found = _RELEASE.search(text)
     return found[1] if found else ""
 
@@ -107,7 +107,7 @@ def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
     return otherwise if found is None else not any(f"{found[1]}.".startswith(f"{r}.") for r in framework.older_releases)
 
 
-_RELEASE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)+)")
+_RELEASE = re.compile(r"(?<![\d.<>=])(\d+(?:\.\d+)+)")
 
 
 def framework_of_words(text: str) -> Framework | None:

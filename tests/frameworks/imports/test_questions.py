@@ -27,7 +27,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("RUN --pipeline-model-parallel-size $(cat pp.txt)", "plan.pp", {}),
     ("RUN --pipeline-model-parallel-size --bf16", "plan.pp", {"training.dtype": "bf16"}),
     ("RUN --softmax-type $S --bf16", "model.attention_sinks model.other", {"training.dtype": "bf16"}),
-    ("RUN --num-experts many", "model.moe_ffn_hidden_size model.moe_router_topk model.num_experts", {}),
+    ("RUN --num-experts many", "model.moe_ffn_hidden_size model.moe_router_topk model.num_experts training.ep_overlap training.moe_routing", {}),
     ("if [ -f x ]; then O=--fp16; else O=--bf16; fi\nRUN $O", "training.dtype", {}),
     ("if [ -f x ]; then O='--seed 1'; fi\nRUN --bf16 $O", "", {"training.dtype": "bf16"}),
     ('[ -n "$DEBUG" ] && O=--fp16\nRUN $O', "", {"training.dtype": "fp32"}),
