@@ -679,13 +679,10 @@ def _training(options: Options) -> dict[str, Any]:
 
 
 def _routing(options: Options) -> dict[str, Any]:
-    """How tokens go to experts, and what that hides under; nothing of a dense model, whose log lists defaults.
-
-    Of random data, how a router loads its experts is not known.
-    """
+    """How tokens go to experts, and what that hides under; nothing of a dense model, whose log lists defaults."""
     kind, backend = options.word("moe_token_dispatcher_type"), options.word("moe_flex_dispatcher_backend")
     overlaps, forced = options.flag("overlap_moe_expert_parallel_comm"), options.flag("moe_router_force_load_balancing")
-    routing = "forced" if forced else None if forced is None or options.flag("mock_data") else "natural"
+    routing = None if forced is None else "forced" if forced else "natural"
     if not options.whole("num_experts", "num_moe_experts"):
         return {}
     if kind == "flex":

@@ -110,15 +110,13 @@ def _model(gaps: Gaps, intent: Intent, old: bool, version: str) -> tuple[str, st
 def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, tp, ep = intent.job.training.dtype, intent["tp"], intent["ep"]
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
-    gaps.no_recipe_but(
-        ("tensorwise", "rowwise", "mxfp8") if old else ("tensorwise",)
-    )  # in 0.3 those of its own configurations
+    # in 0.3 those of its own configurations
+    gaps.no_recipe_but(("tensorwise", "rowwise", "mxfp8") if old else ("tensorwise",))
     gaps.never(_is_mxfp8(intent) and tp > 1, "tensor parallelism with fp8_recipe mxfp8")  # not yet with compile
     gaps.choices_of_megatron()
     gaps.settings("compile", "tp_overlap", "moe_routing")
-    gaps.never(
-        intent.job.training.tp_overlap and intent.job.training.compile is False, "training.tp_overlap uncompiled"
-    )
+    eager = intent.job.training.compile is False
+    gaps.never(eager and intent.job.training.tp_overlap, "training.tp_overlap without training.compile")
     gaps.uneven_experts()
     gaps.no_adapters()
     gaps.no_choice_of_overlap()
@@ -287,7 +285,10 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 def option_values(words: Sequence[str]) -> dict[str, Any]:
     """The options such as ``--parallelism.tensor_parallel_degree 8`` by name, of 0.2 or 0.3, and the config's name."""
     values = {name: value for name, value in pairs_of(words) if "." in name or name in ("config", "module")}
+    off = {name: value for name, value in values.items() if ".no_" in name and value is True}
+    values |= {name.replace(".no_", "."): False for name in off}
     modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
+    values = {name: value for name, value in values.items() if name not in off}
     return values | ({"activation_checkpoint.mode": modes[-1]} if modes else {})
 
 
