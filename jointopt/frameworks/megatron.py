@@ -340,6 +340,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
     recipe = "" if training.fp8_recipe is None else training.fp8_recipe.name
     outputs = modules & (MODULES.bit("moe_act") | MODULES.bit("layernorm"))  # which delayed scaling cannot recompute
     gaps.never(recipe == "delayed" and outputs, f"recompute of {intent['recompute_modules']} with fp8_recipe delayed")
+    gaps.never(recipe == "rowwise", "training.fp8_recipe rowwise")
     gaps.never(
         recipe == "blockwise" and version_key(words.version) < version_key("0.14"), "training.fp8_recipe blockwise"
     )
