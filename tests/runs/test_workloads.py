@@ -537,6 +537,7 @@ def test_rows_under_different_fabrics_are_different_workloads() -> None:
         ("none", "megatron-bridge", "none"),
         ("False", "megatron-bridge", "none"),
         ("full_iteration", "torchtitan", ""),
+        ("none", "torchtitan", "none"),
     ],
 )
 def test_a_table_states_the_cuda_graphs_of_megatron_core(cell: str, framework: str, kind: str) -> None:
