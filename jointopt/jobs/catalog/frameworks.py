@@ -89,9 +89,8 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
             profile = replace(profile, **fields)
     for name, share in values.items():
         if name in OVERLAPS and share is not None:
-            usual = max(
-                getattr(profile, f"chosen_{name}"), getattr(profile, name)
-            )  # what hides by itself goes on to hide
+            # what hides by itself goes on to hide
+            usual = max(getattr(profile, f"chosen_{name}"), getattr(profile, name))
             on = usual if share is True else float(share)
             fields = {name: on} | ({f"chosen_{name}": on} if on else {})
             profile = replace(profile, **fields)
