@@ -247,7 +247,6 @@ COLUMNS = {
         Column("peak_memory_gib", "float", "GiB", "result", "memory of the worst GPU", low=0, high=1024),
         Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU", low=-50,
                high=MOST_GPU_TEMPERATURE_C, beyond="is it in °F?"),
-        Column("framework_version", "str", "", "result", "the framework's version, or bounds of it: >=0.16"),
         Column("framework_flags", "str", "", "result", "options that change an iteration's time and have no column"),
         Column("fabric", "str", "", "result", "networks between nodes and within one"),
         Column("notes", "str", "", "result", "free text"),
@@ -256,6 +255,7 @@ COLUMNS = {
 OTHER_NAMES = {  # of columns in tables, and whose
     "moe_force_load_balancing": "moe_routing", "moe_router_force_load_balancing": "moe_routing",
     "overlap_moe_a2a": "ep_overlap", "tp_comm_overlap": "tp_overlap", "overlap_grad_reduce": "dp_overlap",
+    "framework_version": "framework_release",
 }  # fmt: skip
 TABLE_NAMES = OTHER_NAMES | {"published_release": "framework_release"}  # whose throughput a recipe's row quotes
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)

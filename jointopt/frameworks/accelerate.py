@@ -18,6 +18,7 @@ def export(intent: Intent, version: str) -> Export:
     gaps = Gaps(f"Accelerate {version}", intent)
     dtype, cluster = intent.job.training.dtype, intent.job.cluster
     gaps.choices_of_megatron()
+    gaps.settings("compile")
     gaps.no_choice_of_overlap()
     gaps.never(dtype == "fp4", f"training in {dtype}")
     gaps.no_recipe_but(("delayed",))  # Transformer Engine's default there

@@ -17,7 +17,6 @@ from jointopt.frameworks.configs.config_programs import programs
 from jointopt.frameworks.intent import PROGRAM, Export, Gaps, Intent, model_files, script_words
 from jointopt.frameworks.logs import lines_of
 from jointopt.frameworks.options import FileSettings, Options, stated, version_key, whole_number
-from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model_facts import facts_in, with_facts
 
 NAME, FILE = "deepspeed", "ds_config.json"
@@ -50,6 +49,7 @@ def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     stage, pp, replicas = intent["zero_stage"], intent["pp"], intent["dp_replicate"]
     dtype = intent.job.training.dtype
     gaps.choices_of_megatron()
+    gaps.settings("compile", "dp_overlap")
     gaps.no_choice_of_overlap(("tp",))
     gaps.left_to_the_script()
     gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
@@ -105,8 +105,7 @@ def _zero(intent: Intent) -> dict[str, Any]:
     stage = intent["zero_stage"]
     found: dict[str, Any] = {"stage": stage}
     if stage:
-        hidden = overlap_is_on(intent.job.training.framework, "dp", intent["overlap"])
-        found |= {"overlap_comm": hidden, "contiguous_gradients": True}
+        found |= {"overlap_comm": intent.hides("dp"), "contiguous_gradients": True}
     if intent["dp_replicate"] > 1:
         found["mics_shard_size"] = intent.shards
     if intent["offload"] == "optimizer":

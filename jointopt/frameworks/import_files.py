@@ -22,7 +22,7 @@ from jointopt.frameworks.commands.programs import is_megatron, shards_for_bf16, 
 from jointopt.frameworks.commands.scripts import script_settings
 from jointopt.frameworks.configs.config_programs import config_settings, program_of, python_config, refusal
 from jointopt.frameworks.failures import failure_of
-from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER
+from jointopt.frameworks.logs import FORMATS, NANOTRON, TORCHTITAN, TRAINER, version_of
 from jointopt.frameworks.meter_logs import is_trace
 from jointopt.frameworks.model_names import models_of_shape
 from jointopt.frameworks.options import SECTIONS, FileSettings, Question, listed_words, resolve_references, whole_number
@@ -114,7 +114,7 @@ def read_text(
     if module and (found := _read_program_config(calls, {name: text}, module)):
         return [found]
     if (pods := kubernetes.pods_of(text)) is not None:
-        return _read_pods(pods, name, others or {}, given or {}, run)
+        return _read_pods(pods, text, name, others or {}, given or {}, run)
     quotes = text.startswith("#!") or name.endswith(ENDINGS)  # a script, perhaps with a log in a comment, or before one
     log = [] if quotes and len(text) <= MOST_CHARACTERS and not _read_log(outside_quotes(text)) else _read_log(text)
     settings = log or _read_config(text, name, others or {}, given or {})
@@ -127,15 +127,37 @@ def _read_script(
     """The settings of the run that a script starts, and of the configs that the script writes for it."""
     found, written = script_settings(text, name, others, given, run)
     for settings in found[:1]:
+        state_release(settings, text, name)
         inner = {one: configs for one in settings.names if (configs := read_text(written.get(one, ""), one))}
         settings.names = tuple(one for one in settings.names if one not in inner)
         found += [config for configs in inner.values() for config in configs]
     return found
 
 
+# containers of NVIDIA and AMD, whose tags are releases
+_IMAGE = re.compile(
+    r"(?:nvcr\.io[/#]nvidia/(?:nemo|pytorch)|\brocm/(?:megatron-lm|pytorch-training|primus)):v?(\d+(?:\.\d+)+)"
+)
+
+
+def state_release(settings: FileSettings, text: str, name: str) -> None:
+    """States the release of the container that a script or manifest names; of two that differ none."""
+    lines = text.splitlines() if _IMAGE.search(text) else []
+    found = {
+        image[1]: at
+        for at, line in reversed([*enumerate(lines, 1)])
+        if not re.match(r"\s*#(?!SBATCH)", line)
+        for image in _IMAGE.finditer(line)
+    }
+    if len(found) == 1 and "framework_release" not in settings.training:
+        settings.training["framework_release"], at = next(iter(found.items()))
+        settings.origins["training.framework_release"] = f"{name}:{at}"
+
+
 def _read_pods(
-    pods: kubernetes.Pods, name: str, others: Mapping[str, str], given: Mapping[str, str], run: int | None
-) -> list[FileSettings]:
+    pods: kubernetes.Pods, manifest: str, name: str, others: Mapping[str, str], given: Mapping[str, str],
+    run: int | None,
+) -> list[FileSettings]:  # fmt: skip
     """The statements of the script that pods run, of the files that a manifest gives them, and of the manifest."""
     found = _read_script(pods.script, name, {**pods.files, **others}, given, run)
     configs = [one for config in dict.fromkeys(file for settings in found for file in settings.names)
@@ -143,6 +165,7 @@ def _read_pods(
     for settings in found:
         settings.format = f"manifest of Kubernetes, {settings.format}"
         pods.state(settings, name)
+        state_release(settings, manifest, name)
     return [*found, *configs]
 
 
@@ -174,7 +197,7 @@ def _read_json(text: str, name: str) -> FileSettings | None:
 
 # of formats that the configs of other programs contain
 _READERS: Mapping[str, Reader] = {
-    "deepspeed": deepspeed.config_settings, "torchtitan": torchtitan.config_settings,
+    "deepspeed": deepspeed.config_settings, "torchtitan": torchtitan.settings_over_preset,
     "megatron": lambda options: megatron.option_settings(options, ""), "megatron_plugin": deepspeed.plugin_settings,
 }  # fmt: skip
 
@@ -345,6 +368,10 @@ def resolve_run(files: Sequence[FileSettings], name: str, given: Mapping[str, An
         raise JobError(_missing_message(whole, files, missing, open_, remarks))
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
+    for one in (one for one in files if one.log and "framework_release" not in training):
+        if version := version_of(one.log, training["framework"]):
+            training["framework_release"] = version
+            whole.origins["training.framework_release"] = one.source
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
     remarks += [one.reason for one in job.cluster.assumed if one.key.startswith("model.")]
     sized_plan = whole.plan | {"nodes": cluster["nodes"]}

@@ -91,8 +91,15 @@ class Intent:
 
     @property
     def hides_dp(self) -> bool:
-        """Whether gradients are reduced under the backward pass: unless the plan says otherwise."""
-        return not self["overlap"] or overlap_is_on(self.job.training.framework, "dp", self["overlap"])
+        """Whether gradients are reduced under the backward pass: unless the plan, or else the job, says otherwise."""
+        return self.hides("dp") or not (self["overlap"] or self.job.training.dp_overlap is not None)
+
+    def hides(self, kind: str) -> bool:
+        """Whether collectives of a kind hide under kernels: as the plan states, else the job, else the framework."""
+        stated = getattr(self.job.training, f"{kind}_overlap")
+        if self["overlap"] or stated is None:
+            return overlap_is_on(self.job.training.framework, kind, self["overlap"])
+        return float(stated) > 0.0
 
     def __getitem__(self, column: str) -> Any:
         """The value of a layout column."""
@@ -157,7 +164,10 @@ class Export:
         }  # fmt: skip
 
 
-_MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather", "ep_overlap")
+_MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather")
+# of settings that a target has no words for, what it does anyway: the first
+_ANYWAY = {"compile": False, "cuda_graph": "none", "dp_overlap": True, "tp_overlap": False, "ep_overlap": False,
+           "moe_routing": "natural", "fp8_activations": False}  # fmt: skip
 
 
 _PEFT_NAMES = {
@@ -195,15 +205,29 @@ class Gaps:
         for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", *_MEGATRON_FLAGS):
             value = getattr(training, name)
             self.never(value not in (None, False), f"training.{name} {value}")
-        self.never(training.captures_graphs, f"training.cuda_graph {training.cuda_graph}")
         self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
         self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
 
+    def settings(self, *written: str) -> None:
+        """Settings of the job's software: refused where not ``written`` and other than what the target does anyway.
+
+        A release is what it is started in, and of an overlap only whether there is one can be written.
+        """
+        stated = dict(self._intent.job.training.settings)
+        if release := stated.pop("framework_release", ""):
+            self.notes.append(f"Start it in release {release} (training.framework_release), or its container.")
+        for name, value in stated.items():
+            on = bool(value) if name.endswith("_overlap") else value
+            self.never(name not in written and on != _ANYWAY[name], f"training.{name} {value}")
+
     def uneven_experts(self) -> None:
-        """Noted of a benchmark, which balances experts by force, that a run lacks the imbalance that the job states."""
-        stated = self._intent.job.training.moe_load_imbalance
-        if stated > 1.0 and not self._intent.is_training:
+        """Noted of a benchmark, whose data are random, where it loads experts otherwise than the job states."""
+        training = self._intent.job.training
+        stated = training.moe_load_imbalance
+        if stated > 1.0 and not self._intent.is_training and not training.moe_routing:
             self.notes.append(f"Experts are balanced by force: a run lacks the job's moe_load_imbalance {stated:g}.")
+        if training.moe_routing == "natural" and not self._intent.is_training:
+            self.notes.append("A router loads experts otherwise by the benchmark's random data than by the job's.")
 
     def no_recipe_but(self, known: Sequence[str]) -> None:
         """Refused by a target that scales fp8 products by these recipes alone, where another is stated."""
@@ -283,7 +307,9 @@ def script_words(intent: Intent) -> tuple[str, ...]:
     """The words after ``train.py`` that no file of DeepSpeed or Accelerate holds: the model, its sequences, a batch."""
     model = ("--config_name", MODEL_FILE) if model_files(intent) else ("--model_name_or_path", intent.model.name)
     batch = ("--per_device_train_batch_size", str(intent["micro_batch_size"]))
-    return (*model, "--block_size", str(intent.job.training.seq_length), *batch)
+    training = intent.job.training
+    fused = () if training.compile is None else ("--torch_compile", str(training.compile))
+    return (*model, "--block_size", str(training.seq_length), *batch, *fused)
 
 
 def model_files(intent: Intent) -> dict[str, str]:

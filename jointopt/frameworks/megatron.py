@@ -27,7 +27,6 @@ from jointopt.frameworks.options import (
     version_key,
     without_effect,
 )
-from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import fact_of, with_facts
 from jointopt.jobs.plans.stages import Chunks
@@ -68,6 +67,7 @@ def megatron_words(intent: Intent, version: str = NEWEST) -> tuple[Words, list[s
     _precision(words, gaps, intent)
     _kernels(words, intent)
     _graphs(words, gaps, intent)
+    gaps.settings(*OF_MEGATRON)
     _run(words, gaps, intent)
     return words, gaps.notes
 
@@ -213,8 +213,9 @@ def layers_with_experts(model: Model) -> str | None:
 
 
 def forced_balance(intent: Intent) -> bool:
-    """Whether experts are drawn at random: as stated, and in a benchmark, whose data would load them unevenly."""
-    return not intent.is_training or intent.job.training.moe_routing == "forced"
+    """Whether experts are drawn at random: as stated, else in a benchmark, whose data would load them unevenly."""
+    stated = intent.job.training.moe_routing
+    return stated == "forced" or not (stated or intent.is_training)
 
 
 def pre_softmax(intent: Intent) -> bool:
@@ -352,6 +353,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
     recipe = "" if training.fp8_recipe is None else training.fp8_recipe.name
     outputs = modules & (MODULES.bit("moe_act") | MODULES.bit("layernorm"))  # which delayed scaling cannot recompute
     gaps.never(recipe == "delayed" and outputs, f"recompute of {intent['recompute_modules']} with fp8_recipe delayed")
+    gaps.never(recipe == "rowwise", "training.fp8_recipe rowwise")
     gaps.never(
         recipe == "blockwise" and version_key(words.version) < version_key("0.14"), "training.fp8_recipe blockwise"
     )
@@ -374,15 +376,18 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
 def _kernels(words: Words, intent: Intent) -> None:
     training, tp = intent.job.training, intent["tp"]
     backend = training.attention if training.attention in ("unfused", "fused") else "flash"
-    overlapped = overlap_is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
+    overlapped = intent.hides("tp") and tp <= intent.job.cluster.gpus_per_node
     words.add(
         attention_backend=backend, transformer_impl="transformer_engine", cross_entropy_loss_fusion=True,
+        activation_func_fp8_input_store=training.fp8_activations,
         # every kernel of a causal model makes its mask by itself; one of 128k tokens would take 16 GiB
         no_create_attention_mask_in_dataloader=True, manual_gc=True, manual_gc_interval=100,
         tp_comm_overlap=overlapped and tp > 1 and bool(intent["sequence_parallel"]) and training.dtype != "fp32",
     )  # fmt: skip
 
 
+# settings of a job that its options state
+OF_MEGATRON = ("cuda_graph", "dp_overlap", "tp_overlap", "ep_overlap", "moe_routing", "fp8_activations")
 CAPTURED_OF_EXPERTS: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess")  # of an MoE layer, what has one shape
 
 
@@ -432,7 +437,8 @@ _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "
 
 
 # options that a command line or a log without them has not on
-OFF = {"overlap_grad_reduce": False, "tp_comm_overlap": False}
+OFF = dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
+                     "moe_router_force_load_balancing"), False) | {"cuda_graph_impl": "none"}  # fmt: skip
 
 
 def dump_settings(text: str) -> FileSettings | None:
@@ -689,19 +695,23 @@ def _training(options: Options) -> dict[str, Any]:
 def _routing(options: Options) -> dict[str, Any]:
     """How tokens go to experts, and what that hides under; nothing of a dense model, whose log lists defaults."""
     kind, backend = options.word("moe_token_dispatcher_type"), options.word("moe_flex_dispatcher_backend")
-    overlaps = options.flag("overlap_moe_expert_parallel_comm")
+    overlaps, forced = options.flag("overlap_moe_expert_parallel_comm"), options.flag("moe_router_force_load_balancing")
+    routing = None if forced is None else "forced" if forced else "natural"
     if not options.whole("num_experts", "num_moe_experts"):
         return {}
     if kind == "flex":
         kind = backend or "deepep"  # the only backend before there was a choice, and the default since
-    return stated(token_dispatcher=kind if kind in TOKEN_DISPATCHERS else None, ep_overlap=overlaps or None)
+    kind = kind if kind in TOKEN_DISPATCHERS else ""
+    return stated(token_dispatcher=kind or None, ep_overlap=overlaps, moe_routing=routing)
 
 
 def _read_graphs(options: Options) -> str | None:
-    """The CUDA graphs: of all passes, else (Megatron's "local" too) of layers; None for none."""
+    """The CUDA graphs: of all passes, else (Megatron's "local" too, and its older flags) of layers."""
     kind, scope = options.word("cuda_graph_impl"), str(options.take("cuda_graph_scope"))
+    if options.flag("enable_cuda_graph") or options.flag("external_cuda_graph"):
+        kind = "local"
     if kind in ("", "none"):
-        return None
+        return kind or None
     return "full_iteration" if kind == "full_iteration" or "full_iteration" in scope else "transformer_engine"
 
 
@@ -736,8 +746,7 @@ def plan_of(options: Options) -> dict[str, Any]:
     plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
     plan = factors("megatron", plan)
     copies = options.whole("data_parallel_size")  # ranks that gather weights count apart
-    more = stated(dp=copies and copies * plan.get("gtp", 1), zero_stage=_zero_stage(options))
-    more |= stated(offload=_offload(options), overlap=_overlap(options))
+    more = stated(dp=copies and copies * plan.get("gtp", 1), zero_stage=_zero_stage(options), offload=_offload(options))
     return plan | more | _recompute(options)
 
 
@@ -750,14 +759,6 @@ def _zero_stage(options: Options) -> int:
         return 3
     words = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
     return words.get(sharding, int(distributed)) if fully else int(distributed)
-
-
-def _overlap(options: Options) -> str | None:
-    """The collectives that hide under kernels; None where nothing but Megatron-LM's usual profile is stated."""
-    gradients, tensor = options.flag("overlap_grad_reduce") is not False, options.flag("tp_comm_overlap")
-    if tensor is None:
-        return None if gradients else "none"
-    return None if gradients and not tensor else ";".join(["dp"] * gradients + ["tp"] * tensor) or "none"
 
 
 def _offload(options: Options) -> str | None:

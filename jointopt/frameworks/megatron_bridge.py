@@ -57,6 +57,7 @@ def export(intent: Intent, version: str) -> Export:
     precision = _precision(gaps, intent)
     sections = {
         "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
+        **_stated_settings(intent),
         "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1},
         "logger": {"log_interval": 10 if intent.is_training else 1},
         "dataset": {"sequence_length": intent.job.training.seq_length},
@@ -188,6 +189,8 @@ def _plan(intent: Intent) -> dict[str, Any]:
     }  # fmt: skip
     if names:
         found["recompute_modules"] = names
+    if intent.job.training.fp8_activations is not None:
+        found["activation_func_fp8_input_store"] = intent.job.training.fp8_activations
     if intent["offload"] == "activations":
         found |= {"fine_grained_activation_offloading": True, "offload_modules": list(offloaded_modules(intent))}
     return found
@@ -197,7 +200,7 @@ def _graphs(intent: Intent) -> dict[str, dict[str, Any]]:
     """CUDA graphs: of whole layers, of MoE layers what has a fixed shape; or of all passes, without checks for NaN."""
     kind = intent.job.training.cuda_graph
     if not intent.job.training.captures_graphs:
-        return {}
+        return {"model": {"cuda_graph_impl": kind}} if kind else {}
     found: dict[str, dict[str, Any]] = {"model": {"use_te_rng_tracker": True}, "rng": {"te_rng_tracker": True}}
     if kind == "full_iteration":
         found["model"] |= {"cuda_graph_impl": "local", "cuda_graph_scope": [kind]}
@@ -208,6 +211,15 @@ def _graphs(intent: Intent) -> dict[str, dict[str, Any]]:
     scope = list(CAPTURED_OF_EXPERTS if intent.model.is_moe else ("attn", "mlp"))
     found["model"] |= {"cuda_graph_impl": kind, "cuda_graph_scope": scope}
     return found
+
+
+def _stated_settings(intent: Intent) -> dict[str, dict[str, Any]]:
+    """What the job states of overlaps and 8-bit activations, over what a recipe and its CommOverlapConfig have."""
+    training = intent.job.training
+    overlaps = {} if training.tp_overlap is None else {"tp_comm_overlap": intent.hides("tp")}
+    if training.dp_overlap is not None:
+        overlaps |= {"overlap_grad_reduce": intent.hides_dp, "overlap_param_gather": intent.hides_dp}
+    return {"comm_overlap": overlaps} if overlaps else {}
 
 
 def _adapters(intent: Intent) -> dict[str, Any]:
@@ -260,8 +272,9 @@ _RENAMED = {
     "use_flash_attention": "use_flash_attn", "gated_linear_unit": "swiglu", "fsdp": "use_megatron_fsdp",
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "tokenizer.type": "tokenizer_type",
+    "optim.overlap_grad_sync": "overlap_grad_reduce", "ub_tp_comm_overlap": "tp_comm_overlap",
 }  # fmt: skip
-_SECTIONS = ("model", "train", "ddp", "dataset", "optimizer", "mixed_precision", "tokenizer")
+_SECTIONS = ("model", "train", "ddp", "comm_overlap", "dataset", "optimizer", "mixed_precision", "tokenizer")
 _HARMLESS = re.compile(
     r"(?:run|exp_manager|hydra|cluster|env_vars|stages|name$|restore|defaults|logger|checkpoint|rng|scheduler|profiling"
     r"|comm_overlap|dist\b|dist\.|peft|validation|inprocess|straggler|nvrx|rerun|ft\b|ft\.|tensor_inspect)"
@@ -325,10 +338,8 @@ def bridge_settings(config: Mapping[str, Any]) -> FileSettings:
 
 
 def _of_a_recipe(settings: FileSettings) -> FileSettings:
-    """The statements of Megatron's options by a recipe, which overlaps tensor parallelism by default."""
+    """The statements of Megatron's options by a recipe, whose own settings are not known."""
     settings.framework = "nemo"
-    if settings.plan.get("overlap") == "none":
-        settings.plan["overlap"] = "tp"
     return settings
 
 

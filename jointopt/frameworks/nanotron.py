@@ -24,7 +24,6 @@ from jointopt.frameworks.options import (
     version_key,
     whole_number,
 )
-from jointopt.jobs.framework import overlap_is_on
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.model_facts import with_facts
 from jointopt.jobs.plans.stages import layers_by_cost, token_costs
@@ -51,6 +50,7 @@ def export(intent: Intent, version: str) -> Export:
 def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, recompute = intent.job.training.dtype, intent["recompute"]
     gaps.choices_of_megatron()
+    gaps.settings("tp_overlap")
     gaps.no_choice_of_overlap(("dp",))
     gaps.no_adapters()
     gaps.never(dtype not in _DTYPES, f"training in {dtype}")
@@ -114,8 +114,7 @@ def _parallelism(intent: Intent, old: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "dp": intent["dp"], "pp": intent["pp"], "tp": intent["tp"], "pp_engine": "1f1b",
         "tp_mode": "REDUCE_SCATTER" if sharded else "ALL_REDUCE",
-        "tp_linear_async_communication": sharded
-        and overlap_is_on(intent.job.training.framework, "tp", intent["overlap"]),
+        "tp_linear_async_communication": sharded and intent.hides("tp"),
     }  # fmt: skip
     more = {"recompute_layer": intent["recompute"] == "full", "context_parallel_size": intent["cp"]}
     return found | ({} if old else more)
@@ -181,6 +180,7 @@ def config_settings(config: Mapping[str, Any]) -> FileSettings:
         training=stated(
             seq_length=options.whole("tokens.sequence_length"), dtype=_READ_DTYPES.get(options.word("model.dtype")),
             global_batch_size=micro_batch * accumulation * dp if micro_batch and dp else None,
+            tp_overlap=bool(options.flag("parallelism.tp_linear_async_communication")),
         ),
         cluster=stated(num_gpus=dp * plan["tp"] * plan["pp"] * plan["cp"] if dp else None),
     )  # fmt: skip

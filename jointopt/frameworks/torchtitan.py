@@ -17,6 +17,7 @@ from jointopt.core.errors import ExportError
 from jointopt.core.quote import python_text, toml_text
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import lines_of
+from jointopt.frameworks.megatron import forced_balance
 from jointopt.frameworks.model_names import catalogue_name
 from jointopt.frameworks.options import (
     FileSettings,
@@ -109,9 +110,13 @@ def _model(gaps: Gaps, intent: Intent, old: bool, version: str) -> tuple[str, st
 def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, tp, ep = intent.job.training.dtype, intent["tp"], intent["ep"]
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
-    gaps.no_recipe_but(("tensorwise", "mxfp8") if old else ("tensorwise",))  # in 0.3 those of its own configurations
+    # in 0.3 those of its own configurations
+    gaps.no_recipe_but(("tensorwise", "rowwise", "mxfp8") if old else ("tensorwise",))
     gaps.never(_is_mxfp8(intent) and tp > 1, "tensor parallelism with fp8_recipe mxfp8")  # not yet with compile
     gaps.choices_of_megatron()
+    gaps.settings("compile", "tp_overlap", "moe_routing")
+    eager = intent.job.training.compile is False
+    gaps.never(eager and intent.job.training.tp_overlap, "training.tp_overlap without training.compile")
     gaps.uneven_experts()
     gaps.no_adapters()
     gaps.no_choice_of_overlap()
@@ -145,11 +150,11 @@ def _settings(intent: Intent, old: bool) -> Settings:
         "parallelism": _parallelism(intent, old),
         "metrics": {"log_freq": 10 if intent.is_training else 1},
         "checkpoint": {"enable": intent.is_training},
-        "compile": {"enable": True},
+        "compile": {"enable": training.compile is not False},
     }  # fmt: skip
-    if not old and (piped or intent.model.is_moe):  # which its CUDA graphs do not capture
+    if not old and (piped or intent.model.is_moe or training.cuda_graph):  # its graphs capture neither of the first two
         found["training"]["disable_cuda_graphs"] = True
-    if intent.model.is_moe and not intent.is_training:
+    if intent.model.is_moe and forced_balance(intent):
         found["debug"] = {"moe_force_load_balance": True}
     if training.dtype == "fp8" and old:
         found |= _converters(intent)
@@ -167,12 +172,14 @@ def _is_mxfp8(intent: Intent) -> bool:
 
 
 def _converters(intent: Intent) -> Settings:
-    """The converters of 0.2 to fp8: scaled per tensor, or MXFP8's, whose experts have one of their own."""
+    """The converters of 0.2 to fp8: scaled per tensor or row, or MXFP8's, whose experts have one of their own."""
+    recipe = intent.job.training.fp8_recipe
     if not _is_mxfp8(intent):
         return {
             "model": {"converters": ["quantize.linear.float8"]},
-            "quantize.linear.float8": {"enable_fsdp_float8_all_gather": True},
-        }
+            "quantize.linear.float8": {"recipe_name": "rowwise"} if recipe is not None and recipe.name == "rowwise"
+            else {"enable_fsdp_float8_all_gather": True},
+        }  # fmt: skip
     found: Settings = {
         "model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"},
     }  # fmt: skip
@@ -192,6 +199,8 @@ def _parallelism(intent: Intent, old: bool) -> dict[str, Any]:
         "tensor_parallel_degree": intent["tp"], "pipeline_parallel_degree": intent["pp"],
         "context_parallel_degree": intent["cp"], "expert_parallel_degree": intent["ep"],
     }  # fmt: skip
+    if intent.job.training.tp_overlap is not None:
+        found["enable_async_tensor_parallel"] = bool(intent.job.training.tp_overlap) and intent["tp"] > 1
     if not old and intent["tp"] > 1:
         found["enable_sequence_parallel"] = bool(intent["sequence_parallel"])
     if old and intent.model.is_moe and intent["ep"] > 1:
@@ -261,6 +270,7 @@ _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
 _BATCH = re.compile(
     r"local batch size (?P<local>\d+), global batch size (?P<whole>\d+), .*?sequence length (?P<seq>\d+)"
 )
+_COMPILED = re.compile(r"Compiling each TransformerBlock with torch\.compile")
 _GPU = re.compile(r"CUDA capacity: (?P<gpu>.+?) with [\d.]+GiB")
 _RECOMPUTE = re.compile(
     r"Applied (?P<mode>full|selective|SelectiveAC|FullAC)\b.*activation checkpointing", re.IGNORECASE
@@ -275,7 +285,10 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 def option_values(words: Sequence[str]) -> dict[str, Any]:
     """The options such as ``--parallelism.tensor_parallel_degree 8`` by name, of 0.2 or 0.3, and the config's name."""
     values = {name: value for name, value in pairs_of(words) if "." in name or name in ("config", "module")}
+    off = {name: value for name, value in values.items() if ".no_" in name and value is True}
+    values |= {name.replace(".no_", "."): False for name in off}
     modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
+    values = {name: value for name, value in values.items() if name not in off}
     return values | ({"activation_checkpoint.mode": modes[-1]} if modes else {})
 
 
@@ -285,9 +298,19 @@ def option_settings(options: Mapping[str, Any]) -> FileSettings:
     named = options.get("config")
     if isinstance(named, str) and catalogue_name(named):
         values |= {"model.name": named}
-    settings = config_settings(values)
+    settings = settings_over_preset(values) if named else config_settings(values)
     if isinstance(named, str) and not catalogue_name(named) and settings.plan["vpp"] > 1:
         del settings.plan["vpp"]  # a Python file of one's own may deal the layers out
+    return settings
+
+
+def settings_over_preset(config: Mapping[str, Any]) -> FileSettings:
+    """The statements of keys over a preset that is not known, whose function in Python may compile."""
+    values = flattened(config)
+    settings = config_settings(values)
+    for field, name in {"compile": "compile.enable", "tp_overlap": "parallelism.enable_async_tensor_parallel"}.items():
+        if name not in values:
+            del settings.training[field]
     return settings
 
 
@@ -332,7 +355,7 @@ def config_settings(config: Mapping[str, Any]) -> FileSettings:
         "torchtitan config", "torchtitan", model=_read_model(name, flavor), plan=plan,
         training=stated(
             seq_length=options.whole("training.seq_len") or 2048, dtype=_dtype(options), fp8_recipe=_recipe(options),
-            global_batch_size=batch if batch and batch > 0 else local * dp if dp else None,
+            global_batch_size=batch if batch and batch > 0 else local * dp if dp else None, **_stated_settings(options),
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
@@ -342,6 +365,9 @@ def config_settings(config: Mapping[str, Any]) -> FileSettings:
     name = "training.mixed_precision_param"
     settings.remarks += precision_remarks(name, options.take(name))
     settings.flags = flags_of({name: options.take(name) for name in _MATTER})
+    if load_model(settings.model["catalogue"]).is_moe if settings.model else False:
+        forced = options.flag("debug.moe_force_load_balance", "training.debug_moe_force_load_balance")
+        settings.training["moe_routing"] = "forced" if forced else "natural"
     each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
     ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
     if (
@@ -352,6 +378,15 @@ def config_settings(config: Mapping[str, Any]) -> FileSettings:
     settings.accumulation = local // plan["micro_batch_size"] if plan["pp"] > 1 else 1
     settings.unread, settings.without_effect = options.unused(HARMLESS)
     return settings
+
+
+def _stated_settings(options: Options) -> dict[str, Any]:
+    """Whether it compiles, and hides tensor parallelism under kernels, as its JobConfig has it; graphs that are off."""
+    return stated(
+        compile=bool(options.flag("compile.enable", "training.compile")),
+        tp_overlap=bool(options.flag("parallelism.enable_async_tensor_parallel")),
+        cuda_graph="none" if options.flag("training.disable_cuda_graphs") else None,
+    )
 
 
 def _read_model(name: str, flavor: str) -> dict[str, Any]:
@@ -421,10 +456,12 @@ def _dtype(options: Options) -> str:
 
 
 def _recipe(options: Options) -> str | None:
-    """The recipe of fp8 where one is stated that Transformer Engine has too; rows scaled each for itself are none."""
+    """The recipe of fp8 where one is stated; that of rows, or of all of them but for weights' gradients."""
     converters = str(options.take("model.converters") or "") + str(options.take("model.quantization") or "")
     named = options.word("quantize.linear.float8.recipe_name", "float8.recipe_name")
-    return "mxfp8" if "mx" in converters else "tensorwise" if named == "tensorwise" else None
+    if "mx" in converters:
+        return "mxfp8"
+    return next((kind for kind in ("tensorwise", "rowwise") if named.startswith(kind)), None)
 
 
 def log_settings(text: str) -> FileSettings:
@@ -438,6 +475,8 @@ def log_settings(text: str) -> FileSettings:
             settings.plan["micro_batch_size"] = int(batch["local"])
         elif size := _SIZE.search(line.text):
             settings.model = _read_model(size["name"], size["flavor"])
+        elif _COMPILED.search(line.text):
+            settings.training["compile"] = True
         elif gpu := _GPU.search(line.text):
             known = known_gpu(gpu["gpu"])
             settings.cluster |= {"gpu": known.id} if known else {}

@@ -553,11 +553,12 @@ _PANDAS_ROW = "object"
 
 def _training_section(section: Section) -> Section:
     """The section ``training``, older names of its keys in today's."""
-    given = section.section("training", (*TRAINING_KEYS, *OTHER_NAMES))
-    values = {key: value for key, value in given.values.items() if key not in OTHER_NAMES}
-    for other in (other for other in OTHER_NAMES if given.has(other)):
+    flags = {name: key for name, key in OTHER_NAMES.items() if key != "framework_release"}
+    given = section.section("training", (*TRAINING_KEYS, *flags))
+    values = {key: value for key, value in given.values.items() if key not in flags}
+    for other in (other for other in flags if given.has(other)):
         value = given.flag(other)
-        values.setdefault(OTHER_NAMES[other], MOE_ROUTING[not value] if OTHER_NAMES[other] == "moe_routing" else value)
+        values.setdefault(flags[other], MOE_ROUTING[not value] if flags[other] == "moe_routing" else value)
     return Section(values, given.where)
 
 
@@ -580,7 +581,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     meant = framework_of_words(text)
     framework = meant or load_framework(training.choice("framework", framework_names(), "generic"))
     stated = training.choice("recipe_class", RECIPE_CLASSES, "") or (named_class(text) if meant else "")
-    settings = _settings(training, model, framework)
+    settings = _settings(training, framework)
     settings.setdefault("framework_release", named_release(text) if meant else "")
     recipe = _fp8_recipe(training, gpu, dtype)
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
@@ -647,7 +648,7 @@ def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None
     return scaling_recipe(name, gpu)
 
 
-def _settings(training: Section, model: Model, framework: Framework) -> dict[str, Any]:
+def _settings(training: Section, framework: Framework) -> dict[str, Any]:
     """What the job states of its software (`SETTINGS`); JobError for what that framework has not."""
     found: dict[str, Any] = {key: training.flag(key) for key in ("compile", "fp8_activations") if training.has(key)}
     words = {"cuda_graph": CUDA_GRAPHS, "moe_routing": MOE_ROUTING}
@@ -662,8 +663,9 @@ def _settings(training: Section, model: Model, framework: Framework) -> dict[str
         if not 0.0 <= found[key] <= 1.0:
             raise training.refuse(key, "true, false or a share from 0 to 1")
     if training.has("framework_release"):
-        found["framework_release"] = str(training.values["framework_release"])
-        if not named_release(found["framework_release"]):
+        value = training.values["framework_release"]
+        found["framework_release"] = named_release(str(value))
+        if not found["framework_release"] or (isinstance(value, float) and value == round(value, 1)):  # 25.10 is 25.1
             raise training.refuse("framework_release", "a release such as 26.06 or 0.16.1, in quotes")
     return found
 

@@ -160,7 +160,8 @@ class FrameworkProgram(Program):
         with suppress(ValueError):
             window = window_of(run)
         row = result_columns(run, job.cluster.num_gpus, metered=window is not None)
-        row["framework_version"] = version_of(log, self.name) or self.version or math.nan
+        release = job.training.framework_release or version_of(log, self.name) or self.version
+        row["framework_release"] = release or math.nan
         row["fabric"] = fabric_of(log) or math.nan
         if window is None or not is_blank(row["energy_j"]):
             return row

@@ -379,7 +379,7 @@ def impossible(runs: pd.DataFrame) -> dict[int, str]:
 
 # slowest over fastest: repeated runs of published tables differ by a few per cent, allocator retries aside
 _UNLIKE_TIMES = 1.5
-_MAY_DIFFER = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
+_MAY_DIFFER = ("framework_flags", "fabric")  # kept beside results, and reasons for another time
 
 
 def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:

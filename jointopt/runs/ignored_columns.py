@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, STATUSES, TABLE_NAMES, Bools, Columns
-from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
+from jointopt.jobs.catalog.frameworks import framework_names, named_release, recognise_framework
 from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK, Gpu
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
@@ -120,6 +120,8 @@ _DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"
 # Columns of free text: what a cell of each means, and the words to take where it means nothing.
 _READINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
     "precision": (lambda text: named_recipe(text) or named_precision(text), _DTYPES), "dtype": (named_dtype, _DTYPES),
+    # a log of Megatron-LM may give bounds alone
+    "framework_release": (lambda text: named_release(text.lstrip("<>= ")), "a release such as 26.06 or 0.16.1"),
     "attention": (lambda text: named_attention(text)[0], f"{', '.join(ATTENTIONS[:-1])} or {ATTENTIONS[-1]}"),
 }  # fmt: skip
 
@@ -238,7 +240,15 @@ _COLUMN_BY_OTHER_NAME = {
         "attention": "attn attention_kernel attention_backend attn_implementation attention_impl",
         "dtype": "mixed_precision compute_dtype data_type", "framework": "software library",
         "token_dispatcher": "moe_token_dispatcher_type moe_token_dispatcher",
-        "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
+        "cuda_graph": "cuda_graph_impl cuda_graphs cudagraph cudagraphs enable_cuda_graph",
+        "compile": "torch_compile compiled use_torch_compile", "framework_release": "release version software_version "
+        "container_version nemo_version megatron_version torchtitan_version",
+        "dp_overlap": "overlap_comm overlap_grad_sync grad_overlap dp_comm_overlap",
+        "tp_overlap": "ub_tp_comm_overlap enable_async_tensor_parallel async_tp",
+        "ep_overlap": "overlap_moe_expert_parallel_comm moe_a2a_overlap a2a_overlap",
+        "moe_routing": "routing moe_force_load_balance force_load_balancing",
+        "fp8_activations": "activation_func_fp8_input_store fp8_activation",
+        "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip
 _WITHIN_NODE = {"intra", "intranode", "nvlink", "nvswitch"}  # words of links of which tables have no column

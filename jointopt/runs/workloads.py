@@ -352,7 +352,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         recipe = scaling_recipe(stated, gpu)
     elif stated or recipe:
         assumed.append("fp8_recipe")
-    if framework.family != "megatron-core":
+    if framework.family != "megatron-core" and settings.get("cuda_graph") != "none":
         settings.pop("cuda_graph", None)  # whose memory under other frameworks is unknown
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
     latent = "mla" if row.get("kv_lora_rank") else ""

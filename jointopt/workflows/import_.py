@@ -14,16 +14,7 @@ from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.frameworks import meter_logs
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.import_files import ImportedRun, read_files, resolve_run
-from jointopt.frameworks.logs import (
-    Batch,
-    RunLog,
-    fabric_of,
-    flags_text,
-    read_run,
-    result_columns,
-    version_of,
-    window_of,
-)
+from jointopt.frameworks.logs import Batch, RunLog, fabric_of, flags_text, read_run, result_columns, window_of
 from jointopt.frameworks.meter_logs import Trace, of_traces, of_windows, read_trace
 from jointopt.frameworks.options import FileSettings
 from jointopt.jobs.job import Job
@@ -199,11 +190,10 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
 
 
 def _conditions(log: FileSettings, files: Sequence[FileSettings], job: Job) -> dict[str, Any]:
-    """The columns that a row states beside its plan: the framework's version, flags that matter, the fabric."""
-    version = version_of(log.log, job.training.framework.name) or log.version
+    """The columns that a row states beside its plan and its job: flags that matter, the fabric; bounds of a release."""
     flags = {name: value for one in (*reversed(files), log) for name, value in one.flags.items()}
-    texts = {"framework_version": version, "framework_flags": flags_text(flags), "fabric": fabric_of(log.log)}
-    return {name: text or math.nan for name, text in texts.items()}
+    release = {} if job.training.framework_release or not log.version else {"framework_release": log.version}
+    return release | {"framework_flags": flags_text(flags) or math.nan, "fabric": fabric_of(log.log) or math.nan}
 
 
 def _layout(stated: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:

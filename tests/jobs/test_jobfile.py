@@ -124,12 +124,50 @@ def test_a_site_that_makes_no_sense_is_refused(path: str, value: Any, sentence: 
 
 
 def test_a_saved_job_states_what_experts_do_where_its_model_has_some() -> None:
-    stated = {"overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing"}
+    stated = {"ep_overlap", "moe_load_imbalance", "moe_routing"}
     dense, experts = (job_mapping(shipped_job(name)) for name in ("llama-3-8b-1x8-h100", "mixtral-8x22b-8x8-h100"))
     assert not stated & set(dense["training"])
-    assert stated <= set(experts["training"])
-    forced = changed(SMALL, "training.moe_router_force_load_balancing", True)
+    assert stated & set(experts["training"]) == {"moe_load_imbalance"}
+    forced = changed(SMALL, "training.moe_routing", "forced")
     assert parse(job_mapping(parse(forced))) == parse(forced)
+
+
+OLDER: list[tuple[dict[str, Any], dict[str, Any]]] = [  # names of earlier job files, and what they state by today's
+    ({"overlap_moe_a2a": True}, {"ep_overlap": True}), ({"tp_comm_overlap": False}, {"tp_overlap": False}),
+    ({"overlap_grad_reduce": True}, {"dp_overlap": True}), ({"overlap_grad_reduce": True, "dp_overlap": 0.5},
+                                                            {"dp_overlap": 0.5}),
+    ({"moe_router_force_load_balancing": True}, {"moe_routing": "forced"}),
+    ({"moe_force_load_balancing": False}, {"moe_routing": "natural"}),
+]  # fmt: skip
+
+
+@each(("written", "meant"), OLDER)
+def test_a_job_file_of_before_today_s_names_means_what_it_said(written: dict[str, Any], meant: dict[str, Any]) -> None:
+    base = changed(SMALL, "model", "mixtral-8x7b")
+    job, today = (parse(base | {"training": SMALL["training"] | one}) for one in (written, meant))
+    assert job == today
+    assert job.training.settings == meant
+    assert parse(parse_yaml(dump_job(job))) == job
+
+
+@each(("key", "value"), [("dp_overlap", 0.7), ("tp_overlap", True), ("tp_overlap", False), ("dp_overlap", 0),
+                         ("compile", True), ("fp8_activations", False), ("cuda_graph", "none"),
+                         ("framework_release", "25.10"), ("framework_release", "0.16.1")])  # fmt: skip
+def test_a_setting_of_the_software_is_kept_as_it_is_stated(key: str, value: Any) -> None:
+    job = parse(changed(SMALL, f"training.{key}", value))
+    assert job.training.settings == {key: value}
+    assert parse(parse_yaml(dump_job(job))) == job
+
+
+@each(("key", "value", "sentence"), [
+    ("dp_overlap", 1.5, "true, false or a share from 0 to 1; got 1.5"), ("tp_overlap", "some", "training.tp_overlap"),
+    ("framework_release", "newest", "a release such as 26.06 or 0.16.1, in quotes; got 'newest'"),
+    ("framework_release", 25.1, "in quotes; got 25.1"),  # which YAML makes of 25.10 too
+    ("moe_routing", "random", "one of forced, natural"), ("compile", "sometimes", "training.compile"),
+])  # fmt: skip
+def test_a_setting_that_says_nothing_is_refused(key: str, value: Any, sentence: str) -> None:
+    with pytest.raises(JobError, match=re.escape(sentence)):
+        parse(changed(SMALL, f"training.{key}", value))
 
 
 def test_one_value_means_a_list_of_one() -> None:
@@ -542,7 +580,7 @@ MIXTURE = changed(SMALL, "model", "mixtral-8x7b")
 
 
 def test_how_unevenly_experts_are_loaded_is_read_and_survives_being_saved() -> None:
-    stated: tuple[dict[str, Any], ...] = ({"moe_load_imbalance": 1.25}, {"moe_router_force_load_balancing": True})
+    stated: tuple[dict[str, Any], ...] = ({"moe_load_imbalance": 1.25}, {"moe_routing": "forced"})
     for one in stated:
         job = parse(MIXTURE | {"training": SMALL["training"] | one})
         assert {key: getattr(job.training, key) for key in one} == one
@@ -554,7 +592,7 @@ def test_how_unevenly_experts_are_loaded_is_read_and_survives_being_saved() -> N
     [
         ({"moe_load_imbalance": 0.9}, r"training\.moe_load_imbalance must be a number from 1 \(balanced\) on; got 0.9"),
         ({"moe_load_imbalance": 4.5}, r"must be at most 4 for .*each token goes to 2 of 8 experts.*got 4.5"),
-        ({"moe_load_imbalance": 1.2, "moe_router_force_load_balancing": True}, r"1.2 contradicts moe_router_force"),
+        ({"moe_load_imbalance": 1.2, "moe_routing": "forced"}, r"1.2 contradicts moe_routing forced"),
     ],
 )
 def test_impossible_loads_of_experts_are_refused(stated: dict[str, Any], message: str) -> None:
@@ -573,7 +611,7 @@ NARROW = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_
 @pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
-        (SMALL, {}, r"overlap_moe_a2a: .* has no experts; expected false"),
+        (SMALL, {}, r"ep_overlap: .* has no experts; expected false"),
         (MIXTURE, {"framework": "megatron-lm", "dtype": "fp32"}, "needs bf16 or fp16, and dtype is fp32"),
         (
             changed(SMALL, "model", NARROW | {"num_experts": 8, "moe_router_topk": 2, "mtp_num_layers": 2}),
@@ -586,7 +624,7 @@ def test_all_to_alls_that_no_plan_could_overlap_are_refused(base: Any, changes: 
     stated = SMALL["training"] | changes
     parse(base | {"training": stated})
     with pytest.raises(JobError, match=message):
-        parse(base | {"training": stated | {"overlap_moe_a2a": True}})
+        parse(base | {"training": stated | {"ep_overlap": True}})
 
 
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
@@ -606,7 +644,7 @@ def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
         ("l40s", "fp8", "blockwise", r"blockwise does not run on GPU 'l40s' \(Ada Lovelace\), but on Hopper, Black"),
         ("gb200", "bf16", "delayed", r"delayed scales products in fp8, and dtype is bf16; expected dtype fp8"),
         ("gb200", "fp8", "nvfp4", r"nvfp4 scales products in fp4, and dtype is fp8; expected.* or dtype fp4"),
-        ("gb200", "fp8", "rowwise", r"training\.fp8_recipe must be one of delayed, tensorwise, blockwise"),
+        ("gb200", "fp8", "per_row", r"training\.fp8_recipe must be one of delayed, tensorwise, rowwise"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_the_precision_or_the_gpu_has_not_is_refused(
@@ -617,7 +655,7 @@ def test_a_recipe_that_the_precision_or_the_gpu_has_not_is_refused(
         parse(SMALL | {"training": stated, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 4}})
 
 
-@pytest.mark.parametrize(("dtype", "recipe"), [("fp8", "mxfp8"), ("fp8", "delayed"), ("fp4", "nvfp4")])
+@pytest.mark.parametrize(("dtype", "recipe"), [("fp8", "mxfp8"), ("fp8", "rowwise"), ("fp4", "nvfp4")])
 def test_a_recipe_is_read_and_survives_being_saved(dtype: str, recipe: str) -> None:
     stated = SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}
     job = parse(changed(SMALL, "cluster.gpu", "gb200") | {"training": stated})
@@ -660,7 +698,7 @@ CLASSES: tuple[dict[str, str], ...] = ({}, {"recipe_class": "community"})
 
 @pytest.mark.parametrize(("text", "named"), [
     ("MLPerf submission, torchtitan", {"framework": "torchtitan", "recipe_class": "submission"}),
-    ("NeMo 24.07", {"framework": "nemo"}),
+    ("NeMo 24.07", {"framework": "nemo", "framework_release": "24.07"}),
     ("torchtitan, community runs", {"framework": "torchtitan", "recipe_class": "community"}),
 ])  # fmt: skip
 def test_a_framework_in_words_is_the_profile_and_class_that_a_table_reads_there(text: str, named: Any) -> None:

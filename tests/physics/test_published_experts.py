@@ -16,7 +16,7 @@ QWEN = {
     "model": "qwen3-30b-a3b", "num_gpus": 16, "dp": 16, "tp": 1, "pp": 1, "ep": 16, "micro_batch_size": 1,
     "seq_length": 4096, "global_batch_size": 1024, "dtype": "bf16", "framework": "megatron-bridge", "zero_stage": 1,
     "gpu": "h100-sxm5-80gb", "gpus_per_node": 8, "grad_reduce_dtype": "bf16", "token_dispatcher": "alltoall",
-    "moe_router_force_load_balancing": True,
+    "moe_routing": "forced",
 }  # fmt: skip
 DEEPSEEK = {
     "model": "deepseek-v3", "num_gpus": 1024, "dp": 64, "tp": 2, "pp": 8, "ep": 64, "etp": 1, "vpp": 4,
@@ -33,11 +33,11 @@ def seconds(run: dict[str, object], **cells: object) -> float:
 @pytest.mark.parametrize(("overlap", "measured_s", "off"), [(False, 41.25, 0.1), (True, 31.31, 0.25)])
 def test_published_times_of_qwen3_with_and_without_overlap(overlap: bool, measured_s: float, off: float) -> None:
     # too fast with overlap: what its schedule costs beside the SMs, and the host without graphs, is not known
-    found = seconds(QWEN, overlap_moe_a2a=overlap)
+    found = seconds(QWEN, ep_overlap=overlap)
     assert (1 - off) * measured_s < found < measured_s
 
 
 @pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge"])
 def test_published_throughput_of_deepseek_v3_with_overlap(framework: str) -> None:
-    found = seconds(DEEPSEEK, overlap_moe_a2a=True, framework=framework)
+    found = seconds(DEEPSEEK, ep_overlap=True, framework=framework)
     assert 8192 * 4096 / 1024 / found == pytest.approx(1412, rel=0.1)

@@ -34,8 +34,10 @@ def test_a_column_that_is_nearly_known_is_named():
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("tensor_model_parallel_size", "tp"), ("num_experts_per_tok", "moe_router_topk"), ("tp", "")]
-)
+    ("name", "meant"), [("tensor_model_parallel_size", "tp"), ("num_experts_per_tok", "moe_router_topk"), ("tp", ""),
+     ("torch_compile", "compile"), ("cudagraph", "cuda_graph"), ("async_tp", "tp_overlap"),
+     ("overlap_comm", "dp_overlap"), ("moe_a2a_overlap", "ep_overlap"), ("nemo_version", "framework_release")],
+)  # fmt: skip
 def test_a_column_that_other_programs_call_so_is_named_unless_the_table_has_it(name, meant):
     plans = pd.DataFrame([{"gpu": "h100-sxm5-80gb", name: 2, "own_note": 1}])
     found = [] if not meant else [f"column {name} is kept, but nothing reads it (did you mean {meant!r}?)."]
@@ -55,7 +57,7 @@ def test_rows_without_any_result_are_counted():
 
 
 def test_another_name_by_which_a_column_is_read_is_not_called_misspelt():
-    assert misspelt_lines(pd.DataFrame([{"moe_force_load_balancing": True}])) == []
+    assert misspelt_lines(pd.DataFrame([{"moe_force_load_balancing": True, "tp_comm_overlap": True}])) == []
 
 
 def test_precisions_that_the_gpu_has_no_rate_for_are_reported():

@@ -61,14 +61,14 @@ LLAMA = {
 }  # fmt: skip
 EXPERTS: list[tuple[dict[str, Any], str]] = [
     ({"moe_load_imbalance": 4.1}, "moe_load_imbalance to be at most num_experts / moe_router_topk"),
-    ({"moe_load_imbalance": 1.1, "moe_router_force_load_balancing": True}, "1 or blank where balance is forced"),
+    ({"moe_load_imbalance": 1.1, "moe_routing": "forced"}, "1 or blank where balance is forced"),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), EXPERTS)
 def test_impossible_loads_of_experts_are_refused(change: dict[str, Any], words: str) -> None:
     mixture = RUN | {"num_experts": 8, "moe_router_topk": 2}
-    fine = [mixture | {"moe_load_imbalance": 4.0}, mixture | {"moe_router_force_load_balancing": True}]
+    fine = [mixture | {"moe_load_imbalance": 4.0}, mixture | {"moe_routing": "forced"}]
     good, problems = check_measurements(pd.DataFrame([*fine, mixture | change]), rules=MEASUREMENT_RULES)
     assert len(good) == 2
     assert words in problems[0].message

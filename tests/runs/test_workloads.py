@@ -230,7 +230,7 @@ def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, ass
 
 
 @pytest.mark.parametrize(("column", "word", "expected"), [
-    ("fp8_recipe", "mx", "one of delayed, tensorwise, blockwise, mxfp8, nvfp4, or blank"),
+    ("fp8_recipe", "mx", "one of delayed, tensorwise, rowwise, blockwise, mxfp8, nvfp4, or blank"),
     ("schedule", "1f1c", "one of 1f1b, zb-h1, zbv, dualpipev, or blank"),
     ("recompute", "half", "one of none, selective, full, or blank"),
     ("sequence_parallel", "perhaps", "true, false or blank"),
@@ -534,7 +534,7 @@ def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> No
     (found,), _ = workloads(table(stated))
     job, model = found.job, found.job.model
     assert (model.moe_ffn_hidden_size, model.num_shared_experts, model.num_dense_layers) == (256, 1, 2)
-    assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
+    assert (job.training.token_dispatcher, job.training.ep_overlap) == ("deepep", True)
 
 
 @pytest.mark.parametrize(("gpu", "usual"), [("gh200-96gb", 4), ("h100-sxm5-80gb", 8), ("h100-pcie-80gb", 8)])
@@ -559,9 +559,10 @@ def test_rows_under_different_fabrics_are_different_workloads() -> None:
         ("transformer_engine:attn+moe_router", "megatron-bridge", "transformer_engine"),
         ("local:full_iteration", "megatron-bridge", "full_iteration"),
         ("local", "megatron-bridge", "transformer_engine"),
-        ("none", "megatron-bridge", ""),
-        ("False", "megatron-bridge", ""),
+        ("none", "megatron-bridge", "none"),
+        ("False", "megatron-bridge", "none"),
         ("full_iteration", "torchtitan", ""),
+        ("none", "torchtitan", "none"),
     ],
 )
 def test_a_table_states_the_cuda_graphs_of_megatron_core(cell: str, framework: str, kind: str) -> None:

@@ -245,9 +245,7 @@ def test_a_row_of_a_log_states_how_tokens_went_to_experts(tmp_path: Path) -> Non
     lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in routed.items())
     (tmp_path / "run.log").write_text(DUMP + lines + LOG, encoding="utf-8")
     row = import_([tmp_path / "run.log"], gpu=GPU).runs[0]
-    assert (row["token_dispatcher"], row["overlap_moe_a2a"], row["moe_router_force_load_balancing"]) == (
-        "deepep", True, True,
-    )  # fmt: skip
+    assert (row["token_dispatcher"], row["ep_overlap"], row["moe_routing"]) == ("deepep", True, "forced")
 
 
 def test_measured_runs_that_are_given_move_the_proposals_beside_those_of_the_import() -> None:

@@ -24,8 +24,8 @@ from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.reading import package_yaml
 
-_OVERRIDE = re.compile(r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|dataset|data|exp_manager|mixed_precision)"
-                       r"\.?[\w.]*)=(.*)", re.DOTALL)  # fmt: skip
+_OVERRIDE = re.compile(r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|comm_overlap|dataset|data|exp_manager"
+                       r"|mixed_precision)\.?[\w.]*)=(.*)", re.DOTALL)  # fmt: skip
 # what the name of a recipe has beside that of its model
 _AROUND_A_NAME = re.compile(
     r"_(?:pretrain|finetune|sft|peft|lora|config|recipe|\d+gpu).*|^(?:training=|[\w.]*\b(?:pretrain|finetune)_)|\.py$"

@@ -69,7 +69,7 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
 
 
 def named_release(text: str) -> str:
-    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "Megatron-LM core_v0.12.0"."""
+    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "core_v0.12.0"; no bound (>=0.16)."""
     found = _RELEASE.search(text)
     return found[1] if found else ""
 
@@ -98,7 +98,9 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
             profile = replace(profile, **fields)
     for name, share in values.items():
         if name in OVERLAPS and share is not None:
-            on: Any = getattr(profile, f"chosen_{name}") or getattr(profile, name) if share is True else float(share)
+            # what hides by itself goes on to hide
+            usual = max(getattr(profile, f"chosen_{name}"), getattr(profile, name))
+            on = usual if share is True else float(share)
             fields = {name: on} | ({f"chosen_{name}": on} if on else {})
             if name == "ep_overlap" and share is not True:  # whatever the fabric
                 fields["network_ep_share"] = 1.0
@@ -115,7 +117,7 @@ def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
     return otherwise if found is None else not any(f"{found[1]}.".startswith(f"{r}.") for r in framework.older_releases)
 
 
-_RELEASE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)+)")
+_RELEASE = re.compile(r"(?<![\d.<>=])(\d+(?:\.\d+)+)")
 
 
 def framework_of_words(text: str) -> Framework | None:

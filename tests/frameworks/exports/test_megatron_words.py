@@ -180,7 +180,7 @@ def test_a_benchmark_differs_from_a_training_in_data_and_balance_alone(intent: A
 
 def test_a_training_is_balanced_by_force_where_its_job_states_it(intent: Any) -> None:
     made = intent("mixtral-8x7b", "training")
-    forced = replace(made.job.training, moe_router_force_load_balancing=True)
+    forced = replace(made.job.training, moe_routing="forced")
     assert "moe-router-force-load-balancing" in options(replace(made, job=replace(made.job, training=forced)))
 
 

@@ -21,6 +21,7 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import plan_records
 from jointopt.workflows.export import export, write
 from jointopt.workflows.import_ import import_
+from tests.each import each
 
 EVERY = {
     "micro_batch_size": [1, 2], "offload": ["none", "optimizer", "activations"], "recompute_num_layers": [0, 2],
@@ -98,19 +99,79 @@ def test_a_target_takes_plans_of_all_degrees(target: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "overlap"),
-    [("megatron", "none"), ("megatron", "dp;tp"), ("megatron-bridge", "tp"), ("deepspeed", "none")],
-)
-def test_a_choice_of_overlap_comes_back(target: str, overlap: str, tmp_path: Path) -> None:
+    ("target", "overlap", "stated"),
+    [
+        ("megatron", "none", {"dp_overlap": False, "tp_overlap": False}),
+        ("megatron", "dp;tp", {"dp_overlap": True, "tp_overlap": True}),
+        ("megatron-bridge", "tp", {"dp_overlap": False}), ("deepspeed", "none", {"dp_overlap": False}),
+    ],
+)  # fmt: skip
+def test_a_plan_s_choice_of_overlap_comes_back_as_settings(
+    target: str, overlap: str, stated: dict[str, Any], tmp_path: Path
+) -> None:
     job, layouts = space_of(target, "llama-3-8b")
     sharded = (layouts["dp"] > 1) & (layouts["zero_stage"] > 0) & (layouts["pp"] == 1)
     cut = (layouts["tp"] > 1) & layouts["sequence_parallel"] if "tp" in overlap else layouts["tp"] == 1
     for at in np.flatnonzero(sharded & cut & (layouts["cp"] == 1)):
         record = record_of(layouts, int(at)) | {"overlap": overlap}
         if files := written(job, record, target, tmp_path):
-            assert import_(files, gpu="h100-sxm5-80gb").plan["overlap"] == overlap
+            read = import_(files, gpu="h100-sxm5-80gb")
+            assert {name: getattr(read.job.training, name) for name in stated} == stated
+            assert read.plan["overlap"] == ""
             return
     pytest.fail("no plan was taken")
+
+
+EVERY_SETTING: list[tuple[str, str, dict[str, Any]]] = [
+    ("megatron", "llama-3-8b", {"dp_overlap": False, "tp_overlap": True, "cuda_graph": "none"}),
+    ("megatron", "llama-3-8b", {"fp8_activations": True, "cuda_graph": "full_iteration"}),
+    ("megatron", "", {"ep_overlap": False, "moe_routing": "natural", "dp_overlap": True, "tp_overlap": False}),
+    ("megatron-bridge", "llama-3-8b", {"dp_overlap": False, "tp_overlap": False, "cuda_graph": "none"}),
+    ("megatron-bridge", "llama-3-8b", {"dp_overlap": True, "tp_overlap": True, "fp8_activations": False}),
+    ("torchtitan 0.2.2", "llama-3-8b", {"compile": False, "tp_overlap": False}),
+    ("torchtitan", "llama-3-8b", {"compile": True, "tp_overlap": True}),
+    ("torchtitan", "", {"compile": False, "moe_routing": "natural", "cuda_graph": "none"}),
+    ("nanotron", "llama-3-8b", {"tp_overlap": True}), ("nanotron", "llama-3-8b", {"tp_overlap": False}),
+    ("deepspeed", "llama-3-8b", {"dp_overlap": False, "compile": True}),
+    ("accelerate", "llama-3-8b", {"compile": False}),
+]  # fmt: skip
+
+
+@each(("target", "model", "stated"), EVERY_SETTING)
+def test_the_settings_of_a_job_come_back(target: str, model: str, stated: dict[str, Any], tmp_path: Path) -> None:
+    job, layouts = space_of(target, model)
+    job = replace(job, training=replace(job.training, **stated))
+    cut = (layouts["tp"] == 2) & layouts["sequence_parallel"] if stated.get("tp_overlap") else layouts["tp"] == 1
+    sharded = (layouts["pp"] == 1) & (layouts["dp"] > 1) & (layouts["zero_stage"] > 0) & (layouts["cp"] == 1)
+    for at in np.flatnonzero(cut & sharded):
+        if files := written(job, record_of(layouts, int(at)), target, tmp_path):
+            read = import_(files, gpu="h100-sxm5-80gb").job.training
+            assert {name: getattr(read, name) for name in stated} == stated
+            return
+    pytest.fail("no plan was taken")
+
+
+@each(("target", "stated"), [
+    ("megatron", {"compile": True}), ("torchtitan", {"fp8_activations": True}), ("torchtitan", {"dp_overlap": False}),
+    ("nanotron", {"compile": True}), ("deepspeed", {"tp_overlap": True}), ("accelerate", {"dp_overlap": 0.0}),
+    ("torchtitan", {"cuda_graph": "full_iteration"}), ("deepspeed", {"ep_overlap": 0.5}),
+])  # fmt: skip
+def test_a_setting_without_words_in_a_target_is_refused_by_name(target: str, stated: dict[str, Any]) -> None:
+    job, layouts = space_of(target, "llama-3-8b")
+    job = replace(job, training=replace(job.training, **stated))
+    refused = []
+    for at in range(40):
+        with pytest.raises(ExportError) as error:
+            export(job, record_of(layouts, at), target, allow_tight=True)
+        refused.append(str(error.value))
+    assert any(f"cannot express training.{next(iter(stated))}" in one for one in refused)
+
+
+def test_a_release_is_named_to_who_starts_the_export() -> None:
+    job, layouts = space_of("megatron", "llama-3-8b")
+    job = replace(job, training=replace(job.training, framework_release="26.06"))
+    made = export(job, record_of(layouts, 0), "megatron", allow_tight=True)
+    assert any("release 26.06" in note for note in made.export.notes)
 
 
 def test_the_adapters_of_a_job_come_back(tmp_path: Path) -> None:
@@ -145,7 +206,7 @@ def test_the_cuda_graphs_of_a_job_come_back(target: str, kind: str, tmp_path: Pa
 @pytest.mark.parametrize("target", ["megatron", "megatron 0.14", "megatron-bridge"])
 def test_how_tokens_go_to_experts_comes_back(target: str, kind: str, tmp_path: Path) -> None:
     job, layouts = space_of(target, "")
-    stated = {"token_dispatcher": kind, "overlap_moe_a2a": True, "moe_router_force_load_balancing": True}
+    stated = {"token_dispatcher": kind, "ep_overlap": True, "moe_routing": "forced"}
     job = replace(job, training=replace(job.training, **stated))
     plain = next(at for at, ep in enumerate(layouts["ep"]) if ep == 8 and layouts["pp"][at] == layouts["tp"][at] == 1)
     read = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb")

@@ -154,7 +154,7 @@ def test_a_row_states_version_flags_and_fabric_through_file_and_store(tmp_path: 
     (tmp_path / "run.log").write_text(megatron_log())
     found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb", inter_node_gbytes_per_s=50.0)
     stated = {
-        "framework_version": ">=0.16", "framework_flags": "attention_backend=AttnBackend.flash overlap_grad_reduce",
+        "framework_release": ">=0.16", "framework_flags": "attention_backend=AttnBackend.flash overlap_grad_reduce",
         "fabric": "InfiniBand (1 ports)", "inter_node_gbytes_per_s": 50.0,
     }  # fmt: skip
     assert {name: found.runs[0][name] for name in stated} == stated
@@ -182,7 +182,7 @@ def test_a_log_that_ends_out_of_memory_in_a_library_is_a_row(text: str, tmp_path
     head = TITAN.format(mesh="pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1, etp=1")
     (tmp_path / "run.log").write_text(head + text + trace)
     (row,) = import_([tmp_path / "run.log"]).runs
-    assert (row["status"], row["framework_version"]) == ("oom", "0.2.2")
+    assert (row["status"], row["framework_release"]) == ("oom", "0.2.2")
 
 
 def test_options_of_a_nanotron_log_have_no_effect_where_nothing_here_reads_them() -> None:

@@ -28,6 +28,7 @@ def test_a_script_or_config_gives_the_job_and_the_plan_that_it_states(files: str
     training = job.training
     words = (training.global_batch_size, training.seq_length, training.dtype, training.framework.name)
     assert " ".join(map(str, words)) == expected["training"]
+    assert training.settings == expected.get("settings", {})
     assert " ".join(map(str, (training.lora_dim or "", *training.adapted))).strip() == expected.get("lora", "")
     assert [key for keys in found.unread.values() for key in keys] == expected.get("unread", [])
 

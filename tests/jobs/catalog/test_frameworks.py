@@ -9,6 +9,7 @@ import pytest
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
+from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework, with_settings
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
@@ -219,3 +220,39 @@ def test_large_products_of_amd_reach_what_its_library_sustains(gpu: str) -> None
     constants = kernel_constants(load_gpu(gpu)).gemm
     seconds = sum(gemm_time_s(4096, 4864, 32896, constants, throttled=False))
     assert 2 * 4096 * 4864 * 32896 / seconds == pytest.approx(published * 1e12, rel=0.06)
+
+
+CHANGES = (
+    {"when": "release >= (26, 6)", "set": {"compute_factor": 0.9}, "source": "its notes"},
+    {"when": "compile is False", "set": {"compute_factor": "2 * compute_factor", "loss_passes": 3}, "source": "a run"},
+    {"when": "cuda_graph == 'none' and dtype == 'fp8'", "set": {"host_floor_s": 0.5}, "source": "a run"},
+)
+
+
+@each(("settings", "dtype", "moved"), [
+    ({}, "fp8", {}), ({"framework_release": "26.04.01"}, "fp8", {}),
+    ({"framework_release": "nemo:26.06"}, "fp8", {"compute_factor": 0.9}),
+    ({"framework_release": "26.10", "compile": False}, "bf16", {"compute_factor": 1.8, "loss_passes": 3}),
+    ({"cuda_graph": "none"}, "fp8", {"host_floor_s": 0.5}), ({"cuda_graph": "none"}, "bf16", {}),
+])  # fmt: skip
+def test_a_profile_s_changes_apply_in_their_order(settings: dict[str, Any], dtype: str, moved: dict[str, Any]) -> None:
+    profile = Framework(changes=CHANGES)
+    found = with_settings(profile, settings, dtype=dtype)
+    assert {key: value for key, value in vars(found).items() if value != getattr(profile, key)} == moved
+
+
+@each(("framework", "stated", "share"), [
+    ("megatron-lm", {"tp_overlap": True}, 0.7), ("megatron-lm", {"tp_overlap": 0.25}, 0.25),
+    ("nemo", {"tp_overlap": False}, 0.0), ("nemo", {}, 0.7), ("hai-llm", {"ep_overlap": True}, 1.0),
+])  # fmt: skip
+def test_a_stated_overlap_stands_in_for_the_profile_s(framework: str, stated: dict[str, Any], share: float) -> None:
+    name = next(iter(stated), "tp_overlap")
+    assert getattr(with_settings(load_framework(framework), stated), name) == share
+
+
+def test_a_relative_has_the_changes_of_its_parent_before_its_own() -> None:
+    profiles = [load_framework(name) for name in framework_names()]
+    entries = read_yaml("frameworks.yaml")
+    for profile in (one for one in profiles if "like" in entries[one.name]):
+        parent = load_framework(entries[profile.name]["like"])
+        assert profile.changes == (*parent.changes, *entries[profile.name].get("changes", ()))

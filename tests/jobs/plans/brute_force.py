@@ -221,7 +221,7 @@ def _overlap(job, plan):
 
 
 def _a2a(job, plan):
-    if not job.training.overlap_moe_a2a or not _has(job, "a2a_overlap_ranks"):
+    if not job.training.ep_overlap or not _has(job, "a2a_overlap_ranks"):
         return True
     recomputed = plan["recompute"] == "full" or "moe" in plan["recompute_modules"].split(";")
     return plan["ep"] > 1 and not (plan["pp"] > 1 and plan["vpp"] == 1) and not recomputed

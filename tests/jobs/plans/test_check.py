@@ -161,7 +161,7 @@ def test_megatron_names_the_rule_of_each_plan_that_it_cannot_start(make_job, moe
     ]  # fmt: skip
 
 
-HIDDEN = "where all-to-alls of experts overlap (training.overlap_moe_a2a)"
+HIDDEN = "where all-to-alls of experts overlap (training.ep_overlap)"
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ HIDDEN = "where all-to-alls of experts overlap (training.overlap_moe_a2a)"
 def test_megatron_refuses_what_its_overlap_of_all_to_alls_does_not_run_with(make_job, moe, change, rule, sentence):
     plan = GOOD | USUAL | {"ep": 2, "vpp": 2, "etp": 1}
     for framework in ("megatron-lm", "nemo"):
-        job = make_job(model=moe, framework=load_framework(framework), overlap_moe_a2a=True)
-        off = replace(job, training=replace(job.training, overlap_moe_a2a=False))
+        job = make_job(model=moe, framework=load_framework(framework), ep_overlap=True)
+        off = replace(job, training=replace(job.training, ep_overlap=False))
         assert (check_plan(job, plan), check_plan(off, plan | change)) == ([], [])
         assert check_plan(job, plan | change) == [sentence]
         assert violations(job, {name: encode_cells(name, [v]) for name, v in (plan | change).items()}).tolist() == [
             rule
         ]
-    assert check_plan(make_job(model=moe, overlap_moe_a2a=True), plan | {"vpp": 1}) == []  # no framework of that family
+    assert check_plan(make_job(model=moe, ep_overlap=True), plan | {"vpp": 1}) == []  # no framework of that family
 
 
 def test_deepspeed_names_what_its_engine_does_not_have(make_job, moe):

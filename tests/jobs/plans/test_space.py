@@ -91,7 +91,7 @@ def test_the_space_of_an_moe_job_is_what_plain_loops_find(make_job, moe, attenti
 def test_the_space_of_overlapped_all_to_alls_is_what_plain_loops_find(make_job, moe):
     model = replace(moe, num_layers=4, num_experts=4, num_attention_heads=4)
     search = SMALL | {"recompute_modules": ("", "moe", "layernorm"), "zero_stage": (1,)}
-    job = make_job(1, 4, model, search, FRAMEWORKS[4], global_batch_size=4, overlap_moe_a2a=True)
+    job = make_job(1, 4, model, search, FRAMEWORKS[4], global_batch_size=4, ep_overlap=True)
     found = {layout_tuple(plan) for plan in records(enumerate_layouts(job))}
     assert found == allowed_plans(job)
     assert found

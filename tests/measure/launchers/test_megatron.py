@@ -105,7 +105,7 @@ def test_a_row_states_the_version_and_the_fabric_of_its_log(llama: Job) -> None:
     lines = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 20))
     row = megatron_program(HERE).results(llama, HERE, "megatron-core version: 0.16.1\n" + NETWORK + lines)
     assert row is not None
-    assert (row["framework_version"], row["fabric"]) == ("0.16.1", "InfiniBand (2 ports)")
+    assert (row["framework_release"], row["fabric"]) == ("0.16.1", "InfiniBand (2 ports)")
 
 
 def test_a_run_that_skips_every_iteration_is_a_failure_with_that_reason(llama: Job) -> None:

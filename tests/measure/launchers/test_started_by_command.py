@@ -40,7 +40,7 @@ def test_the_log_that_a_command_writes_is_the_row(job: Job, tmp_path: Path) -> N
     row = run(job, tmp_path, STEPS, "torchtitan version: 0.2.2 (0.0.0 means __version__ is not defined)")
     # 4 sequences of 32 tokens on 2 GPUs: 64 tokens of each, at 64 and 32 tokens a second
     assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("ok", 1.5, 61.25)
-    assert row["framework_version"] == "0.2.2"
+    assert row["framework_release"] == "0.2.2"
     assert "clocks were not set" in row["notes"]
 
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.frameworks import with_settings
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import attention_constants, training_factor
 from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import Job, Search, Training
+from jointopt.jobs.job import SETTINGS, Job, Search, Training
 from jointopt.jobs.kernels import (
     CollectiveConstants,
     GemmConstants,
@@ -37,8 +38,8 @@ FLOPS_PER_S, HBM_BYTES_PER_S, LAUNCH_S = 1e15, 1e12, 1e-6
 FASTER = 1e40  # a rate at which nothing takes time
 TOP_MHZ = 1000.0
 _TRAINING = (
-    "dtype", "attention", "fused_norm", "seq_length", "token_dispatcher", "overlap_moe_a2a", "fp8_param_gather",
-    "moe_load_imbalance", "moe_router_force_load_balancing", "lora_dim", "lora_target_modules",
+    "dtype", "attention", "fused_norm", "seq_length", "token_dispatcher", "ep_overlap", "fp8_param_gather",
+    "moe_load_imbalance", "moe_routing", "lora_dim", "lora_target_modules",
 )  # fmt: skip
 LATENCY_S = {"all_reduce": 10e-6, "all_gather": 20e-6, "reduce_scatter": 30e-6, "all_to_all": 40e-6}
 BUS = {"all_reduce": 200e9, "all_gather": 100e9, "reduce_scatter": 125e9, "all_to_all": 80e9}
@@ -141,6 +142,7 @@ def physics(
         inter_node_latency_us=WIRE_S * 1e6,
     )  # fmt: skip
     profile = Framework(**({"dp_overlap": 0.0, "cp_overlap": 0.0} | (framework or {})))
+    profile = with_settings(profile, {k: v for k, v in training.items() if k in SETTINGS})
     settings: dict[str, Any] = {"seq_length": SEQ, "global_batch_size": batches * plan["dp"] * plan["micro_batch_size"]}
     job = Job(
         "hand", model, Training(**(settings | training), framework=profile), cluster, Search(clock_mhz=(TOP_MHZ,))

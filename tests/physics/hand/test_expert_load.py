@@ -22,7 +22,7 @@ from tests.physics.hand.plain_machine import BATCHES, MOE, MOVING, SEQ, STREAM, 
 PLAN: dict[str, Any] = {"dp": 4, "ep": 4, "model": MOE}
 # of 16 experts the most loaded one has 1.5 times the mean: a spread of 0.5 / 1.766; 4 ranks have 4 each
 OF_4 = 1 + 1.02938 * 0.5 / 1.76599 * math.sqrt(12 / (15 * 4))
-DRAWN = {"moe_router_force_load_balancing": True}
+DRAWN = {"moe_routing": "forced"}
 
 
 def spread_of(tokens: float, **stated: Any) -> Floats:

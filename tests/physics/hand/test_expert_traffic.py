@@ -216,10 +216,10 @@ def test_no_more_than_half_of_a_small_gpu_goes_to_a_hidden_all_to_all() -> None:
 
 def test_a_job_s_own_overlap_and_dispatcher_go_before_the_framework_s() -> None:
     plan: dict[str, Any] = {"machine": SLOW, "dp": 16, "ep": 16, "model": MOE}
-    chosen = passes_s(overlap_moe_a2a=True, framework={"chosen_ep_overlap": 0.4}, **plan)
+    chosen = passes_s(ep_overlap=True, framework={"chosen_ep_overlap": 0.4}, **plan)
     assert chosen == pytest.approx(passes_s(framework={"ep_overlap": 0.4}, **plan))
     both = {"ep_overlap": 1.0, "chosen_ep_overlap": 0.4}  # what hides by itself goes on to hide
-    assert passes_s(overlap_moe_a2a=True, framework=both, **plan) == passes_s(framework={"ep_overlap": 1.0}, **plan)
+    assert passes_s(ep_overlap=True, framework=both, **plan) == passes_s(framework={"ep_overlap": 1.0}, **plan)
     assert passes_s(token_dispatcher="hybridep", **plan) == pytest.approx(passes_s(framework=DEEPEP, **plan))
     assert passes_s(token_dispatcher="alltoall", framework=DEEPEP, **plan) == pytest.approx(passes_s(**plan))
 
