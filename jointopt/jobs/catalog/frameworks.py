@@ -14,7 +14,7 @@ from jointopt.core.errors import CatalogError, nearest_hint
 from jointopt.core.schema import OVERLAPS, RECIPE_CLASSES, evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import SETTINGS, Job
+from jointopt.jobs.job import SETTINGS, Job, Training
 
 
 @functools.cache
@@ -74,6 +74,11 @@ def named_release(text: str) -> str:
     return found[1] if found else ""
 
 
+def release_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of the release that a text names, (24, 7) of "NeMo 24.07"; empty where it names none."""
+    return tuple(int(part) for part in named_release(text).split(".") if part)
+
+
 def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) -> Framework:
     """The profile of runs with ``settings`` (of `jointopt.jobs.job.SETTINGS`): its changes that apply, in their order.
 
@@ -81,8 +86,7 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
     they are not stated, ``release`` (numbers of a release, as in ``release >= (26, 6)``), and what ``kind`` names.
     """
     values: dict[str, Any] = dict.fromkeys(SETTINGS) | dict(settings)
-    release = named_release(values["framework_release"] or "")
-    values["release"] = tuple(int(part) for part in release.split(".") if part)
+    values["release"] = release_numbers(values["framework_release"] or "")
     for change in profile.changes:
         if evaluate(change["when"], values | kind):
             fields = {k: evaluate(v, vars(profile)) if isinstance(v, str) else v for k, v in change["set"].items()}
@@ -92,7 +96,23 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
             on: Any = getattr(profile, f"chosen_{name}") or getattr(profile, name) if share is True else float(share)
             fields = {name: on} | ({f"chosen_{name}": on} if on else {})
             profile = replace(profile, **fields)
-    return profile
+    return replace(profile, kind=kind)
+
+
+def with_another(training: Training, settings: Mapping[str, Any], **kind: str) -> Training:
+    """The training with ``settings`` beside those that it states: its profile has what these change, and the rest of its own.
+
+    ``kind``: what they change of the kind of job that changes are chosen for.
+    """
+    of_kind = {**training.framework.kind, **kind}
+    before, after = (
+        profile_of_class(with_settings(load_framework(training.framework.name), stated, **words), training.recipe_class)
+        for stated, words in (
+            (training.settings, training.framework.kind), (training.settings | dict(settings), of_kind),
+        )
+    )  # fmt: skip
+    changed = {name: value for name, value in vars(after).items() if value != getattr(before, name)}
+    return replace(training, framework=replace(training.framework, **changed | {"kind": of_kind}), **settings)
 
 
 def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
