@@ -152,6 +152,11 @@ COLUMNS = {
         Column("dp_replicate", "int", "", "plan", "groups of ranks that each shard states by themselves (HSDP)",
                short="rep", layout=True, neutral=1, splits=True, effect="zero_stage > 0",
                searched="divisors(max(num_gpus // domain, 1)) if framework.replicates else [1]"),
+        Column("gtp", "int", "", "plan", "ranks inside dp that each store a part of a weight and gather it to use it "
+               "(Megatron's generalised tensor parallelism)", layout=True, neutral=1, splits=True,
+               offered="None if 'gtp' in framework.dimensions else (1,)"),
+        Column("egtp", "int", "", "plan", "the same of experts, inside the ranks that share them", layout=True,
+               neutral=1, splits=True, offered="None if 'egtp' in framework.dimensions else (1,)"),
         Column("stage_layers", "str", "", "plan", "layers of each model chunk, in the order of the pipeline; "
                "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0,
                effect="pp > 1", blank="usual_splits(job, c)", assumed="stage_layers > 0"),
@@ -185,7 +190,8 @@ COLUMNS = {
         Column("moe_ffn_hidden_size", "int", "", "workload", "width of a routed expert; blank: ffn_hidden_size"),
         Column("num_shared_experts", "int", "", "workload", "shared experts per MoE layer", low=0),
         Column("num_dense_layers", "int", "", "workload", "leading dense layers of an MoE model", low=0),
-        Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention)"),
+        Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention); with "
+               "+sliding_window where layers have one"),
         Column("q_lora_rank", "int", "", "workload", "rank of queries in latent attention; 0: as they are", low=0),
         Column("kv_lora_rank", "int", "", "workload", "rank of keys and values in latent attention; 0: none", low=0),
         Column("qk_nope_head_dim", "int", "", "workload", "width of a head's keys without rope there", low=0),
@@ -197,6 +203,8 @@ COLUMNS = {
                "blank: all", low=0),
         Column("window_attn_skip_freq", "str", "", "workload", "6: all layers but every 6th have the window; 0;1;0;1: "
                "those with a 1; blank: all"),
+        Column("layers", "str", "", "workload", "kinds of layers in order and their sizes, repeated to num_layers: "
+               "3*mamba2:experts;full:experts;mamba_num_heads=128; blank: all alike"),
         Column("block", "str", "", "workload", "layer, attention or feed_forward: those of the model's layers alone, "
                "without embedding and head; blank: the model"),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),

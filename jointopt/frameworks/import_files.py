@@ -38,6 +38,7 @@ from jointopt.jobs.job import SETTINGS, STATE_FIELDS, Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import check_facts, facts
+from jointopt.jobs.pattern import layer_mappings
 from jointopt.jobs.reading import parse_json, parse_yaml
 
 _MOST_BYTES = 500_000_000
@@ -155,7 +156,7 @@ def read_words(
 
 def _read_json(text: str, name: str) -> FileSettings | None:
     try:
-        config = parse_json(text)
+        config = parse_json(text, infinite=True)
     except JobError:
         return None
     if found := _read_program_config(config, {name: text}):
@@ -165,8 +166,9 @@ def _read_json(text: str, name: str) -> FileSettings | None:
     if {"tp", "pp"} <= config.keys():
         return FileSettings("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
-        shape = vars(model_from_config(config, "")) | {"name": None}
-        return FileSettings("Hugging Face config", model=shape)
+        model = model_from_config(config, "")
+        layers = layer_mappings(model.layers) or None
+        return FileSettings("Hugging Face config", model=vars(model) | {"name": None, "layers": layers})
     return None
 
 

@@ -19,8 +19,10 @@ from jointopt.frameworks.options import (
     Option,
     Options,
     Words,
+    factors,
     flags_of,
     option_table,
+    products,
     stated,
     version_key,
     without_effect,
@@ -75,6 +77,8 @@ def megatron_environment(intent: Intent) -> dict[str, str]:
     found = dict(ENVIRONMENT)
     if intent["zero_stage"] > 1:
         del found["CUDA_DEVICE_MAX_CONNECTIONS"]
+    if intent["gtp"] * intent["egtp"] > 1 and intent.job.training.captures_graphs:  # asserted on Blackwell
+        found["CUDA_GRAPHS_USE_NODE_PRIORITY"] = "1"
     return found | ({"NVTE_CPU_OFFLOAD_V1": "1"} if intent["offload"] == "activations" else {})
 
 
@@ -179,13 +183,13 @@ def _experts(words: Words, intent: Intent) -> None:
     model, routing = intent.model, intent.details.routing
     if not model.is_moe:
         return
-    dense, shared, scaled = model.num_dense_layers, model.num_shared_experts, routing.scaling != 1.0
+    shared, scaled = model.num_shared_experts, routing.scaling != 1.0
     words.add(
         num_experts=model.num_experts, moe_router_topk=model.moe_router_topk,
         moe_ffn_hidden_size=model.moe_ffn_hidden_size, **dispatcher(words, intent),
         moe_shared_expert_intermediate_size=model.moe_ffn_hidden_size * shared if shared else None,
         moe_shared_expert_gate=shared_gate(intent),
-        moe_layer_freq=f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None,
+        moe_layer_freq=layers_with_experts(model),
         moe_grouped_gemm=intent.job.training.dtype != "fp16" or version_key(words.version) >= version_key("0.16"),
         moe_permute_fusion=True, moe_router_dtype="fp32",
         moe_router_score_function=None if routing.score == "softmax" else routing.score,
@@ -198,6 +202,14 @@ def _experts(words: Words, intent: Intent) -> None:
         moe_aux_loss_coeff=routing.aux_loss or None,
         moe_router_force_load_balancing=forced_balance(intent),
     )  # fmt: skip
+
+
+def layers_with_experts(model: Model) -> str | None:
+    """Which layers have experts, in Megatron's words; None for all of them."""
+    dense = model.num_dense_layers
+    if model.layers:
+        return skip_freq_word(tuple(int(one.ffn == "experts") for one in model.layers))
+    return f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None
 
 
 def forced_balance(intent: Intent) -> bool:
@@ -240,6 +252,7 @@ def _degrees(words: Words, gaps: Gaps, intent: Intent) -> None:
         expert_tensor_parallel_size=intent["etp"] if experts and intent["etp"] != intent["tp"] else None,
         sequence_parallel=bool(intent["sequence_parallel"]), micro_batch_size=intent["micro_batch_size"],
         global_batch_size=intent.job.training.global_batch_size,
+        **{one.names[0]: intent[one.times] * intent[one.key] for one in products("megatron") if intent[one.key] > 1},
     )  # fmt: skip
     half = intent.job.training.dtype == "fp16" and version_key(words.version) < version_key("0.16")
     gaps.never(half and intent["ep"] > 1, "experts over ranks in fp16")
@@ -452,7 +465,7 @@ def option_settings(values: Mapping[str, Any], form: str) -> FileSettings:
         cluster=stated(num_gpus=options.whole("world_size")), flags=flags,
     )  # fmt: skip
     if not settings.model.get("num_experts"):  # Megatron sets it to tp for dense models too
-        settings.plan.pop("etp", None)
+        settings.plan = {name: value for name, value in settings.plan.items() if name not in ("etp", "egtp")}
     chunks = chunks_of(options)
     if layers := settings.model.get("num_layers"):
         settings.plan |= chunks(settings.plan, layers)
@@ -721,7 +734,9 @@ def plan_of(options: Options) -> dict[str, Any]:
     plan = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | _plain(options, "plan")
     plan.pop("vpp", None)  # hangs together with the split of layers
     plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
-    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options))
+    plan = factors("megatron", plan)
+    copies = options.whole("data_parallel_size")  # ranks that gather weights count apart
+    more = stated(dp=copies and copies * plan.get("gtp", 1), zero_stage=_zero_stage(options))
     more |= stated(offload=_offload(options), overlap=_overlap(options))
     return plan | more | _recompute(options)
 

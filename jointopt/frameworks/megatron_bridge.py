@@ -156,7 +156,7 @@ def _experts(words: Words, intent: Intent) -> dict[str, Any]:
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shared or None, "moe_shared_expert_gate": shared_gate(intent),
         "moe_grouped_gemm": True, "moe_permute_fusion": True,
-        "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense) if dense else 1,
+        "moe_layer_freq": [int(one.ffn == "experts") for one in model.pattern] if dense or model.layers else 1,
         "moe_router_score_function": routing.score, "moe_router_dtype": "fp32",
         "moe_router_pre_softmax": pre_softmax(intent),
         "moe_router_topk_scaling_factor": routing.scaling if routing.scaling != 1.0 else None,

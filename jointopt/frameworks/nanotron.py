@@ -221,8 +221,10 @@ def _read_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, .
         more = {"num_shared_experts": 1} if experts.get("enable_shared_expert") else {}
     window = whole_number(shape.get("sliding_window_size"))
     more |= {"window_size": window} if window and window > 0 else {}
+    unnamed = {"name": None, "layers": None}
+    own = {key: value for key, value in shape.items() if key not in ("moe_config", "sliding_window_size", *kinds)}
     try:
-        return with_facts(vars(model_from_config(family | dict(shape), "")) | more | {"name": None}, facts), ()
+        return with_facts(vars(model_from_config(family | own, "")) | more | unnamed, facts), ()
     except JobError as error:
         return {}, (f"model_config: {error}".removesuffix("."),)
 

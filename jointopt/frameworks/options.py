@@ -29,6 +29,7 @@ class Option:
     """One option: the first version that has it and the first that has it no more; blank where all do."""
 
     sets: str = ""  # what its value states as it stands, such as plan.tp, model.num_layers, training.seq_length
+    times: str = ""  # the column of the plan that its value counts with the one that it sets: it states their product
     since: str = ""
     until: str = ""
     optional: bool = False  # left out, not refused, where a version does not have it
@@ -77,6 +78,20 @@ def option_table(framework: str) -> Mapping[str, Option]:
     table = {name: Option(**(entry or {})) for name, entry in _file(framework)["options"].items()}
     return {name: replace(one, names=tuple(word.replace("-", "_") for word in (name, *one.also)))
             for name, one in table.items()}  # fmt: skip
+
+
+def products(framework: str) -> list[Option]:
+    """The options that state a product of two columns of the plan, such as all shards of a weight, tp and gtp."""
+    return [one for one in option_table(framework).values() if one.times]
+
+
+def factors(framework: str, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan with the columns of `products` in the place of their products; without those of 1 and below."""
+    found = dict(plan)
+    for one in products(framework):
+        share = found.pop(one.key, 1) / max(found.get(one.times) or found["tp"], 1)  # experts are cut as layers are
+        found |= {one.key: int(share) if share % 1 == 0 else share} if share > 1 else {}
+    return found
 
 
 @functools.cache

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jointopt.core.errors import ExportError, UsageError, nearest_hint
+from jointopt.core.schema import COLUMNS, NEUTRAL
 from jointopt.frameworks.intent import Export, Intent
 from jointopt.frameworks.megatron import checkout_version
 from jointopt.frameworks.options import NEWEST, is_of_release, version_key
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework
 from jointopt.jobs.framework import Framework
+from jointopt.jobs.model import Model, kinds_of
+from jointopt.jobs.plans.rules import abilities
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Target:
     version: str = NEWEST
     around: bool = False  # it starts another target's words
     family: str = ""  # of the framework profiles that price what its words start
+    alternates: bool = False  # writes dense layers and such with experts in any order
 
     def remark(self, framework: Framework) -> str:
         """A sentence where its words start other software than was priced by a framework's profile; else blank."""
@@ -38,10 +43,39 @@ class Target:
         if program and not self.around:
             raise UsageError("--program names what a batch system starts: give it with --to slurm or kubernetes.")
         self._check(version, module.NAME)
+        if not self.around:
+            self._check_layers(intent.model, module.NAME)
+            if lacks := self._lacks(intent):
+                raise ExportError(f"{module.NAME} cannot express {', '.join(lacks)}; choose another plan or target.")
         found = made(intent, version or self.version, *([program] if self.around else []))
         if self.around or not intent.arguments:
             return found
         return replace(found, words=(*intent.arguments, *_without(found.words, intent.arguments)))
+
+    def _check_layers(self, model: Model, name: str) -> None:
+        """ExportError for a model whose layers are of kinds that the export has no words for."""
+        plain = ["mla" if model.kv_lora_rank else "full"]
+        kinds = [*dict.fromkeys(kind for layer in model.layers for kind in layer.mixers or ("none",))]
+        if not kinds or (self.alternates and kinds == plain and all(layer.ffn != "none" for layer in model.layers)):
+            return
+        words = ", ".join(str(kinds_of("attention")[kind]["words"]) for kind in kinds)
+        may = "dense layers and such with experts in any order" if self.alternates else "leading dense layers"
+        raise ExportError(
+            f"The export to {name} has no words for the layers of {model.name} ({words}); it writes one kind of "
+            f"attention in all layers, sliding windows, and {may}."
+        )
+
+    def _lacks(self, intent: Intent) -> list[str]:
+        """Choices of the plan beside the degrees that no framework profile of the target's family has."""
+        profiles = [one for one in map(load_framework, framework_names()) if one.family == self.family]
+        offers = [abilities(replace(intent.job.training, framework=profile)) for profile in profiles]
+        return [
+            f"{name} {intent[name]}"
+            for name, value in NEUTRAL.items()
+            if COLUMNS[name].offered
+            and intent[name] != value
+            and not any(intent[name] in found.get(name, (intent[name],)) for found in offers)
+        ]
 
     def _check(self, version: str, name: str) -> None:
         """UsageError for a version of which no release is known; it is written into scripts as it stands."""
@@ -63,8 +97,8 @@ def _without(words: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
 # 0.12, 0.16.1 and 0.20 (the development branch of August 2026) were read, those between them by their changes
 MEGATRON_CORE = (*(f"0.{minor}" for minor in range(12, 21)), NEWEST)
 TARGETS = {
-    "megatron": Target("megatron", MEGATRON_CORE, family="megatron-core"),
-    "megatron-bridge": Target("megatron_bridge", ("0.3.1",), "0.3.1", family="megatron-core"),
+    "megatron": Target("megatron", MEGATRON_CORE, family="megatron-core", alternates=True),
+    "megatron-bridge": Target("megatron_bridge", ("0.3.1",), "0.3.1", family="megatron-core", alternates=True),
     "torchtitan": Target("torchtitan", ("0.2.2", "0.3.0"), "0.3.0", family="torchtitan"),
     "deepspeed": Target("deepspeed", ("0.18", "0.19"), "0.19", family="deepspeed"),
     "nanotron": Target("nanotron", ("0.4", NEWEST), family="nanotron"),

@@ -176,7 +176,7 @@ def idle_modules(model: Model) -> int:
     """Bits of the recompute modules that this model has no layer of, which Megatron Core passes over."""
     idle = [] if model.is_moe else ["moe"]
     idle += [] if model.num_shared_experts else ["shared_experts"]
-    idle += [] if model.num_plain_layers and model.has_mlp else ["mlp"]
+    idle += [] if model.num_plain_layers else ["mlp"]
     return sum(map(MODULES.bit, idle))
 
 

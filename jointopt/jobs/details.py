@@ -88,7 +88,7 @@ def differing_details(one: Details, other: Details) -> dict[str, Any]:
 def _details(model: Model, config: Mapping[str, Any]) -> Details:
     family = config.get("model_type") or family_of_class(config.get("architectures"))
     dropout = 0.1 if model.dropout else 0.0
-    usual = _DEFAULTS.get(str(family), {}) if family else {
+    usual = _DEFAULTS.get(str(family), _LLAMA if model.gated_mlp else {}) if family else {
         "hidden_act": "silu" if model.gated_mlp else "gelu", "attention_dropout": dropout, "hidden_dropout": dropout,
     }  # fmt: skip
     values = usual | {key: value for key, value in config.items() if value is not None}
@@ -105,27 +105,27 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
         numbers = {key: float(rope[key]) for key in keys if rope.get(key) is not None}
         scaling = RopeScaling(kind, original_length=int(first("original_max_position_embeddings", 0, rope)), **numbers)
     routing = Routing(
-        score=str(first("scoring_func", "softmax")),
-        normalised=bool(first("norm_topk_prob", True)),
+        score=str(first("scoring_func moe_router_activation_func", "softmax")),
+        normalised=bool(first("norm_topk_prob moe_renormalize", True)),
         scaling=float(first("routed_scaling_factor", 1.0)),
         aux_loss=float(first("router_aux_loss_coef aux_loss_alpha", 0.0)),
         bias=values.get("topk_method") == "noaux_tc",
         shared_gate=bool(first("shared_expert_intermediate_size", 0)),
     )
-    named = str(first("hidden_act hidden_activation activation_function activation", "gelu")).lower()
+    named = str(first("hidden_act mlp_hidden_act hidden_activation activation_function activation", "gelu")).lower()
     activation = _ACTIVATIONS.get(named, "other")
     rotated = float(first("rotary_dim", 0)) / model.head_dim if model.head_dim else 0.0
     return Details(
         # GPT-OSS states silu and gates by x * sigmoid(1.702 x), clamped
         activation="quick_gelu" if family == "gpt_oss" else activation,
-        norm_epsilon=float(first("rms_norm_eps layer_norm_epsilon layer_norm_eps", 1e-5)),
+        norm_epsilon=float(first("rms_norm_eps layer_norm_epsilon layer_norm_eps norm_eps", 1e-5)),
         init_std=float(first("initializer_range init_std", 0.02)),
         rotary_base=float(first("rope_theta rotary_emb_base", 10000.0, with_rope)),
         rotary_percent=float(first("partial_rotary_factor rotary_pct", rotated or 1.0, with_rope)),
         rope_scaling=scaling,
-        max_positions=int(first("max_position_embeddings n_positions max_seq_len seq_length", 0)),
+        max_positions=int(first("max_position_embeddings n_positions max_seq_len seq_length model_max_length", 0)),
         parallel_residual=bool(first("use_parallel_residual", False)),
-        post_norm=family == "olmo2" or not first("do_layer_norm_before", True),
+        post_norm=family in ("olmo2", "olmo3") or not first("do_layer_norm_before", True),
         attention_dropout=float(first("attention_dropout attn_pdrop attn_dropout", 0.0)),
         hidden_dropout=float(first("dropout resid_pdrop hidden_dropout resid_dropout", 0.0)),
         routing=routing if model.is_moe else Routing(),
@@ -138,6 +138,7 @@ _ACTIVATIONS = {
 }  # fmt: skip
 # Defaults of the configuration classes in transformers (configuration_<family>.py), where they differ from those above.
 _LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6}
 _EXPERTS = {"router_aux_loss_coef": 0.001, "norm_topk_prob": False}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -153,6 +154,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "olmo": {"hidden_act": "silu"},
     "olmo2": {"hidden_act": "silu", "rms_norm_eps": 1e-5},
+    "olmo3": {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
     "olmoe": {"hidden_act": "silu", "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.01, "norm_topk_prob": False},
     "gpt_oss": {
         "rope_theta": 150000.0, "router_aux_loss_coef": 0.001,
@@ -170,5 +172,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mpt": {"hidden_act": "gelu"},
     "falcon": {"hidden_act": "gelu"},
     "gptj": {"activation_function": "gelu_new", "rotary_dim": 64},
-    "gemma2": {"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6},
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA | {"rope_theta": 1e6},
+    "gemma3_text": _GEMMA | {"rope_theta": 1e6},
+    "nemotron_h": {"mlp_hidden_act": "relu2"},
+    "bitnet": {"hidden_act": "relu2", "rope_theta": 500000.0},
+    "glm4_moe": {"hidden_act": "silu", "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 }  # fmt: skip

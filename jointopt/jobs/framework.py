@@ -42,7 +42,9 @@ class Framework:
     trains_adapters: bool = False  # LoRA beside frozen weights
     frozen_dtype: str = "bf16"  # format of those weights in 16-bit training; of a wider one `source` says why
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
+    dimensions: tuple[str, ...] = ()  # layout columns that it has and most frameworks have not: gtp, egtp
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
+    selective_experts: bool = False  # and all routed experts, whose grouped products it never keeps
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
@@ -114,11 +116,17 @@ class Framework:
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
     offloads_gradients: bool = False  # of ZeRO-2 and 3, with the optimizer, as they come
-    # under sequence parallelism, the share of inputs of column-parallel products that are kept as gathered, not as sent
-    gathered_inputs: float = 0.0
+    bf16_gradient_bytes: int = 0  # the same where weights are bf16; 0: no other
+    moment_bytes: float = 4.0  # of each of Adam's two moments, in mixed precision
+    keeps_gathered_inputs: bool = False  # of column-parallel products under sequence parallelism, not each rank's part
+    gathered_tensors: float = 0.0  # whole ones that such a rank has at work, of h elements per token
+    keeps_stage_outputs: bool = False  # what a pipeline's stage sent stays until the backward pass
+    bucket_elements: float = 0.0  # most gradients that are on their way to other replicas at a time
     unfused_gate: bool = False  # a gated MLP keeps its activated gate beside the product with it: two kernels
     weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
     quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
+    # of fp8 training beside frozen weights: what an MLP's activation function reads is kept in 8 bit
+    fp8_activations_of_adapters: bool = False
     fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss in 16 bit; twice that in fp32
     logits_tensor_parallel: bool = True  # logits stay split over tp

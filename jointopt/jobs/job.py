@@ -41,6 +41,7 @@ class ScalingRecipe:
     weight_scale_bytes: float = 0.0  # and of weights
     scale_passes: float = 1.0  # times that scales are moved until products can read them
     copies: float = 2.0  # along rows and along columns; 1 where products read either layout
+    frozen_copies: float = 2.0  # the same of weights that are not trained, which a stack may transpose anew each time
     reads: float = 1.0  # of the 16-bit operand by the cast, its amax included
     second_reads: float = 0.0  # more of them for the copy along columns
     launches: int = 1  # kernels of one cast
@@ -52,10 +53,10 @@ class ScalingRecipe:
         """Bytes of an activation's or gradient's element in low precision, with its share of a scale."""
         return self.value_bytes + self.scale_bytes
 
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of a weight in all copies that products read, with its share of the scales."""
-        return self.copies * (self.value_bytes + self.weight_scale_bytes)
+    def weight_bytes(self, frozen: bool = False) -> float:
+        """Bytes of a weight in all copies that are kept, with its share of the scales."""
+        copies = min(self.copies, self.frozen_copies) if frozen else self.copies
+        return copies * (self.value_bytes + self.weight_scale_bytes)
 
     def cast_bytes(self, wide_bytes: float, one_copy: bool = False) -> float:
         """Bytes that casting an element of ``wide_bytes`` moves: reads, and the copies written with their scales.
@@ -143,6 +144,12 @@ class Training:
         usual = self.recipe_class in ("", self.framework.recipe_class)
         return self.framework.name if usual else f"{self.framework.name} ({self.recipe_class} recipe)"
 
+    @property
+    def keeps_8_bit_activations(self) -> bool:
+        """Whether the backward pass of an MLP's activation function reads its input in 8 bit: stated, or usual."""
+        usual = self.framework.fp8_activations_of_adapters and self.frozen and self.dtype in ("fp8", "fp4")
+        return usual if self.fp8_activations is None else self.fp8_activations
+
     def keeps_input_of(self, linear: str) -> bool:
         """Whether a linear layer's input is kept for the backward pass: it is for the gradient of trained weights."""
         return not self.frozen or linear in self.adapted
@@ -166,7 +173,8 @@ class Training:
     @property
     def gradient_bytes(self) -> float:
         """Bytes of a stored gradient per parameter: Megatron Core keeps its buffer in the format that it reduces."""
-        stated = _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+        usual = self.framework.bf16_gradient_bytes if self.dtype == "bf16" else 0
+        stated = _bytes_of(self.grad_reduce_dtype, usual or self.framework.gradient_bytes)
         return 4.0 if self.dtype == "fp32" else stated
 
     @property
@@ -184,8 +192,8 @@ class Training:
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 8.0
         master = 4.0 if not self.precision_aware_optimizer or self._weights_in_8_bit else 2.0
-        second = self.exp_avg_sq_dtype or self.exp_avg_dtype
-        return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
+        second, usual = self.exp_avg_sq_dtype or self.exp_avg_dtype, self.framework.moment_bytes
+        return master + _bytes_of(self.exp_avg_dtype, usual) + _bytes_of(second, usual)
 
     @property
     def main_gradient_bytes(self) -> float:
@@ -196,15 +204,14 @@ class Training:
     @property
     def weight_bytes(self) -> float:
         """Bytes of a stored weight per parameter; with an fp32 master where the framework has no other."""
-        return 4.0 if self.framework.fp32_weights else self._weight_bytes
+        return 4.0 if self.framework.fp32_weights else self._weight_bytes()
 
     @property
     def frozen_bytes(self) -> float:
         """Bytes of a stored weight beside adapters: no optimizer reads it, so that most stacks hold no fp32 of it."""
-        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes
+        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes(frozen=True)
 
-    @property
-    def _weight_bytes(self) -> float:
+    def _weight_bytes(self, frozen: bool = False) -> float:
         """Bytes of a stored weight that is no fp32 master: 16 bit, or both layouts that a low-precision product reads.
 
         Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
@@ -214,7 +221,7 @@ class Training:
         if self.dtype == "fp32":
             return 4.0
         if self.fp8_recipe is not None and self.fp8_param_gather is not None:
-            return self.fp8_recipe.weight_bytes + (0.0 if self._weights_in_8_bit else 2.0)
+            return self.fp8_recipe.weight_bytes(frozen) + (0.0 if self._weights_in_8_bit else 2.0)
         cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
         return 2.0 + cached
 

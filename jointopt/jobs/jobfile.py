@@ -57,9 +57,10 @@ from jointopt.jobs.details import details_of, differing_details
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import STATE_BYTES, STATE_FIELDS, TF32, Constraints, Job, ScalingRecipe, Search, Training
-from jointopt.jobs.model import Model, block_of
+from jointopt.jobs.model import Model, assumed_kinds, block_of, kinds_of
 from jointopt.jobs.model_facts import facts
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
+from jointopt.jobs.pattern import layer_mappings
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, quoted_value, read_text
 from jointopt.jobs.shape import BLOCK_KEYS, inline_model, read_size
@@ -206,6 +207,9 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     assumed += training_assumptions(section, training, cluster.gpu)
     uncounted = "kept (model.other), and not counted in time or memory"
     assumed += tuple(Assumption(f"model.{one}", None, f"{facts()[one].words}: {uncounted}") for one in model.other)
+    kinds = ", ".join(str(kinds_of("attention")[kind]["words"]) for kind in assumed_kinds(model))
+    why = f"{kinds}: the rates of its kernels, of which no recorded run is known"
+    assumed += (Assumption("model.layers", None, why),) if kinds else ()
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     search = Search(
         **{name: _allowed(allowed, name) for name in LAYOUT_COLUMNS if allowed.has(name)}, clock_mhz=clocks,
@@ -362,6 +366,7 @@ def job_mapping(job: Job) -> dict[str, Any]:
     for key in {"dtype", "fp8_recipe"} & {assumption.key for assumption in job.cluster.assumed}:
         del training[key]
     shape = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
+    shape |= {"layers": layer_mappings(model.layers)} if model.layers else {}
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,
@@ -578,6 +583,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     settings.setdefault("framework_release", named_release(text) if meant else "")
     recipe = _fp8_recipe(training, gpu, dtype)
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
+    kind |= {"model": "moe" if model.is_moe else "dense", "attention_kind": "mla" if model.kv_lora_rank else ""}
     framework = profile_of_class(with_settings(framework, settings, **kind), stated)
     # a release that runs another kernel than the newest states that; where neither is named, the kernel is assumed
     software = settings["framework_release"]

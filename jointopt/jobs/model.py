@@ -1,20 +1,57 @@
-"""The shape of a decoder-only transformer, and what follows from the shape alone: parameter counts."""
+"""The shape of a decoder: a pattern of layers, and what follows from the shape alone: parameter counts."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jointopt.core.schema import evaluate
+from jointopt.jobs.catalog.catalog_files import read_yaml
+
 # fields of multi-head latent attention (DeepSeek-V2/V3): those that it needs, and the rank of queries, which may be 0
 LATENT_NEEDED = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 LATENT = ("q_lora_rank", *LATENT_NEEDED)
+# fields of kinds of attention that few models have
+KIND_SIZES = (
+    "attention_chunk_size", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim",
+    "mamba_num_groups", "mamba_conv_kernel_dim", "mamba_dt_rank", "conv_kernel_dim", "index_n_heads", "index_head_dim",
+    "index_topk",
+)  # fmt: skip
+# of a cell of `layers`
+PATTERN_SIZES = (
+    "head_dim", "q_lora_rank", "attention_output_gate", "qk_norm", "sandwich_norm", "moe_latent_size", "o_lora_rank",
+    "o_groups", "num_residual_streams", *KIND_SIZES,
+)  # fmt: skip
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 
 def skip_freq_text(freq: SkipFreq) -> str:
     """The frequency as a table writes it: ``6``, or ``0;1;0;1``."""
     return ";".join(map(str, freq)) if isinstance(freq, tuple) else str(freq)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model: its attention and feed-forward, kinds of ``catalog/layer_kinds.yaml``."""
+
+    attention: str = "full"  # or two kinds side by side, as in full+mamba2
+    ffn: str = "dense"
+    window: int = 0  # tokens: that a sliding window looks back, or of a chunk; 0: all
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The kinds of its attention, mostly one; none where it has no attention."""
+        return () if self.attention == "none" else tuple(self.attention.split("+"))
+
+    @property
+    def parts(self) -> int:
+        """Attention and feed-forward that it has: each begins with a norm and ends with a sum over tensor ranks."""
+        return (self.attention != "none") + (self.ffn != "none")
 
 
 @dataclass(frozen=True)
@@ -43,12 +80,15 @@ class Model:
     linear_bias: bool = False  # biases on attention and MLP projections
     qkv_bias: bool = False  # biases on q, k, v only (Qwen2)
     attention_sinks: bool = False  # a learned logit per head in the softmax (GPT-OSS)
+    attention_output_gate: bool = False  # a gate, as wide as the queries, on attention's output (Qwen3-Next)
+    sandwich_norm: bool = False  # a second norm on the output of attention and of the MLP (Gemma 2 and 3)
     qk_norm: bool = False
     qk_norm_full: bool = False  # over all heads at once (OLMo 2, OLMoE) instead of per head (Qwen3)
     embedding_size: int = 0  # width of the word embedding where it differs from hidden_size (OPT-350M)
     num_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
+    moe_latent_size: int = 0  # width of tokens at routed experts, where it is not hidden_size (Nemotron 3 Super)
     moe_linear_bias: bool = False  # biases on experts and the router (GPT-OSS)
     num_shared_experts: int = 0
     # group-limited routing: a token's experts lie in so many of so many groups of experts; 0 = no groups
@@ -66,6 +106,31 @@ class Model:
     # that have a 1
     window_size: int = 0
     window_attn_skip_freq: SkipFreq = 0
+    # layers one by one, where the fields above do not say what they are (`Model.pattern`)
+    layers: tuple[Layer, ...] = ()
+    attention_chunk_size: int = 0  # tokens of a chunk (Llama 4)
+    # linear attention (Qwen3-Next, Kimi Linear)
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
+    # state spaces (Mamba, Mamba-2)
+    mamba_num_heads: int = 0
+    mamba_head_dim: int = 0
+    mamba_state_dim: int = 0
+    mamba_num_groups: int = 0
+    mamba_conv_kernel_dim: int = 0
+    mamba_dt_rank: int = 0  # of Mamba alone
+    conv_kernel_dim: int = 0  # short convolutions (LFM2's conv_L_cache)
+    # the indexer of sparse attention, and the tokens that it leaves (DeepSeek-V3.2)
+    index_n_heads: int = 0
+    index_head_dim: int = 0
+    index_topk: int = 0
+    # output projection by groups of heads, and residual streams of hyper-connections (DeepSeek-V4)
+    o_lora_rank: int = 0
+    o_groups: int = 0
+    num_residual_streams: int = 0
     block: str = ""  # one of `MODEL_BLOCKS`, whose missing parts have size 0
     other: tuple[str, ...] = ()  # facts without a field or a formula, by their names in ``catalog/model_facts.yaml``
     # the Hugging Face configuration it was read from; `jointopt.jobs.details` reads finer points in it
@@ -77,43 +142,56 @@ class Model:
         return self.num_experts > 0
 
     @property
+    def pattern(self) -> tuple[Layer, ...]:
+        """The layers in order: as ``layers`` states them, else as windows, experts, latents and the block make them."""
+        return _pattern(self)
+
+    @property
     def has_attention(self) -> bool:
-        """Whether its layers have attention."""
-        return self.block != "feed_forward"
+        """Whether some layers have attention."""
+        return any(layer.attention != "none" for layer in self.pattern)
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Of each layer whether it looks back ``window_size`` tokens only, as Megatron Core's window attention does."""
-        freq, numbers = self.window_attn_skip_freq, range(1, self.num_layers + 1)
-        if not self.window_size:
-            return (False,) * self.num_layers
-        if isinstance(freq, tuple):
-            return tuple(bool(freq[(number - 1) % len(freq)]) for number in numbers)
-        return tuple(not freq or number % freq != 0 for number in numbers)
+        """Of each layer whether it looks back some tokens only, as Megatron Core's window attention does."""
+        return tuple(layer.window > 0 for layer in self.pattern)
 
     @property
     def window_cells(self) -> dict[str, Any]:
-        """Cells of a table's row: window_size and window_attn_skip_freq, none where all layers see all tokens."""
+        """Cells of a table's row: window_size and window_attn_skip_freq, or layers; none of a model that needs none."""
+        if self.layers:
+            return {"layers": pattern_text(self)}
         freq = self.window_attn_skip_freq
         where = {"window_attn_skip_freq": skip_freq_text(freq)} if freq else {}
         return {"window_size": self.window_size} | where if any(self.windowed_layers) else {}
 
     @property
     def attention_cells(self) -> dict[str, Any]:
-        """Cells of a table's row on windows, latent attention and ALiBi, those that the model has."""
+        """Cells of a table's row on layers, windows, latent attention and ALiBi, those that the model has."""
         cells = self.window_cells | ({name: getattr(self, name) for name in LATENT} if self.kv_lora_rank else {})
         alibi = self.has_attention and self.position_embedding == "alibi"
         return cells | ({"position_embedding": "alibi"} if alibi else {})
 
     @property
+    def has_scores(self) -> bool:
+        """Whether some layers have softmax attention, whose heads tensor parallelism splits."""
+        return any("scores" in kinds_of("attention")[kind] for layer in {*self.pattern} for kind in layer.mixers)
+
+    @property
+    def mixer_heads(self) -> int:
+        """What tp must divide for attention without scores: the common divisor of its heads and groups; 0 for none."""
+        rows = [row for kind in mixers_of(self) for row in kinds_of("attention")[kind]["heads"]]
+        return math.gcd(*(int(evaluate(row, vars(self))) for row in rows))
+
+    @property
     def has_mlp(self) -> bool:
-        """Whether its layers have an MLP, or experts."""
-        return self.block != "attention"
+        """Whether some layers have an MLP, or experts."""
+        return any(layer.ffn != "none" for layer in self.pattern)
 
     @property
     def parts_per_layer(self) -> int:
-        """Attention, and MLP or experts: each begins with a norm, and ends with the sum over tensor ranks."""
-        return int(self.has_attention) + int(self.has_mlp)
+        """`Layer.parts` of the first layer, which are those of all where no pattern is stated."""
+        return self.pattern[0].parts
 
     def size_cells(self, names: Iterable[str]) -> dict[str, Any]:
         """Cells of a table's row: the fields ``names``, and of a block ``block`` too, with None for sizes of 0."""
@@ -124,24 +202,42 @@ class Model:
     @property
     def num_moe_layers(self) -> int:
         """Layers with routed experts."""
-        return self.num_layers - self.num_dense_layers if self.is_moe else 0
+        return sum(layer.ffn == "experts" for layer in self.pattern)
 
     @property
     def num_plain_layers(self) -> int:
-        """Layers with a dense MLP: all of a dense model, the leading ones of an MoE model."""
-        return self.num_layers - self.num_moe_layers
+        """Layers with a dense MLP; of attention alone, all."""
+        return (
+            self.num_layers - self.num_moe_layers if not self.layers else sum(one.ffn == "dense" for one in self.layers)
+        )
 
     @property
     def attention_parameters(self) -> int:
-        """Weights of one layer's attention projections, without biases and norms."""
-        h, a = self.hidden_size, self.num_attention_heads
-        if self.kv_lora_rank:
-            qk = self.qk_nope_head_dim + self.qk_rope_head_dim
-            q = h * self.q_lora_rank + self.q_lora_rank * a * qk if self.q_lora_rank else h * a * qk
-            kv = h * (self.kv_lora_rank + self.qk_rope_head_dim)
-            kv += self.kv_lora_rank * a * (self.qk_nope_head_dim + self.v_head_dim)
-            return q + kv + a * self.v_head_dim * h
-        return h * self.head_dim * (2 * a + 2 * self.num_query_groups)
+        """Weights of one layer's attention projections, without biases and norms: of full, or of latent attention."""
+        return self.mixer_weights("mla" if self.kv_lora_rank else "full")
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a head's queries and keys, and of its values, in full or latent attention."""
+        latent = self.qk_nope_head_dim + self.qk_rope_head_dim, self.v_head_dim
+        return latent if self.kv_lora_rank else (self.head_dim, self.head_dim)
+
+    def mixer_weights(self, kind: str) -> int:
+        """Weights of the matrices of one kind of attention."""
+        return sum(inputs * outputs for inputs, outputs, _ in products_of(self, kind).values())
+
+    @property
+    def layer_weights(self) -> float:
+        """Weights that a token is multiplied with in a layer: of an MoE model in one with experts.
+
+        The mean of all layers where a pattern is stated.
+        """
+        routed = self.moe_router_topk * self.expert_parameters + self.shared_expert_parameters + self.latent_parameters
+        ffn = {"none": 0, "dense": self.dense_mlp_parameters, "experts": routed}
+        of = {layer: sum(map(self.mixer_weights, layer.mixers)) + ffn[layer.ffn] for layer in {*self.layers}}
+        if not self.layers:
+            return self.attention_parameters + (routed if self.is_moe else self.dense_mlp_parameters)
+        return sum(of[layer] for layer in self.layers) / len(self.layers)
 
     @property
     def dense_mlp_parameters(self) -> int:
@@ -149,9 +245,24 @@ class Model:
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.ffn_hidden_size
 
     @property
+    def expert_input_size(self) -> int:
+        """Width of the tokens that routed experts get and give."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert, without biases."""
-        return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size
+        return (3 if self.gated_mlp else 2) * self.expert_input_size * self.moe_ffn_hidden_size
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Weights of a layer's shared experts, without biases."""
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size * self.num_shared_experts
+
+    @property
+    def latent_parameters(self) -> int:
+        """Weights of a layer that bring tokens to the width of its experts and back."""
+        return 2 * self.hidden_size * self.moe_latent_size
 
     @property
     def expert_bias_parameters(self) -> int:
@@ -164,34 +275,21 @@ class Model:
         """Parameters of one norm of width ``hidden_size``."""
         return self.hidden_size * (int(self.norm_weight) + int(self.norm_bias))
 
-    @property
-    def norm_bias_parameters(self) -> int:
-        """Parameters of one layer that are in no matrix: norms, biases and sinks, without the biases of experts."""
-        heads, groups = self.num_attention_heads, self.num_query_groups
-        norms = self.parts_per_layer * self.norm_parameters
-        # those inside attention: on the latents (multi-head latent attention), on queries and keys
-        norms += self.q_lora_rank + self.kv_lora_rank if self.kv_lora_rank else 0
-        norms += (heads + groups if self.qk_norm_full else 2) * self.head_dim * self.qk_norm
-        qkv = (heads + 2 * groups) * self.head_dim
-        biases = qkv * self.qkv_bias
-        if self.linear_bias:
-            mlp = (2 if self.gated_mlp else 1) * self.ffn_hidden_size + self.hidden_size
-            biases = (qkv + self.hidden_size) * self.has_attention + mlp * (self.has_mlp and not self.is_moe)
-        return norms + biases + heads * self.attention_sinks
-
-    @property
-    def dense_layer_parameters(self) -> int:
-        """All parameters of one layer with a dense MLP."""
-        return self.attention_parameters + self.dense_mlp_parameters + self.norm_bias_parameters
-
-    @property
-    def moe_layer_parameters(self) -> int:
-        """All parameters of one layer with routed experts; 0 for a dense model."""
-        one = self.expert_parameters + self.expert_bias_parameters
-        experts = (self.num_experts + self.num_shared_experts) * one
-        router = (self.hidden_size + self.moe_linear_bias) * self.num_experts
-        whole = self.attention_parameters + router + experts + self.norm_bias_parameters
-        return whole if self.is_moe else 0
+    def layer_parameters(self, layer: Layer) -> int:
+        """All parameters of one such layer."""
+        own = sum(self.mixer_weights(kind) + int(evaluated(self, kind, "small")) for kind in layer.mixers)
+        own += layer.parts * self.norm_parameters * (2 if self.sandwich_norm else 1)
+        n = self.num_residual_streams
+        own += layer.parts * n * (n + 2) * n * self.hidden_size  # of hyper-connections, from all streams
+        if layer.ffn == "dense":
+            inner = (2 if self.gated_mlp else 1) * self.ffn_hidden_size
+            own += self.dense_mlp_parameters + (inner + self.hidden_size) * self.linear_bias
+        if layer.ffn == "experts":
+            one = self.expert_parameters + self.expert_bias_parameters
+            own += self.num_experts * one + self.num_shared_experts * self.expert_bias_parameters
+            own += self.shared_expert_parameters + self.latent_parameters
+            own += (self.hidden_size + self.moe_linear_bias) * self.num_experts
+        return own
 
     @property
     def embedding_parameters(self) -> int:
@@ -210,8 +308,7 @@ class Model:
     @property
     def parameters(self) -> int:
         """All parameters; multi-token-prediction modules are not counted."""
-        layers = self.num_plain_layers * self.dense_layer_parameters
-        layers += self.num_moe_layers * self.moe_layer_parameters
+        layers = sum(map(self.layer_parameters, self.pattern))
         final = self.norm_parameters if self.final_norm else 0
         return layers + self.embedding_parameters + final + self.head_parameters
 
@@ -223,6 +320,71 @@ class Model:
         return self.parameters - self.num_moe_layers * idle * one
 
 
+# Layers one by one, and what `catalog/layer_kinds.yaml` says of their kinds.
+
+
+def kinds_of(part: str) -> Mapping[str, Mapping[str, Any]]:
+    """The kinds of ``attention`` or of ``ffn`` by name, as ``catalog/layer_kinds.yaml`` has them."""
+    kinds: Mapping[str, Mapping[str, Any]] = read_yaml("layer_kinds.yaml")[part]
+    return kinds
+
+
+def mixers_of(model: Model) -> list[str]:
+    """Kinds of attention without scores that the model has."""
+    found = dict.fromkeys(kind for layer in model.pattern for kind in layer.mixers)
+    return [kind for kind in found if "scores" not in kinds_of("attention")[kind]]
+
+
+def assumed_kinds(model: Model) -> list[str]:
+    """Kinds of attention in the model of which no recorded run is known: rates of their kernels are assumed."""
+    found = dict.fromkeys(kind for layer in model.pattern for kind in layer.mixers)
+    return [kind for kind in found if kinds_of("attention")[kind].get("assumed")]
+
+
+@functools.lru_cache(maxsize=4096)
+def products_of(model: Model, kind: str) -> dict[str, tuple[int, int, str]]:
+    """The linear layers of one kind of attention by name: inputs, outputs, and how tensor parallelism cuts them."""
+    stated, fields = kinds_of("attention")[kind].get("products", {}), vars(model)
+    found = {name: (*(int(evaluate(str(size), fields)) for size in row[:2]), row[2]) for name, row in stated.items()}
+    return {name: (row[0], row[1], row[2]) for name, row in found.items() if row[0] and row[1]}
+
+
+@functools.lru_cache(maxsize=4096)
+def evaluated(model: Model, kind: str, name: str) -> int | float:
+    """The number that an entry of one kind of attention states for this model; 0 where it has none."""
+    found: int | float = evaluate(str(kinds_of("attention")[kind].get(name, 0)), vars(model))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _pattern(model: Model) -> tuple[Layer, ...]:
+    if model.layers:
+        return model.layers
+    freq, attention = model.window_attn_skip_freq, "mla" if model.kv_lora_rank else "full"
+    if model.block == "feed_forward":
+        attention = "none"
+    ffns = ["none" if model.block == "attention" else "experts" if model.is_moe else "dense"] * model.num_layers
+    ffns[: model.num_dense_layers if model.is_moe else 0] = ["dense"] * (model.num_dense_layers if model.is_moe else 0)
+    found = []
+    for at, ffn in enumerate(ffns):
+        skips = freq[at % len(freq)] == 0 if isinstance(freq, tuple) else bool(freq) and (at + 1) % freq == 0
+        window = 0 if skips or attention == "none" else model.window_size
+        found.append(Layer("sliding" if window and attention == "full" else attention, ffn, window))
+    return tuple(found)
+
+
+def pattern_text(model: Model) -> str:
+    """The layers of a model as a cell has them: ``3*mamba2:experts;full:experts;mamba_num_heads=128``.
+
+    Sizes that no other column has follow the layers, which repeat to the model's depth.
+    """
+    words = [f"{one.attention}{f'@{one.window}' if one.window else ''}:{one.ffn}" for one in model.layers]
+    turn = next(n for n in range(1, len(words) + 1) if len(words) % n == 0 and words[:n] * (len(words) // n) == words)
+    runs = [(word, len(list(alike))) for word, alike in itertools.groupby(words[:turn])]
+    sizes = [f"{name}={int(size)}" for name in PATTERN_SIZES if (size := getattr(model, name))]
+    return ";".join([*(f"{count}*{word}" if count > 1 else word for word, count in runs), *sizes])
+
+
 # Workloads below a model: some layers of it, or attention or the MLP of them alone, without embedding and head.
 
 
@@ -232,13 +394,14 @@ _ENDS: dict[str, Any] = {
     "final_norm": False, "embedding_norm": False,
 }  # fmt: skip
 _MLP: dict[str, Any] = {
-    "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "num_shared_experts": 0,
-    "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
+    "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "moe_latent_size": 0,
+    "num_shared_experts": 0, "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
 }  # fmt: skip
 _ATTENTION: dict[str, Any] = {
     "num_attention_heads": 0, "num_query_groups": 0, "qkv_bias": False, "attention_sinks": False,
     "qk_norm": False, "qk_norm_full": False, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_nope_head_dim": 0,
     "qk_rope_head_dim": 0, "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
+    "attention_output_gate": False, **dict.fromkeys(KIND_SIZES, 0),
 }  # fmt: skip
 # by block, the columns of tables on parts of a model that it is without
 NOT_IN_BLOCK = {
@@ -260,6 +423,17 @@ def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> M
     if isinstance(freq, tuple):  # again from the first layer's where the block has more layers than the model
         freq = tuple(freq[at % len(freq)] for at in range(num_layers))
     without = _ENDS | {"num_dense_layers": 0, "window_attn_skip_freq": freq} | _WITHOUT[block]
+    if model.layers:
+        part = {"attention": "attention", "feed_forward": "ffn"}.get(block)
+        able = [one for one in model.layers if not part or getattr(one, part) != "none"]
+        usual = [one for one in able if one.ffn == "experts"] or able
+        parts: dict[str, dict[str, Any]] = {
+            "attention": {"ffn": "none"}, "feed_forward": {"attention": "none", "window": 0},
+        }  # fmt: skip
+        left_out = parts.get(block, {})
+        layers = tuple(replace(one, **left_out) for one in itertools.islice(itertools.cycle(usual), num_layers))
+        alike = not model.kv_lora_rank and {(one.attention, one.window) for one in layers} == {("full", 0)}
+        without |= {"layers": () if alike else layers}
     return replace(
         model, block=block, num_layers=num_layers, name=name or f"{model.name}-{block}", config=None,
         position_embedding=positions, **without,

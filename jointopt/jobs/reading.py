@@ -258,8 +258,11 @@ def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]
         raise JobError(f"{path} is no {what}: {error}") from error
 
 
-def parse_json(text: str) -> Mapping[str, Any]:
-    """A JSON document that is one object, without NaN and without a key given twice."""
+def parse_json(text: str, infinite: bool = False) -> Mapping[str, Any]:
+    """A JSON document that is one object, without NaN and without a key given twice.
+
+    ``infinite``: Infinity is a number.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -270,6 +273,8 @@ def parse_json(text: str) -> Mapping[str, Any]:
         return found
 
     def constant(name: str) -> float:
+        if infinite and name == "Infinity":
+            return math.inf
         raise ValueError(f"{name} is no number")
 
     try:

@@ -11,6 +11,7 @@ from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.jobs.catalog.limits import limited_whole
 from jointopt.jobs.model import LATENT_NEEDED, Model, block_of
 from jointopt.jobs.model_facts import check_facts
+from jointopt.jobs.pattern import layer_fields, pattern_fault, read_layers
 from jointopt.jobs.reading import Section
 from jointopt.jobs.windows import read_skip_freq, windows_of
 
@@ -21,7 +22,7 @@ _WHOLES = tuple(n for n, default in _DEFAULTS.items() if type(default) is int an
 BLOCK_KEYS = ("catalog", "block", "num_layers", "name")  # of a mapping that names the model of which it is a block
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _OF_A_BLOCK = {"num_layers": 1, "vocab_size": 1}  # what a block does not need to state; it has no vocabulary
-INLINE_KEYS = tuple(f.name for f in fields(Model))
+INLINE_KEYS = (*(f.name for f in fields(Model)), "layers_repeat")
 
 
 def inline_model(mapping: Mapping[str, Any], name: str) -> Model:
@@ -33,6 +34,8 @@ def inline_model(mapping: Mapping[str, Any], name: str) -> Model:
     section = Section(mapping, "model").only(INLINE_KEYS)
     block = section.choice("block", MODEL_BLOCKS) if section.values.get("block") else ""
     usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
+    layers = read_layers(section, section.values) if section.values.get("layers") else ()
+    usual |= {"num_layers": len(layers)} if layers else {}
     shape: dict[str, Any] = {key: read_size(section, key, usual.get(key)) for key in _REQUIRED}
     shape["ffn_hidden_size"] = read_size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
     shape["num_query_groups"] = read_size(section, "num_query_groups", shape["num_attention_heads"])
@@ -59,6 +62,8 @@ def inline_model(mapping: Mapping[str, Any], name: str) -> Model:
             shape |= windows_of(config, str(config.get("model_type")), shape["num_layers"])
         except JobError as error:
             raise JobError(f"{section.at('config')}: {error}") from error
+    if layers:
+        shape |= layer_fields(layers, shape["kv_lora_rank"] > 0)
     model = checked_model(Model(name=section.text("name", name), config=config, **shape), "model")
     return block_of(model, block, model.num_layers, model.name) if block else model
 
@@ -92,7 +97,7 @@ def checked_model(m: Model, where: str) -> Model:
          f"num_query_groups ({m.num_query_groups}) must divide num_attention_heads ({m.num_attention_heads})"),
         (m.position_embedding == "learned" and not m.max_position_embeddings,
          "a learned position_embedding needs max_position_embeddings, the rows of its table"),
-        (any(latent) != all(latent) or (m.q_lora_rank > 0 and not m.kv_lora_rank),
+        (any(latent) != all(latent) or (m.q_lora_rank > 0 and not (m.kv_lora_rank or m.layers)),
          "latent attention needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together"),
         (bool(freq) and not m.window_size, "window_attn_skip_freq needs window_size, the tokens that layers look back"),
         (isinstance(freq, tuple) and len(freq) != m.num_layers,
@@ -110,7 +115,7 @@ def checked_model(m: Model, where: str) -> Model:
         (m.is_moe and m.num_dense_layers >= m.num_layers,
          f"num_dense_layers ({m.num_dense_layers}) must be less than num_layers ({m.num_layers})"),
     )  # fmt: skip
-    for wrong, sentence in faults:
+    for wrong, sentence in (*faults, (bool(fault := pattern_fault(m)), fault)):
         if wrong:
             raise JobError(f"{where}: {sentence}." if where else f"{sentence}.")
     return m

@@ -94,6 +94,11 @@ def windows_of(config: Mapping[str, Any], family: str, num_layers: int) -> dict[
     return {"window_size": size, "window_attn_skip_freq": skip_freq_of(windowed)}
 
 
+def window_keys(family: str) -> tuple[str, ...]:
+    """The keys on windows that the configuration class of a family reads."""
+    return _KEYS if family in _FAMILIES else ()
+
+
 def _windowed_layers(section: Section, rule: str | int, num_layers: int) -> list[bool]:
     """Of each layer whether it has the window, by the rule of its family (`_FAMILIES`)."""
     layers = range(num_layers)
@@ -123,5 +128,11 @@ def _windowed_layers(section: Section, rule: str | int, num_layers: int) -> list
 _FAMILIES: dict[str, tuple[int, str | int]] = {
     "mistral": (4096, "all"), "mixtral": (0, "all"), "phi3": (0, "all"), "qwen2": (4096, "last"),
     "qwen2_moe": (4096, "in turn"), "qwen3": (4096, "last"), "qwen3_moe": (4096, "all"), "gpt_neo": (256, "local"),
-    "gemma2": (4096, 2), "gemma3_text": (4096, 6), "cohere2": (4096, 4), "gpt_oss": (128, 2),
+    "gemma2": (4096, 2), "gemma3": (4096, 6), "gemma3_text": (4096, 6), "cohere2": (4096, 4), "gpt_oss": (128, 2),
+    "mistral3": (0, "all"), "olmo3": (4096, 4), "qwen2_5_vl": (4096, "last"), "qwen2_5_vl_text": (4096, "last"),
+    "smollm3": (0, "all"),
 }  # fmt: skip
+_KEYS = (
+    "layer_types", "sliding_window", "window_size", "sliding_window_pattern", "_sliding_window_pattern",
+    "use_sliding_window", "max_window_layers", "attention_types",
+)  # fmt: skip

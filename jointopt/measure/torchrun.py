@@ -96,7 +96,8 @@ class TorchrunProgram(Program):
                 "LayerNorm": not model.rmsnorm,
                 "biases of experts": model.moe_linear_bias,
                 "dropout": model.dropout,
-                "windows of attention": bool(model.window_cells),
+                "windows of attention": bool(model.window_cells) and not model.layers,
+                "layers of several kinds": bool(model.layers),
             }
             others = facts_of(model, details_of(model)).values()
             missing = ", ".join([*(part for part, wanted in parts.items() if wanted), *others])

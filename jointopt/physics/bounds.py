@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from jointopt.physics.clock_law import (
 from jointopt.physics.cooling import Cooler, DutyCycle
 from jointopt.physics.costs import LayerCosts, layer_costs, layer_traffic, waiting_sm_s, with_recompute
 from jointopt.physics.layers import Pass
-from jointopt.physics.layouts import LayoutArrays, skipping_window, split_of
+from jointopt.physics.layouts import LayoutArrays, job_layers, split_of
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.stage_costs import StageCosts
 from jointopt.physics.traffic import Hardware, Traffic
@@ -57,7 +58,7 @@ def quick_bound(
         work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(profile)
         joules = sum((count * sent.joules for count, _, sent in kinds), np.zeros(len(time_s)))
         flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
-        waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
+        waiting_s = sum(one.ffn == "experts" for one in job_layers(job)) * waiting_sm_s(lay, layer)
         sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
         clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
         fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
@@ -69,20 +70,14 @@ def quick_bound(
 
 
 def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:
-    """The kinds of layers that the model has, as `Split.kinds` has those of chunks."""
-    model, every = job.model, job.model.num_layers + job.model.mtp_num_layers
-    dense = model.num_dense_layers if model.is_moe else every
-    counts: tuple[int, ...] = (dense, every - dense)
-    if skipping_window(job):
-        windowed = sum(model.windowed_layers[:dense]), sum(model.windowed_layers[dense:])
-        counts = dense - windowed[0], every - dense - windowed[1], *windowed
+    """The kinds of layers that the model has, as `layouts.job_kinds`."""
     groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
     per_layer = layer_traffic(job, hw, lay, groups, layer).values()
     found = []
-    for place, (work, count) in enumerate(zip(with_recompute(job, hw, lay, layer), counts, strict=True)):
-        if count:
-            sent = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
-            found.append((count, work, functools.reduce(operator.add, sent)))
+    every = Counter(job_layers(job))
+    for place, (work, kind) in enumerate(zip(with_recompute(job, hw, lay, layer), lay.kinds, strict=True)):
+        sent = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
+        found.append((every[kind], work, functools.reduce(operator.add, sent)))
     return found
 
 

@@ -19,6 +19,7 @@ from jointopt.core.units import GB
 from jointopt.jobs.catalog.kernels import host_bytes_per_s
 from jointopt.jobs.framework import V_SHAPED
 from jointopt.jobs.job import Job
+from jointopt.jobs.model import Layer
 from jointopt.jobs.plans.placement import Group, even_domain, placement
 from jointopt.physics import layers, traffic
 from jointopt.physics.layers import (
@@ -33,8 +34,15 @@ from jointopt.physics.layers import (
     mlp_layer,
     no_kernels,
 )
-from jointopt.physics.layouts import LayoutArrays, Span, skipping_window, windowed_span
-from jointopt.physics.memory import Parameters, adapter_parameters, batch_bytes, stage_parameters
+from jointopt.physics.layouts import LayoutArrays, has_latents, has_scores
+from jointopt.physics.memory import (
+    Parameters,
+    adapter_parameters,
+    batch_bytes,
+    layer_parameters,
+    stage_parameters,
+    table_parameters,
+)
 from jointopt.physics.stage_costs import StageCosts, summed
 from jointopt.physics.traffic import Hardware, Traffic
 
@@ -49,26 +57,25 @@ PerLayer = tuple[Traffic | None, ...]  # by kind of layer, as `Split.kinds`
 class LayerCosts:
     """Kernels of one layer of each kind, its parts, embedding and head, of one micro-batch, (L,)."""
 
-    dense: Pass
-    moe: Pass
-    core: Pass  # attention scores and their product with values, of either layer
-    mlp: Pass  # of a dense layer
-    experts: Pass  # of an MoE layer
+    kinds: tuple[Layer, ...]  # as `layouts.job_kinds`
+    whole: tuple[Pass, ...]  # a layer of each
+    core: tuple[Pass, ...]  # of its attention what is no product with weights: scores, mixing
+    mlp: Pass  # of a layer with a dense MLP
+    experts: Pass  # of a layer with experts
     embedding: Pass
     head: Pass
     waiting: Pass  # of an MoE layer, in which a mean rank waits for the one with the most tokens
-    windowed: LayerCosts | None = None  # the same of layers that look back a window, where their kernels take less
 
     @property
-    def of_kinds(self) -> list[tuple[str, Pass, Pass]]:
-        """A layer and its attention core by kind, as `layouts.Split.kinds`; each ``dense`` or ``moe``."""
-        own = [("dense", self.dense, self.core), ("moe", self.moe, self.core)]
-        return own + self.windowed.of_kinds if self.windowed else own
+    def of_kinds(self) -> list[tuple[Layer, Pass, Pass]]:
+        """Each kind, a layer of it, and its attention core."""
+        return list(zip(self.kinds, self.whole, self.core, strict=True))
 
     def map(self, of: Callable[[Floats], Floats]) -> LayerCosts:
         """All of them after ``of``."""
-        parts: dict[str, Any] = {name: part.map(of) if part else None for name, part in vars(self).items()}
-        return LayerCosts(**parts)
+        ends = {name: getattr(self, name).map(of) for name in ("mlp", "experts", "embedding", "head", "waiting")}
+        whole, core = (tuple(part.map(of) for part in parts) for parts in (self.whole, self.core))
+        return LayerCosts(self.kinds, whole, core, **ends)
 
 
 @dataclass(frozen=True)
@@ -112,28 +119,27 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
         first = layers.embedding(k, model, tokens, tp)
         heads = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
         last = layers.head(k, model, tokens, tp).times(heads)
-    if model.has_mlp:
+    if any(kind.ffn == "dense" for kind in lay.kinds):
         mlp = mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
     if model.is_moe:
         ways = lay.ep, lay.expert_tp, lay.token_share, lay.expert_load, lay.expert_spread
         experts, waiting = layers.moe_layer(k, model, tokens, tp, sharded, *(x[rows] for x in ways))
 
-    def of_span(span: Span | None = None) -> LayerCosts:
-        """The kernels where queries meet a span of keys: of the whole sequence under context parallelism too."""
-        core = attention = no_kernels(rows.shape)
-        if model.has_attention:
-            core = layers.attention_core(k, model, tokens, training.seq_length, tp, span)
-            attention = layers.attention_layer(k, model, tokens, core, tp, sharded)
-        dense = attention + mlp if model.has_mlp else attention
-        kinds = {"dense": dense, "moe": attention + experts if model.is_moe else dense}
-        for kind in kinds if training.frozen else ():
+    kinds, ffns = lay.kinds, {"dense": mlp, "experts": experts}
+    cores = [
+        layers.mixer_core(k, model, kind, tokens, training.seq_length, tp, lay.cp[rows]) for kind in kinds
+    ]  # fmt: skip
+    whole = []
+    for kind, core in zip(kinds, cores, strict=True):
+        layer = no_kernels(rows.shape)
+        if kind.mixers:
+            layer = layers.attention_layer(k, model, tokens, core, tp, sharded, kind.mixers)
+        layer = layer + ffns[kind.ffn] if kind.ffn in ffns else layer
+        if training.frozen:
             found = adapters(model, training, kind, *(x[rows] for x in lay.adapter_cuts))
-            kinds[kind] = functools.reduce(operator.add, adapter_kernels(k, found, training, sp), kinds[kind])
-        return LayerCosts(kinds["dense"], kinds["moe"], core, mlp, experts, first, last, waiting)
-
-    costs = of_span()
-    if window := skipping_window(job):
-        costs = replace(costs, windowed=of_span(windowed_span(training.seq_length, window, lay.cp[rows])))
+            layer = functools.reduce(operator.add, adapter_kernels(k, found, training, sp), layer)
+        whole.append(layer)
+    costs = LayerCosts(kinds, tuple(whole), tuple(cores), mlp, experts, first, last, waiting)
     return costs.map(lambda x: x if np.shape(x) == rows.shape else np.broadcast_to(x, rows.shape))
 
 
@@ -156,7 +162,8 @@ def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts)
     share = job.training.framework.selective_share
     found = []
     for kind, layer, core in costs.of_kinds:
-        selected = layer.forward.times(share) if share else core.forward
+        scores = core.forward if has_scores(kind) else core.forward.times(0.0)
+        selected = layer.forward.times(share) if share else scores
         again = layer.forward.times(lay.recompute.full_share) + selected.times(lay.recompute.usual.astype(float))
         if lay.recompute.modules.any():
             for name, work in _module_work(job, hw, lay, costs, kind, core).items():
@@ -166,16 +173,16 @@ def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts)
 
 
 def _module_work(
-    job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts, kind: str, core: Pass
+    job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts, kind: Layer, core: Pass
 ) -> dict[str, Work]:
-    """Forward kernels of the modules that a layer of one kind, ``dense`` or ``moe``, may recompute, (L,) each.
+    """Forward kernels of the modules that a layer of one kind may recompute, (L,) each.
 
     A module inside a recomputed one counts once: an expert's activation and shared experts under ``moe``.
     """
     k, model, tokens, tp = hw.kernels, job.model, lay.tokens, lay.tp
     norms = elementwise(k, 4.0 * lay.sharded_tokens * model.hidden_size * k.element_bytes, 2)
-    parts = {"core_attn": core.forward, "layernorm": norms}
-    if model.kv_lora_rank:
+    parts = {"core_attn": core.forward if has_scores(kind) else core.forward.times(0.0), "layernorm": norms}
+    if has_latents(kind):
         # MLA's products from the latents to queries, keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1)
         heads = model.num_attention_heads / tp
         qk, values = model.qk_nope_head_dim + model.qk_rope_head_dim, model.qk_nope_head_dim + model.v_head_dim
@@ -183,9 +190,9 @@ def _module_work(
         up += linear(k, tokens, heads * qk, float(model.q_lora_rank or model.hidden_size))
         parts["mla_up_proj"] = up.forward
     apart = (~lay.recompute.has("moe")).astype(float)
-    if kind == "dense" and model.has_mlp:
+    if kind.ffn == "dense":
         parts["mlp"] = costs.mlp.forward
-    elif model.is_moe:
+    elif kind.ffn == "experts":
         parts["moe"] = costs.experts.forward
         # the activation of the routed experts: up (and gate) read, the product written
         copies: Floats = tokens * lay.token_share * model.moe_router_topk / lay.expert_tp * lay.expert_load
@@ -195,7 +202,7 @@ def _module_work(
             shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
             parts["shared_experts"] = mlp_layer(k, model, tokens, shared, lay.sharded_tokens).forward.times(apart)
     own = [one for one in adapters(model, job.training, kind, *lay.adapter_cuts) if one.mlp]
-    whole = "mlp" if kind == "dense" else "moe"
+    whole = "moe" if kind.ffn == "experts" else "mlp"
     for one in adapter_kernels(k, own, job.training, lay.sp):
         parts[whole] = parts[whole] + one.forward
     return parts
@@ -204,25 +211,30 @@ def _module_work(
 def layer_traffic(
     job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
 ) -> dict[str, PerLayer]:
-    """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
+    """Collectives of one micro-batch inside a layer of each kind, by kind of parallelism; None where it has none.
 
-    Of each kind those of a dense and of an MoE layer, and of either that looks back a window: keys and values of the
-    whole sequence go to all context-parallel ranks all the same, as Transformer Engine's all-gather form has it.
+    Of layers with a window keys and values of the whole sequence go to all context-parallel ranks all the same, as
+    Transformer Engine's all-gather form has it.
     """
-    of, is_moe = (job, hw, lay, groups), job.model.is_moe
-    found: dict[str, PerLayer] = {}
-    for one in (layer, layer.windowed) if layer.windowed else (layer,):
-        core = traffic.cp_traffic(*of, one.core)
-        dense = traffic.tp_traffic(*of, one.dense)
-        routed = traffic.tp_traffic(*of, one.moe, routed=True) if is_moe else None
+    of = job, hw, lay, groups
+    found: dict[str, list[Traffic | None]] = {"tp_comm": [], "cp_comm": []}
+    if job.model.is_moe:
+        found["ep_comm"] = []
+    for kind, whole, core in layer.of_kinds:
+        summed_parts = traffic.tp_traffic(*of, whole, kind)
         if job.training.frozen:
-            dense = dense + traffic.adapter_traffic(*of, "dense")
-            routed = routed + traffic.adapter_traffic(*of, "moe") if routed else None
-        parts: dict[str, PerLayer] = {"tp_comm": (dense, routed), "cp_comm": (core, core if is_moe else None)}
-        if is_moe:
-            parts["ep_comm"] = (None, traffic.ep_traffic(*of, one.moe))
-        found = {name: found.get(name, ()) + pair for name, pair in parts.items()}
-    return found
+            summed_parts = summed_parts + traffic.adapter_traffic(*of, kind)
+        found["tp_comm"].append(summed_parts)
+        found["cp_comm"].append(traffic.cp_traffic(*of, core, kind))
+        if job.model.is_moe:
+            found["ep_comm"].append(traffic.ep_traffic(*of, whole) if kind.ffn == "experts" else None)
+    if lay.gathers:
+        held, again = layer_parameters(job.model, lay), 1.0 + lay.recompute.full_share
+        found["gtp_comm"] = [
+            traffic.weight_traffic(*of, own, again, whole)
+            for own, (_, whole, _) in zip(held, layer.of_kinds, strict=True)
+        ]
+    return {name: tuple(parts) for name, parts in found.items()}
 
 
 # Costs of every stage.
@@ -294,6 +306,11 @@ def differing_costs(
         name: functools.reduce(operator.add, (t.over(n) for t, n in zip(of, lay.layers_of_kinds, strict=True) if t))
         for name, of in per_layer.items()
     }
+    if lay.gathers:  # of the embedding, whose backward pass needs no weights, and of the head
+        table, of = table_parameters(job.model, lay), (job, hw, lay, groups)
+        for part, at, again in ((layer.embedding, lay.starts, 0.0), (layer.head, lay.ends, 1.0)):
+            ends = traffic.weight_traffic(*of, table, np.full_like(lay.tp, again), part).over(at)
+            exposed["gtp_comm"] = exposed["gtp_comm"] + ends
     if lay.offloads_activations.any():
         exposed["offload"] = _activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
@@ -326,7 +343,7 @@ def differing_costs(
         hbm_bytes=work.forward.hbm_bytes + backward.hbm_bytes, link_j=summed(link_parts_j.values()),
         iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes, link_parts_j=link_parts_j, kind=laid.kind,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()}, ranks=lay.ranks,
-        waiting_sm_s=waiting_sm_s(lay, layer)[:, None] * (layers_of - lay.dense_layers),
+        waiting_sm_s=waiting_sm_s(lay, layer)[:, None] * lay.moe_layers,
     )  # fmt: skip
 
 
@@ -399,12 +416,12 @@ def _host_s(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
     expert: a dispatcher waits for the number of tokens of each, so the launches that follow do not hide behind kernels.
     """
     profile, per_node, layers_of = job.training.framework, job.cluster.gpus_per_node, lay.layers
-    parts, moe_layers = job.model.parts_per_layer / 2.0, lay.layers - lay.dense_layers
+    halves, moe_layers = lay.weighed([kind.parts / 2.0 for kind in lay.kinds]), lay.moe_layers
     per_rank_s = profile.host_floor_pp_tp_s + profile.host_floor_network_tp_s * (lay.tp > per_node)
     across = (lay.pp > 1) & (lay.dp * lay.cp * lay.tp * lay.pp > per_node)
     layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
     launched_s = profile.expert_host_s * job.model.num_experts / lay.ep
-    total = parts * layer[:, None] * layers_of + launched_s[:, None] * moe_layers
+    total = layer[:, None] * halves + launched_s[:, None] * moe_layers
     total = total * (1.0 + RELAUNCHED * lay.recompute.full_layers(layers_of) / np.maximum(layers_of, 1.0))
     each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
     experts = each_s * job.model.num_experts / lay.ep

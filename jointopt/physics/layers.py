@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Bools, Floats, evaluate
 from jointopt.jobs.catalog import kernels as arch
+from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job, ScalingRecipe, Training
 from jointopt.jobs.kernels import GemmConstants, KernelConstants
-from jointopt.jobs.model import Model
-from jointopt.physics.layouts import BLOCK_QUERIES, Span, kv_heads_of_rank
+from jointopt.jobs.model import Layer, Model, evaluated, kinds_of, products_of
+from jointopt.physics.layouts import BLOCK_QUERIES, Span, kv_heads_of_rank, seen_share, windowed_span
 
 OUTPUT_BYTES = 2.0  # 8- and 4-bit products still write 16-bit results
 
@@ -342,18 +343,70 @@ _SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}
 ALIBI_FACTOR = 1.35
 
 
+def mixer_core(
+    k: Kernels, model: Model, layer: Layer, tokens: Floats, seq_length: int, tp: Floats, cp: Floats
+) -> Pass:  # fmt: skip
+    """Kernels of a layer's attention beside its products with weights: scores, or what stands in their place, (L,)."""
+    found = no_kernels(np.shape(tokens))
+    for kind in layer.mixers:
+        entry = kinds_of("attention")[kind]
+        if "scores" not in entry:
+            found = found + mixing(k, model, kind, tokens, tp)
+            continue
+        seen, qk, values = entry["scores"]
+        widths = (int(evaluate(qk, vars(model))), int(evaluate(values, vars(model))))
+        span: Span | None = None
+        if seen == "chunked" and layer.window:
+            span = layer.window / 2.0, 0.0
+        elif layer.window:
+            span = windowed_span(seq_length, layer.window, cp)
+        elif seen not in ("full", "sliding", "chunked"):
+            kept = int(evaluate(seen, vars(model)))
+            span = seen_share(kept, seq_length) * seq_length / 2.0, 0.0
+            found = found + index_scores(k, model, tokens, seq_length // entry.get("indexed", 1))
+        found = found + attention_core(k, model, tokens, seq_length, tp, span, widths)
+    return found
+
+
+def index_scores(k: Kernels, model: Model, tokens: Floats, seq_length: int) -> Pass:
+    """Kernels in which an indexer scores all tokens before each, whole on every tensor rank; backward twice as much.
+
+    2·tokens·s/2·heads·width flops (DeepSeek-V3.2-Exp, equation 1). At the rate of flash attention, which is assumed:
+    no published run states it.
+    """
+    flops = tokens * seq_length * float(model.index_n_heads * model.index_head_dim)
+    seconds = flops / (k.gemm.peak_flops * k.core.forward) * k.compute_factor
+    one = Work(seconds, np.full(np.shape(flops), k.gemm.launch_s), flops, np.zeros(np.shape(flops)))
+    return Pass(one, one.times(2.0))
+
+
+def mixing(k: Kernels, model: Model, kind: str, tokens: Floats, tp: Floats) -> Pass:
+    """Kernels of a kind of attention without scores: products within chunks, and what they stream, (L,).
+
+    Flops and elements per token by ``catalog/layer_kinds.yaml`` (arXiv:2405.21060, arXiv:2412.06464), as are the rate
+    of the products and what the backward pass takes over the forward one, which are assumed.
+    """
+    rates = read_yaml("layer_kinds.yaml")
+    flops = tokens * float(evaluated(model, kind, "mixing")) / tp
+    moved = tokens * float(evaluated(model, kind, "moved")) * k.element_bytes / tp
+    seconds = flops / (k.gemm.peak_flops * rates["mixing_rate"]) * k.compute_factor
+    none = np.zeros(np.shape(flops))
+    forward = Work(seconds, none, flops, none) + elementwise(k, moved / k.elementwise_factor, 8)
+    return Pass(forward, forward.times(rates["mixing_backward"]))
+
+
 def attention_core(
-    k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, span: Span | None = None
-) -> Pass:
+    k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, span: Span | None = None,
+    widths: tuple[int, int] | None = None,
+) -> Pass:  # fmt: skip
     """Kernels of causal scores and their product with the values; flash skips the masked half and recomputes backward.
 
     Flops forward 2·tokens·s·a·(d_qk + d_v)/tp, halved when causal blocks are skipped; backward 2.5 times that for
     flash (Dao 2023, arXiv:2307.08691, section 3), twice for unfused. Unfused scores go through memory, where ALiBi's
     bias comes with the mask. In flash a ``span`` of fewer keys stands for the s/2 of the mask; where it starts late,
-    half a block of masked scores more.
+    half a block of masked scores more. ``widths``: of a head's queries and keys, and of its values.
     """
-    d_qk = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
-    d_v = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    d_qk, d_v = widths or model.head_widths
     core_flops_per_s = k.gemm.peak_flops / dtype_time_factor(k.gemm, k.wide_dtype)
     flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
     io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
@@ -383,51 +436,74 @@ def attention_core(
     )
 
 
-def attention_layer(k: Kernels, model: Model, tokens: Floats, core: Pass, tp: Floats, sharded_tokens: Floats) -> Pass:
+def attention_layer(
+    k: Kernels, model: Model, tokens: Floats, core: Pass, tp: Floats, sharded_tokens: Floats,
+    mixers: Sequence[str] = (),
+) -> Pass:  # fmt: skip
     """Kernels of norm, projections, ``core``, output projection, residual. ``sharded_tokens``: tokens / tp under SP.
 
-    Column- then row-parallel products (Shoeybi et al. 2019, arXiv:1909.08053, section 3); MLA with its low-rank
-    projections (DeepSeek-V2, arXiv:2405.04434, section 2.1), without absorbing them into the core.
+    Products of each of the ``mixers`` (by default full or latent attention) by ``catalog/layer_kinds.yaml``: column-
+    then row-parallel (Shoeybi et al. 2019, arXiv:1909.08053, section 3), or whole on each rank, as the low-rank ones of
+    MLA (DeepSeek-V2, arXiv:2405.04434, section 2.1), which are not absorbed into the core.
     """
-    h, a, g, d = model.hidden_size, model.num_attention_heads, model.num_query_groups, model.head_dim
-    e = k.element_bytes
+    e, wide = k.element_bytes, sharded_tokens * model.hidden_size * k.element_bytes
+    projections, outs, inner = no_kernels(np.shape(tokens)), no_kernels(np.shape(tokens)), 0.0 * tokens
+    for kind in mixers or (("mla",) if model.kv_lora_rank else ("full",)):
+        *products, (inputs, outputs, _) = products_of(model, kind).values()
+        for at, (depth, width, cut) in enumerate(products):
+            n, deep = (width / tp if cut == "column" else width), (depth / tp if cut == "row" else depth)
+            gathered = sharded_tokens if cut == "column" and at == 0 else None
+            projections = projections + linear(k, tokens, n, deep, gathered_from=gathered)
+        outs = outs + linear(k, tokens, outputs, inputs / tp, scattered_to=sharded_tokens)
+        inner = inner + rotated_elements(model, kind, tokens, tp) * 2 * e
+    around = Pass(elementwise(k, 5 * wide + inner, 3), elementwise(k, 6 * wide + inner, 4))
+    return projections + core + outs + around + stream_mixing(k, model, wide)
+
+
+def rotated_elements(model: Model, kind: str, tokens: Floats, tp: Floats) -> Floats:
+    """Elements of queries and keys that are turned by their positions, and of the gate on the output, (L,)."""
+    entry = kinds_of("attention")[kind]
+    if "scores" not in entry:
+        return 0.0 * tokens
+    a, qk = model.num_attention_heads, int(evaluate(entry["scores"][1], vars(model)))
+    gate = 1.5 * a * model.head_dim / tp if model.attention_output_gate else 0.0
+    if model.position_embedding != "rope":
+        return tokens * gate
     if model.kv_lora_rank:
-        qk = model.qk_nope_head_dim + model.qk_rope_head_dim
-        q_rank, kv_rank = model.q_lora_rank, model.kv_lora_rank
-        projections = linear(k, tokens, kv_rank + model.qk_rope_head_dim, h)
-        projections += linear(k, tokens, a * (model.qk_nope_head_dim + model.v_head_dim) / tp, kv_rank)
-        if q_rank:
-            projections += linear(k, tokens, q_rank, h) + linear(k, tokens, a * qk / tp, q_rank)
-        else:
-            projections += linear(k, tokens, a * qk / tp, h)
-        out = linear(k, tokens, h, a * model.v_head_dim / tp, scattered_to=sharded_tokens)
-        rotated = a * qk / tp
-    else:
-        projections = linear(k, tokens, (a + 2 * g) * d / tp, h, gathered_from=sharded_tokens)
-        out = linear(k, tokens, h, a * d / tp, scattered_to=sharded_tokens)
-        rotated = (a / tp + kv_heads_of_rank(model, tp)) * d
-    rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
-    wide = sharded_tokens * h * e
-    return projections + core + out + Pass(elementwise(k, 5 * wide + rope, 3), elementwise(k, 6 * wide + rope, 4))
+        return tokens * (a * (model.qk_nope_head_dim + model.qk_rope_head_dim) / tp)
+    return tokens * ((a / tp + kv_heads_of_rank(model, tp)) * qk + gate)
 
 
 def mlp_layer(
     k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats,
-    experts: Floats | float | None = None, spread: Floats | float = 0.0,
+    experts: Floats | float | None = None, spread: Floats | float = 0.0, inputs: int = 0,
 ) -> Pass:  # fmt: skip
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
     With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit, or
-    on as many in the mean with that relative ``spread``.
+    on as many in the mean with that relative ``spread``. ``inputs``: width of their tokens where it is not the model's.
     """
-    h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
+    h, e, gate = inputs or model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
     count, own = (1.0, sharded_tokens) if experts is None else (experts, None)
-    wide, inner = sharded_tokens * h * e, tokens * count * width * e
+    wide, inner = sharded_tokens * model.hidden_size * e, tokens * count * width * e
     return (
         linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own)
         + linear(k, tokens, h, width, count, spread=spread, scattered_to=own)
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
+        + stream_mixing(k, model, wide)
     )
+
+
+def stream_mixing(k: Kernels, model: Model, wide: Floats) -> Pass:
+    """Kernels of hyper-connections around attention or an MLP: its input of n residual streams, and these anew, (L,).
+
+    Forward n streams are read for one input, then they and the output for n new ones: 3n + 2 passes over h elements in
+    place of a residual's 3; backward twice that (arXiv:2409.19606, section 3). ``wide``: bytes of h elements.
+    """
+    n = model.num_residual_streams
+    if n <= 1:
+        return no_kernels(np.shape(wide))
+    return Pass(elementwise(k, (3 * n - 1) * wide, 2), elementwise(k, 2 * (3 * n - 1) * wide, 4))
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
@@ -472,14 +548,17 @@ def moe_layer(
     routed = tokens * token_share * model.moe_router_topk
     local_experts = model.num_experts / ep
     per_expert = np.maximum(routed / local_experts, 1.0) * load  # in the mean peers send what is sent away
-    moved = 2.0 * (1.0 + load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
+    moved = 2.0 * (1.0 + load) * routed * model.expert_input_size * k.element_bytes  # as sent, and as received
     width = model.moe_ffn_hidden_size / expert_tp
-    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, spread)
+    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, spread, model.moe_latent_size)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
     mean, passes = 1.0 / load, (experts.forward, experts.backward)
     own = Pass(*(replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean) for work in passes))
     waiting = Pass(*(Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean) for work in passes))
     work = own + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
+    if model.moe_latent_size:  # both whole on each rank (Megatron Core's MoELayer: fc1_latent_proj, fc2_latent_proj)
+        ends = float(model.hidden_size), float(model.moe_latent_size)
+        work += linear(k, sharded_tokens, ends[1], ends[0]) + linear(k, sharded_tokens, *ends)
     if model.num_shared_experts:
         shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
         work += mlp_layer(k, model, tokens, shared, sharded_tokens)
@@ -509,28 +588,27 @@ class Adapter:
 
 
 def adapters(
-    model: Model, training: Training, kind: str, tokens: Floats, tp: Floats, share: Floats, expert_tp: Floats
+    model: Model, training: Training, layer: Layer, tokens: Floats, tp: Floats, share: Floats, expert_tp: Floats
 ) -> list[Adapter]:
-    """The adapters of one layer of a kind, ``dense`` or ``moe``; none where all weights are trained.
+    """The adapters of one layer of a kind; none where all weights are trained.
 
     Of ``tokens`` (L,) through the layers of a rank, which ``tp`` (L,) ranks cut; the rank's experts see a ``share`` of
-    them, and are cut by ``expert_tp``: `LayoutArrays.adapter_cuts`.
+    them, and are cut by ``expert_tp``: `LayoutArrays.adapter_cuts`. Latent attention has no one product of queries,
+    keys and values.
     """
-    h, heads = model.hidden_size, model.num_attention_heads
-    head_width = model.v_head_dim if model.kv_lora_rank else model.head_dim
-    found = [("linear_proj", Adapter(heads * head_width, h, True, tokens, tp, mlp=False))]
-    if not model.kv_lora_rank:  # latent attention has no one product of queries, keys and values
-        values = (heads + 2 * model.num_query_groups) * model.head_dim
-        found.insert(0, ("linear_qkv", Adapter(h, values, False, tokens, tp, mlp=False)))
-    mlps = [(model.ffn_hidden_size, tokens, tp, False)] if kind == "dense" else []
-    if kind == "moe" and model.is_moe:
+    found: list[tuple[str, Adapter]] = []
+    for kind in layer.mixers:
+        for name, (inputs, outputs, cut) in products_of(model, kind).items():
+            found.append((name, Adapter(inputs, outputs, cut == "row", tokens, tp, mlp=False)))
+    mlps = [(model.ffn_hidden_size, tokens, tp, False)] if layer.ffn == "dense" else []
+    if layer.ffn == "experts":
         mlps.append((model.moe_ffn_hidden_size, tokens * share * model.moe_router_topk, expert_tp, True))
         if model.num_shared_experts:
             mlps.append((model.num_shared_experts * model.moe_ffn_hidden_size, tokens, tp, False))
-    for width, through, cut, routed in mlps:
-        up = (2 if model.gated_mlp else 1) * width
-        found.append(("linear_fc1", Adapter(h, up, False, through, cut, routed)))
-        found.append(("linear_fc2", Adapter(width, h, True, through, cut, routed)))
+    for width, through, cut_by, routed in mlps:
+        up, wide = (2 if model.gated_mlp else 1) * width, model.expert_input_size if routed else model.hidden_size
+        found.append(("linear_fc1", Adapter(wide, up, False, through, cut_by, routed)))
+        found.append(("linear_fc2", Adapter(width, wide, True, through, cut_by, routed)))
     return [adapter for name, adapter in found if name in training.adapted]
 
 

@@ -26,7 +26,7 @@ from jointopt.core.schema import (
 from jointopt.jobs.defaults import completed
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 from jointopt.jobs.job import Job, Training
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Layer, Model, kinds_of
 from jointopt.jobs.plans.stages import framework_split
 
 FIRST, LAST = 0, 1  # where `Split.differing_ranks` has the first rank of a pipeline, and the last one of several
@@ -64,9 +64,11 @@ class LayoutArrays:
         self.expert_tp = np.maximum(f["etp"], 1.0)
         spanned = self.dp * self.cp * (self.tp / self.expert_tp if profile.experts_span_tp else 1.0)
         self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
+        self.gtp, self.egtp = f["gtp"], f["egtp"]
+        self.gathers = bool(np.any(layouts["gtp"] * layouts["egtp"] > 1))  # whether any has weights to gather
         # ranks over which ZeRO shards one copy of a state
-        self.shards = self.dp * self.cp / f["dp_replicate"]
-        self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
+        self.shards = self.dp * self.cp / (f["dp_replicate"] * self.gtp)
+        self.expert_shards = np.maximum(self.expert_dp / (f["dp_replicate"] * self.egtp), 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
         # what `memory.Parameters.sharded` and `layers.adapters` need to know of a layout
@@ -126,21 +128,33 @@ class LayoutArrays:
         return np.asarray(self.starts + (self._ranks == self.pp[:, None] - 1))
 
     @functools.cached_property
-    def layers(self) -> Floats:
-        """Layers per rank, (L, pp)."""
-        return self.dense_layers + self.split.of_rank(self.split.moe, self.ranks)
-
-    @functools.cached_property
-    def dense_layers(self) -> Floats:
-        """How many of each rank's layers are dense, (L, pp): all, or the leading ones of an MoE model."""
-        return self.split.of_rank(self.split.dense, self.ranks)
+    def kinds(self) -> tuple[Layer, ...]:
+        """The kinds of the model's layers, as `job_kinds`."""
+        return job_kinds(self.job)
 
     @functools.cached_property
     def layers_of_kinds(self) -> list[Floats]:
-        """Layers per rank of each of `Split.kinds`, (L, pp) each."""
-        if len(self.split.kinds) == 2:
-            return [self.dense_layers, self.layers - self.dense_layers]
+        """Layers per rank of each of ``kinds``, (L, pp) each."""
         return [self.split.of_rank(chunks, self.ranks) for chunks in self.split.kinds]
+
+    @functools.cached_property
+    def layers(self) -> Floats:
+        """Layers per rank, (L, pp)."""
+        return functools.reduce(np.add, self.layers_of_kinds)
+
+    @functools.cached_property
+    def moe_layers(self) -> Floats:
+        """How many of each rank's layers have experts, (L, pp)."""
+        return self.weighed([float(kind.ffn == "experts") for kind in self.kinds])
+
+    @property
+    def dense_layers(self) -> Floats:
+        """How many of each rank's layers have no experts, (L, pp)."""
+        return self.layers - self.moe_layers
+
+    def weighed(self, of_kinds: Sequence[Floats | float]) -> Floats:
+        """Sum over a rank's layers of what each of ``kinds`` has, (L, pp); values broadcast with (L, pp)."""
+        return np.asarray(sum(value * count for value, count in zip(of_kinds, self.layers_of_kinds, strict=True)))
 
 
 def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
@@ -151,28 +165,17 @@ def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
 class Split:
     """Layers of every chunk of L layouts, by the few distinct splits among them.
 
-    ``which`` (L,): the split of each layout. Per split: its schedule, and layers of each chunk, (pp, vpp), dense ones
-    and those with experts. ``windowed``: of both kinds those whose window spares kernel work; None: no layer's does.
-    ``zero_bubble`` (splits,): pipelines with a zero-bubble schedule. ``irregular`` (splits,): pipelines without a
-    closed form of the makespan, since chunks differ or the schedule is a zero-bubble one.
+    ``which`` (L,): the split of each layout. Per split: its schedule; ``kinds``: of each of `job_kinds` the layers of
+    each chunk, (pp, vpp), per split. ``zero_bubble`` (splits,): pipelines with a zero-bubble schedule. ``irregular``
+    (splits,): pipelines without a closed form of the makespan, since chunks differ or the schedule is a zero-bubble
+    one.
     """
 
-    def __init__(
-        self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats],
-        windowed: tuple[list[Floats], list[Floats]] | None = None,
-    ) -> None:  # fmt: skip
-        self.which, self.schedule, self.dense, self.moe = which, schedule, dense, moe
-        # layers by what they cost: dense ones, those with experts; then those of either that look back a window
-        self.kinds: list[list[Floats]] = [dense, moe]
-        if windowed is not None:
-            pairs = zip((dense, moe), windowed, strict=True)
-            whole = [[np.round(n - w, 9) for n, w in zip(*pair, strict=True)] for pair in pairs]
-            self.kinds = [*whole, *windowed]
-        uneven = [
-            any((of_kind != of_kind[:, :1]).any() for of_kind in kinds) for kinds in zip(*self.kinds, strict=True)
-        ]
+    def __init__(self, which: Ints, schedule: list[str], kinds: list[list[Floats]]) -> None:
+        self.which, self.schedule, self.kinds = which, schedule, kinds
+        uneven = [any((of_kind != of_kind[:, :1]).any() for of_kind in split) for split in zip(*kinds, strict=True)]
         own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
-        piped = np.array([len(chunks) > 1 for chunks in dense])
+        piped = np.array([len(chunks) > 1 for chunks in kinds[0]])
         self.zero_bubble = own & piped
         self.irregular = (np.array(uneven) | own) & piped
 
@@ -193,7 +196,6 @@ class Split:
         part.which, at = which.reshape(-1), numbers.tolist()
         part.schedule = [self.schedule[number] for number in at]
         part.kinds = [[chunks[number] for number in at] for chunks in self.kinds]
-        part.dense, part.moe = ([chunks[number] for number in at] for chunks in (self.dense, self.moe))
         part.zero_bubble, part.irregular = self.zero_bubble[numbers], self.irregular[numbers]
         return part
 
@@ -210,7 +212,7 @@ class Split:
         0.
         """
         firsts, kinds = [], []
-        for number, chunks in enumerate(self.dense):
+        for number, chunks in enumerate(self.kinds[0]):
             rows = np.concatenate([of_kind[number] for of_kind in self.kinds], axis=1).tolist()
             names = [(FIRST,), *((LAST + 1, *row) for row in rows[1:-1]), (LAST,)][: len(chunks)]
             number_of = {name: at for at, name in enumerate(sorted(set(names)))}
@@ -223,7 +225,7 @@ class Split:
         """Counts (2, splits, K, K): [0, s, k, j] of ranks alike to j before the first rank alike to k; [1] the last."""
         ranks, kind = self.differing_ranks
         out = np.zeros((2, *ranks.shape, ranks.shape[1]))
-        for number, chunks in enumerate(self.dense):
+        for number, chunks in enumerate(self.kinds[0]):
             each = np.eye(ranks.shape[1])[kind[number, : len(chunks)]]
             before = np.cumsum(each, axis=0) - each
             for name, here in enumerate(each.T):
@@ -254,36 +256,32 @@ def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
 def chunk_layers(job: Job, layouts: Columns) -> Split:
     """The layers of every chunk as stated, else as the framework splits them (`stages.framework_split`).
 
-    Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
-    layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
-    does not count them.
+    Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk. Layers that
+    predict further tokens follow the last one: on the last chunk where a split does not count them. A chunk that ends
+    within a layer has the part of it.
     """
     # a number for each depth, interleaving, schedule and split; models have at most 10,000 layers (14 bits)
     pp, vpp, schedule = (layouts[name].astype(np.int64) for name in ("pp", "vpp", "schedule"))
     keys, which = np.unique(pp << 49 | vpp << 35 | schedule << 27 | layouts["stage_layers"], return_inverse=True)
-    model, schedules = job.model, list[str]()
-    dense, moe, *windowed = (list[Floats]() for _ in range(4))
-    windows = np.cumsum([0.0, *model.windowed_layers]) if skipping_window(job) else None
+    model, schedules, every = job.model, list[str](), job_layers(job)
+    kinds, counts = job_kinds(job), np.arange(len(every) + 1)
+    # layers of each kind among the first 0, 1, 2, ...
+    firsts = [np.cumsum([0.0, *(float(layer == kind) for layer in every)]) for kind in kinds]
+    found: list[list[Floats]] = [[] for _ in kinds]
     for key in keys.tolist():
         depth, chunks_of_rank = key >> 49, key >> 35 & 0x3FFF
         schedules.append(SCHEDULE.text(key >> 27 & 0xFF))
         layers = np.array(split_of(job, depth, chunks_of_rank, key & 0x7FFFFFF), dtype=float)
         if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
             layers[-1] += model.mtp_num_layers
-        before = np.cumsum(layers) - layers
-        leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
-        parts = [(dense, leading), (moe, layers - leading)]
-        if windows is not None:
-            numbers = np.arange(len(windows))
-            at, middle, end = (np.interp(x, numbers, windows) for x in (before, before + leading, before + layers))
-            parts += [(windowed[0], np.round(middle - at, 9)), (windowed[1], np.round(end - middle, 9))]
-        for found, kind in parts:
-            chunks = kind.reshape(chunks_of_rank, depth).T.copy()
+        ends = np.cumsum([0.0, *layers])
+        for of_kind, first in zip(found, firsts, strict=True):
+            held = layers if len(kinds) == 1 else np.round(np.diff(np.interp(ends, counts, first)), 9)
+            chunks = held.reshape(chunks_of_rank, depth).T.copy()
             if schedules[-1] in V_SHAPED:
                 chunks[:, 1] = chunks[::-1, 1]
-            found.append(chunks)
-    both = None if windows is None else (windowed[0], windowed[1])
-    return Split(which.reshape(-1), schedules, dense, moe, both)
+            of_kind.append(chunks)
+    return Split(which.reshape(-1), schedules, found)
 
 
 def layout_pieces(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
@@ -425,8 +423,47 @@ def seen_share(window: int, seq_length: int) -> float:
     return share * (2.0 - share)
 
 
-def skipping_window(job: Job) -> int:
-    """Tokens that the job's windowed layers look back where that spares their kernel work, else 0."""
-    model, training = job.model, job.training
-    spares = 0 < model.window_size < training.seq_length and training.attention in _SKIPPING
-    return model.window_size if spares and any(model.windowed_layers) else 0
+# The kinds of a job's layers: those of its model, windows that spare nothing left out.
+
+
+def job_layers(job: Job) -> tuple[Layer, ...]:
+    """The model's layers and those that predict further tokens, as they are priced.
+
+    A window counts where it is shorter than the sequence and the kernel skips what lies outside. Layers that predict
+    tokens are like the last one that sees all tokens (DeepSeek-V3, and Qwen3-Next after three of linear attention).
+    """
+    return _priced_layers(job.model, job.training.seq_length if job.training.attention in _SKIPPING else 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _priced_layers(model: Model, longest: int) -> tuple[Layer, ...]:
+    found = [layer if layer.window < longest else _unwindowed(layer) for layer in model.pattern]
+    softmax = (one for one in reversed(found) if not one.window and one.parts == 2 and has_scores(one))
+    last = next(softmax, _unwindowed(found[-1]))
+    return (*found, *[last] * model.mtp_num_layers)
+
+
+def has_scores(layer: Layer) -> bool:
+    """Whether its attention has scores: a softmax over tokens."""
+    return any("scores" in kinds_of("attention")[kind] for kind in layer.mixers)
+
+
+def has_latents(layer: Layer) -> bool:
+    """Whether its keys and values are made of latents."""
+    return layer.attention in ("mla", "sparse")
+
+
+def _unwindowed(layer: Layer) -> Layer:
+    attention = "full" if layer.attention in ("sliding", "chunked") else layer.attention
+    return Layer(attention, layer.ffn)
+
+
+def job_kinds(job: Job) -> tuple[Layer, ...]:
+    """The distinct layers of a job: whole ones before those with windows, dense ones before those with experts."""
+    return _kinds(job_layers(job))
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    order = {kind: (kind.window > 0, kind.ffn == "experts", at) for at, kind in enumerate(dict.fromkeys(layers))}
+    return tuple(sorted(order, key=lambda kind: order[kind]))

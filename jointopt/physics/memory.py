@@ -6,6 +6,7 @@ Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L lay
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,18 @@ from jointopt.jobs.catalog.kernels import workspaces_mib
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.jobs.framework import overlap_share as share_hidden
 from jointopt.jobs.job import Job, Training
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Layer, Model, evaluated, kinds_of
 from jointopt.physics.layers import adapters
-from jointopt.physics.layouts import LayoutArrays, Split, by_depth, input_bytes, kv_heads_of_rank, layers_of_ranks
+from jointopt.physics.layouts import (
+    LayoutArrays,
+    Split,
+    by_depth,
+    has_latents,
+    has_scores,
+    input_bytes,
+    kv_heads_of_rank,
+    layers_of_ranks,
+)
 from jointopt.physics.schedule import MOST_GROUPS, MOST_ROUNDS, live_chunks_of_1f1b, live_chunks_of_zero_bubble
 
 _CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
@@ -42,22 +52,38 @@ class Parameters:
         return dense + expert
 
 
-def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
-    """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last.
+def layer_parameters(model: Model, lay: LayoutArrays) -> list[Parameters]:
+    """Parameters of one layer of each of the kinds that a rank computes with, (L,) each.
 
-    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole. A
-    tied head is a copy of its own only where pp > 1, as in Megatron.
+    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole.
     """
-    model = job.model
-    norms = float(model.parts_per_layer * model.hidden_size * (1 if model.rmsnorm else 2))
-    attention = model.attention_parameters / lay.tp + norms
-    dense_layer = attention + model.dense_mlp_parameters / lay.tp
-    shared = model.num_shared_experts * model.expert_parameters / lay.tp
-    moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
-    experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    moe_layers = lay.layers - lay.dense_layers
-    dense = dense_layer[:, None] * lay.dense_layers + moe_layer[:, None] * moe_layers
-    table = model.vocab_size * model.hidden_size / lay.tp
+    norm = float(model.hidden_size * (1 if model.rmsnorm else 2) * (2 if model.sandwich_norm else 1))
+    shared = model.shared_expert_parameters / lay.tp
+    router = float(model.num_experts * model.hidden_size + model.latent_parameters)  # whole on each rank
+    ffn: dict[str, Floats | float] = {"dense": model.dense_mlp_parameters / lay.tp, "experts": shared + router}
+    experts, none = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp, np.zeros_like(lay.tp)
+    return [
+        Parameters(
+            sum(map(model.mixer_weights, kind.mixers)) / lay.tp + kind.parts * norm + ffn.get(kind.ffn, 0.0),
+            experts if kind.ffn == "experts" else none,
+        )
+        for kind in lay.kinds
+    ]
+
+
+def table_parameters(model: Model, lay: LayoutArrays) -> Parameters:
+    """Parameters of embedding or head that a rank computes with, (L,)."""
+    return Parameters(model.vocab_size * model.hidden_size / lay.tp, np.zeros_like(lay.tp))
+
+
+def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
+    """Parameters that a rank of every stage holds, (L, pp): its layers, the embedding first, the head or its copy last.
+
+    A tied head is a copy of its own only where pp > 1, as in Megatron. Of weights that ranks gather, a rank's share;
+    norms and routers, which stay whole, count as shared out too.
+    """
+    model, of, table = job.model, layer_parameters(job.model, lay), table_parameters(job.model, lay).dense
+    dense = lay.weighed([one.dense[:, None] for one in of])
     dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
         dense += model.max_position_embeddings * model.hidden_size * lay.starts
@@ -67,13 +93,14 @@ def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
         projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
         dense += (projections + lookup)[:, None] * lay.ends
     own = adapter_parameters(job, lay)
-    return Parameters(dense + own.dense, experts[:, None] * moe_layers + own.expert)
+    expert = lay.weighed([one.expert[:, None] for one in of]) + own.expert
+    return Parameters((dense + own.dense) / lay.gtp[:, None], expert / lay.egtp[:, None])
 
 
 def adapter_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     """Parameters of LoRA's adapters that one rank of every stage holds, (L, pp); experts' apart."""
     of = [np.zeros_like(lay.layers)] * 2
-    for kind, layers in (("dense", lay.dense_layers), ("moe", lay.layers - lay.dense_layers)):
+    for kind, layers in zip(lay.kinds, lay.layers_of_kinds, strict=True):
         for one in adapters(job.model, job.training, kind, *lay.adapter_cuts):
             of[one.routed] = of[one.routed] + one.parameters(job.training.lora_dim or 0)[:, None] * layers
     return Parameters(*of)
@@ -115,12 +142,14 @@ def _block_bytes(
 ) -> Floats:
     """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP.
 
-    The output is kept for the gradient of the weights that it ``feeds``; of a profile's ``gathered_inputs`` as the
-    tensor ranks gathered it, h elements whatever tp is (nanotron's tp_recompute_allgather, turned off).
+    The output is kept for the gradient of the weights that it ``feeds``; where the framework ``keeps_gathered_inputs``,
+    as the tensor ranks gathered it, h elements whatever tp is.
     """
-    output, gathered = kept_input_bytes(training, feeds), training.framework.gathered_inputs
+    output = kept_input_bytes(training, feeds)
+    gathered = output if training.framework.keeps_gathered_inputs else 0.0
     kept = _element_bytes(training) * (stored_norms - 1.0) + output + (1.0 if model.dropout else 0.0)
-    shared = (kept - gathered * output) / tp + gathered * output
+    kept += _element_bytes(training) * (max(model.num_residual_streams, 1) - 1)  # of hyper-connections
+    shared = (kept - gathered) / tp + gathered
     return np.asarray(model.hidden_size * np.where(sequence_parallel, shared, kept))
 
 
@@ -137,6 +166,22 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
         per_score = stored if training.attention == "unfused" else 1.5 * value
         return per_score * heads * training.seq_length
     return 4.0 * heads
+
+
+def mixer_activations(
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float,
+    layer: Layer,
+) -> Floats:  # fmt: skip
+    """Bytes of what a layer's attention keeps: `attention_activations`, or of a kind without scores what it states."""
+    held = np.zeros_like(tokens)
+    for kind in layer.mixers:
+        if "scores" in kinds_of("attention")[kind]:
+            held = held + attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
+            continue
+        elements = evaluated(model, kind, "kept") / tp + evaluated(model, kind, "kept_whole")
+        around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "in_proj")
+        held = held + tokens * (around + _element_bytes(training) * elements)
+    return held
 
 
 def attention_activations(
@@ -162,40 +207,42 @@ def attention_activations(
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
     """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer.
 
-    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it.
+    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it. What
+    the activation function reads may be kept in 8 bit (Megatron Core's activation_func_fp8_input_store).
     """
     halves = 2.0 + training.framework.unfused_gate if model.gated_mlp else 1.0
-    kept = _element_bytes(training) * halves + kept_input_bytes(training, "linear_fc2")
-    return kept * width
+    element = 1.0 if training.keeps_8_bit_activations else _element_bytes(training)
+    return (element * halves + kept_input_bytes(training, "linear_fc2")) * width
 
 
 def dense_layer_activations(
-    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
-) -> Floats:
-    """Activation memory in bytes of one dense layer: what it keeps for its backward pass, nothing recomputed.
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats,
+    stored_norms: float = 2.0, layer: Layer | None = None,
+) -> Floats:  # fmt: skip
+    """Activation memory in bytes of one layer without experts: what it keeps for its backward pass, nothing recomputed.
 
     s·b·h·(10 + 24/t + 5·a·s/(h·t)) for GPT with dropout, all over t under SP (Korthikanti et al. 2022, arXiv:2205.05198
     equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.
+    ``layer``: by default the model's first.
     """
-    held = np.zeros_like(tokens)
-    if model.has_attention:
-        held = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
-    if model.has_mlp:
+    layer = layer or model.pattern[0]
+    held = mixer_activations(model, training, tokens, tp, sequence_parallel, stored_norms, layer)
+    if layer.ffn == "dense":
         around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_fc1")
         held = held + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
     return held
 
 
-def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0) -> Floats:
+def moe_layer_activations(
+    model: Model, training: Training, lay: LayoutArrays, stored_norms: float, layer: Layer
+) -> Floats:
     """`dense_layer_activations` of an MoE layer, (L,) bytes: routed copies of tokens, permuted, and shared experts.
 
     Derived here: experts see `LayoutArrays.kept_copies` of a rank's tokens, in and out.
     """
     around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms, "linear_fc1")
     held = lay.tokens * (around + sum(_expert_bytes(model, training, lay)))
-    if model.has_attention:
-        held = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms) + held
-    return np.asarray(held)
+    return np.asarray(mixer_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms, layer) + held)
 
 
 def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[Floats, Floats]:
@@ -206,7 +253,7 @@ def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[
     routed = lay.kept_copies
     width = model.moe_ffn_hidden_size
     outputs = 0.0 if training.framework.weighs_routed_inputs else _element_bytes(training)
-    ends = (outputs + kept_input_bytes(training, "linear_fc1")) * model.hidden_size
+    ends = (outputs + kept_input_bytes(training, "linear_fc1")) * model.expert_input_size
     experts = _mlp_bytes(model, training, width / lay.expert_tp) + ends
     shared = _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
     return np.asarray(routed * experts), np.asarray(shared)
@@ -219,8 +266,17 @@ def layer_input_bytes(
 
     Korthikanti et al. 2022, section 5: 2·s·b·h·L at 2 bytes per element.
     """
-    whole = _element_bytes(training) * tokens * model.hidden_size
+    whole = _element_bytes(training) * tokens * model.hidden_size * max(model.num_residual_streams, 1)
     return np.where(sequence_parallel, whole / tp, whole)
+
+
+def whole_tensor_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes (L,) of inputs and gradients of products that a rank holds gathered under sequence parallelism.
+
+    h elements per token each, whatever tp is, of one layer at a time: the framework's ``gathered_tensors``.
+    """
+    each = _element_bytes(job.training) * lay.tokens * job.model.hidden_size
+    return np.where(lay.sp & (lay.tp > 1), job.training.framework.gathered_tensors * each, 0.0)
 
 
 def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, tensor_parallel: bool) -> Floats:
@@ -238,7 +294,7 @@ def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, ten
 class LiveLayers:
     """Layers of each kind whose activations the ranks hold, at the times at which each may hold most.
 
-    ``group`` (L,): layouts of one split and number of micro-batches; ``layers``: (groups, times, 2, ranks).
+    ``group`` (L,): layouts of one split and number of micro-batches; ``layers``: (groups, times, kinds, ranks).
     """
 
     group: Ints
@@ -257,12 +313,12 @@ class LiveLayers:
         """The layers held by the ranks (groups, K) of each group."""
         return LiveLayers(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
 
-    def most_bytes(self, dense: Floats, moe: Floats) -> Floats:
-        """Most bytes alive at once on every rank, (L, ranks); ``dense``, ``moe`` (L, ranks): bytes per layer."""
+    def most_bytes(self, of_kinds: Sequence[Floats]) -> Floats:
+        """Most bytes alive at once on every rank, (L, ranks); ``of_kinds``: bytes of a layer of each kind."""
         most = np.zeros((len(self.group), self.layers.shape[3]))
         for count in self.layers.swapaxes(0, 1):
             at = count[self.group]
-            np.maximum(most, dense * at[:, 0] + moe * at[:, 1], out=most)
+            np.maximum(most, sum(each * at[:, kind] for kind, each in enumerate(of_kinds)), out=most)
         return most
 
     def heaviest_ranks(self, split: Split) -> Ints:
@@ -272,7 +328,7 @@ class LiveLayers:
         activations than it.
         """
         which = split.which[np.unique(self.group, return_index=True)[1]]
-        own = np.stack([layers_of_ranks(chunks)[which] for chunks in (split.dense, split.moe)])
+        own = np.stack([layers_of_ranks(chunks)[which] for chunks in split.kinds])
         less = (own[..., 1:] == own[..., :-1]).all(axis=0)
         less &= (self.layers[..., 1:] <= self.layers[..., :-1]).all(axis=(1, 2))
         less[:, :1] = less[:, -1:] = False
@@ -282,15 +338,15 @@ class LiveLayers:
 
 
 def _layers_held(split: Split, pp: int, which: int, num_micro_batches: int) -> Floats:
-    """`LiveLayers.layers` of one split and number of micro-batches, (times, 2, pp)."""
-    kinds, schedule = (split.dense[which], split.moe[which]), split.schedule[which]
+    """`LiveLayers.layers` of one split and number of micro-batches, (times, kinds, pp)."""
+    kinds, schedule = [chunks[which] for chunks in split.kinds], split.schedule[which]
     vpp = kinds[0].shape[1]
     if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
         alive = live_chunks_of_zero_bubble(schedule, pp, num_micro_batches)
     else:
         alive = live_chunks_of_1f1b(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
     layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds], axis=1)
-    if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
+    if sum(chunks.any() for chunks in kinds) == 1:  # of one kind alone most layers are most bytes
         layers = layers.max(axis=0, keepdims=True)
     return np.unique(layers, axis=0) if len(layers) > 1 else layers
 
@@ -328,11 +384,11 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     trained = adapter_parameters(job, lay) if training.frozen else params
     state = device_state_bytes(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
     per_layer, at_work = layer_bytes(job, lay)
-    in_flight = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
+    in_flight = held.most_bytes(per_layer)
     # offloaded activations leave those of two layers: the one at work and the one that is copied
-    two = 2.0 * np.maximum.reduce(list(per_layer.values()))
+    two = 2.0 * np.maximum.reduce(per_layer)
     in_flight = np.where(lay.offloads_activations[:, None], np.minimum(in_flight, two), in_flight)
-    activations = in_flight + at_work
+    activations = in_flight + at_work + whole_tensor_bytes(job, lay)[:, None]
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
     logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
     logits = logits * (1.0 + job.model.mtp_num_layers)
@@ -340,16 +396,49 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
+    working = np.where(lay.zero[:, None] == 3, working, 0.0) + gathered_bytes(job, lay)
     lost = activations * (profile.activation_factor - 1.0)
     kept = activations + np.minimum(lost, 0.0)
     captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
     state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
     process = {name: np.broadcast_to(each[:, None], kept.shape) for name, each in process_bytes(job, lay).items()}
+    state["gradients"] = state["gradients"] + bucket_bytes(job, lay, params)
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
-        "gathered_weights": np.where(lay.zero[:, None] == 3, working, 0.0),
+        "gathered_weights": working,
         "cuda_graphs": captured, **process,
     }  # fmt: skip
+
+
+def gathered_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes of the buffers, (L, pp), in which ranks that share weights (gtp, egtp) gather and reduce them.
+
+    Megatron Core keeps a buffer for each weight of a layer, which layers share (GTPWeightCache): of the forward and of
+    the backward pass, and of a whole gradient before it is scattered. Experts are gathered a layer ahead, each into one
+    of two. Derived here.
+    """
+    buffers, training = np.zeros_like(lay.layers), job.training
+    if not lay.gathers:
+        return buffers
+    of, gradient = layer_parameters(job.model, lay), training.gradient_bytes
+    cut, some = (lay.gtp > 1.0, lay.egtp > 1.0), [count > 0 for count in lay.layers_of_kinds]
+    largest, experts = (
+        np.maximum.reduce([np.where(at, sizes[:, None], 0.0) for at, sizes in zip(some, each, strict=True)])
+        for each in ([one.dense for one in of], [one.expert for one in of])
+    )
+    largest = largest + table_parameters(job.model, lay).dense[:, None] * (lay.starts + lay.ends)
+    for shared, whole, copies in ((cut[0], largest, 2.0), (cut[1], experts, 4.0)):
+        buffers = buffers + np.where(shared[:, None], whole * (copies * training.weight_gather_bytes + gradient), 0.0)
+    return buffers
+
+
+def bucket_bytes(job: Job, lay: LayoutArrays, params: Parameters) -> Floats:
+    """Bytes (L, pp) of buffers through which gradients go to other replicas: the framework's ``bucket_elements``.
+
+    4 bytes each: of DeepSpeed's two, one to reduce and one to gather, in 16 bit, or its BF16_Optimizer's one in fp32.
+    """
+    elements = np.minimum(job.training.framework.bucket_elements, params.dense + params.expert)
+    return np.where(lay.shards[:, None] > 1, 4.0 * elements, 0.0)
 
 
 def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:
@@ -364,27 +453,27 @@ def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats)
     if not job.training.captures_graphs:
         return np.zeros_like(step)
     buffers = 2.0 * layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)[:, None]
-    return held.most_bytes(buffers, buffers)
+    return held.most_bytes([buffers] * len(lay.kinds))
 
 
-def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
-    """Bytes of one layer, ``dense`` or ``moe``, that recomputation of named modules drops, (L,).
+def dropped_bytes(job: Job, lay: LayoutArrays, kind: Layer) -> Floats:
+    """Bytes of one layer of a kind that recomputation of named modules drops, (L,).
 
     Attention's, the norms', and those of the whole MLP or of modules of it, which count only where the whole is kept.
     """
     model, training, re = job.model, job.training, lay.recompute
-    feeding = model.has_attention * kept_input_bytes(training, "linear_qkv")
-    feeding += model.has_mlp * kept_input_bytes(training, "linear_fc1")
+    feeding = bool(kind.mixers) * kept_input_bytes(training, "linear_qkv")
+    feeding += (kind.ffn != "none") * kept_input_bytes(training, "linear_fc1")
     norms = feeding * model.hidden_size
-    dropped = np.where(re.has("core_attn"), score_bytes(model, training, lay.tp), 0.0)
+    dropped = np.where(re.has("core_attn") & has_scores(kind), score_bytes(model, training, lay.tp), 0.0)
     dropped = dropped + np.where(re.has("layernorm"), np.where(lay.sp, norms / lay.tp, norms), 0.0)
-    if model.kv_lora_rank:
+    if has_latents(kind):
         # q, k and v that MLA's up-projections write (DeepSeek-V2, arXiv:2405.04434, section 2.1)
         widths = 2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + model.v_head_dim
         latent = _element_bytes(training) * model.num_attention_heads * widths / lay.tp
         dropped = dropped + np.where(re.has("mla_up_proj"), latent, 0.0)
-    if kind == "dense":
-        mlp = _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)
+    if kind.ffn != "experts":
+        mlp = _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp) * (kind.ffn == "dense")
         return np.asarray(lay.tokens * (dropped + np.where(re.has("mlp"), mlp, 0.0)))
     routed, shared = _expert_bytes(model, training, lay)
     copies = lay.kept_copies / lay.expert_tp
@@ -395,12 +484,10 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
 
 def batch_bytes(job: Job, lay: LayoutArrays) -> Floats:
     """Bytes that one micro-batch keeps on every stage, (L, pp)."""
-    per_layer, _ = layer_bytes(job, lay)
-    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
-    return np.asarray(np.sum([count[kind] * kept for kind, kept in per_layer.items()], axis=0))
+    return lay.weighed(layer_bytes(job, lay)[0])
 
 
-def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]:
+def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[list[Floats], Floats]:
     """Bytes that a micro-batch keeps of a layer of each kind, and those of the layer at work beside them, (L, pp) each.
 
     Of a stage that recomputes some layers whole (Megatron's "block") the mean of its layers. Selective recomputation
@@ -409,24 +496,30 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
     """
     model, training, share = job.model, job.training, job.training.framework.selective_share
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
-    of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
-    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
-    if model.is_moe:
-        of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
     whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
-    per_layer, working = {}, np.zeros(whole.shape)
-    for kind, own in of_kind.items():
+    # a layer's share of its stage's output, where that stays beside the next stage's input until the backward pass
+    sent = training.framework.keeps_stage_outputs & (lay.pp > 1)
+    outputs = (sent * inputs)[:, None] / np.maximum(lay.layers, 1.0)
+    per_layer, working = list[Floats](), np.zeros(whole.shape)
+    for kind, count in zip(lay.kinds, lay.layers_of_kinds, strict=True):
+        routed = np.zeros_like(lay.tokens)  # of those that selective recomputation drops in any layer
+        if kind.ffn == "experts":
+            own = moe_layer_activations(model, training, lay, norms, kind)
+            routed = lay.tokens * _expert_bytes(model, training, lay)[0] * training.framework.selective_experts
+        else:
+            own = dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms, kind)
         # what the first product of an adapter hands to the second; inputs are those of the layers
         adapted = sum(one.tokens for one in adapters(model, training, kind, *lay.adapter_cuts))
         layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
         dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
-        kept = layer - np.where(lay.recompute.usual, share * (layer - inputs) if share else scores, dropped)
-        per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
+        usual = share * (layer - inputs - routed) + routed if share else scores * has_scores(kind)
+        kept = layer - np.where(lay.recompute.usual, usual, dropped)
+        per_layer.append(whole * inputs[:, None] + (1.0 - whole) * kept[:, None] + outputs)
         restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
         at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
-        working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
+        working = np.maximum(working, np.where(count > 0, at_work, 0.0))
     # Scores that live only while their layer is at work (derived here for 16 bit). Unfused: an fp32 copy, its softmax
     # in fp32 and the gradient of that. A fused softmax has 16-bit gradients of its input and output.
     per_score = {"unfused": 12.0, "fused": 4.0}.get(training.attention, 0.0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, num_gpus
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, evaluate, num_gpus
 from jointopt.core.units import KWH, TERA
 from jointopt.jobs.catalog.kernels import fp32_time_factor
 from jointopt.jobs.defaults import completed
 from jointopt.jobs.job import Job, Training
-from jointopt.jobs.model import Model
-from jointopt.jobs.plans.stages import token_costs
+from jointopt.jobs.model import Layer, Model, evaluated, kinds_of
 from jointopt.physics.layers import adapters
 from jointopt.physics.layouts import Recompute, seen_share
 from jointopt.physics.site import with_site
@@ -38,38 +39,56 @@ def model_flops_per_token(
     its head. Weights that a ``training`` freezes count 4, as NVIDIA counts LoRA (Megatron-Bridge's flop_utils.py), and
     its adapters 6; those of experts once for each that a token is sent to.
     """
-    dense, routed = _layer_weights(model)
-    width = model.embedding_size or model.hidden_size
+    counts, (attention, ffn) = Counter(model.pattern), _layer_weights(model)
+    width, last = model.embedding_size or model.hidden_size, model.pattern[-1]
     head = width * model.vocab_size + (2 * width * model.hidden_size if width != model.hidden_size else 0)
-    predicted = model.mtp_num_layers * (routed + head + 2 * model.hidden_size**2)  # from two hidden states to one
-    weights = float(model.num_plain_layers * dense + model.num_moe_layers * routed + head + predicted)
+    predicted = model.mtp_num_layers * (attention[last] + ffn[last] + head + 2 * model.hidden_size**2)  # of two states
+    weights = float(sum(count * (attention[one] + ffn[one]) for one, count in counts.items()) + head + predicted)
     scores = 3.0 * _score_flops(model, seq_length, causal)
     if training is None or not training.frozen:
         return _TRAINED * weights + scores
     own, one = 0.0, np.ones(1)
-    for kind, layers in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
-        found = adapters(model, training, kind, one, one, one, one)
-        own += sum(float((layers * each.tokens * each.parameters(training.lora_dim or 0)).item()) for each in found)
+    for layer, count in counts.items():
+        found = adapters(model, training, layer, one, one, one, one)
+        own += sum(float((count * each.tokens * each.parameters(training.lora_dim or 0)).item()) for each in found)
     return _FROZEN * weights + _TRAINED * own + scores
 
 
 def _score_flops(model: Model, seq_length: int, causal: bool) -> float:
-    """Forward flops per token of all layers' scores and their product with the values, windowed layers' share of it."""
-    qk, v = model.head_dim, model.head_dim
-    if model.kv_lora_rank:
-        qk, v = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
-    one = _FORWARD * seq_length * model.num_attention_heads * (qk + v) * (0.5 if causal else 1.0)
-    layers, windowed = model.num_layers + model.mtp_num_layers, sum(model.windowed_layers)
-    return one * (layers - windowed * (1.0 - seen_share(model.window_size, seq_length)) if windowed else layers)
+    """Forward flops per token of all layers' scores and their product with the values, or of what stands in for them.
 
-
-def _layer_weights(model: Model) -> tuple[int, int]:
-    """Weights per token of a layer with a dense MLP, and of one with routed experts, their router among them.
-
-    Both are the same of a dense model.
+    Of a window the share of either that it leaves; of a chunk, which is a triangle of its own, that of a shorter
+    sequence; of chosen tokens as of a window, and the scores of their indexer.
     """
-    last, _ = token_costs(model)
-    return model.attention_parameters + model.dense_mlp_parameters, last + model.hidden_size * model.num_experts
+    half, found = 0.5 if causal else 1.0, 0.0
+    full = 0.0
+    for layer, count in Counter(model.pattern).items():
+        for kind in layer.mixers:
+            entry = kinds_of("attention")[kind]
+            if "scores" not in entry:
+                found += count * float(evaluated(model, kind, "mixing"))
+                continue
+            seen, *widths = entry["scores"]
+            each = sum(evaluate(width, vars(model)) for width in widths)
+            one = _FORWARD * seq_length * model.num_attention_heads * each * half
+            full = one if not layer.window else full
+            if seen not in ("full", "sliding", "chunked"):
+                kept = int(evaluate(seen, vars(model)))
+                found += count * _FORWARD * seq_length * half * model.index_n_heads * model.index_head_dim
+                found += count * one * seen_share(kept, seq_length)
+            elif seen == "chunked":
+                found += count * one * min(layer.window / seq_length, 1.0)
+            else:
+                found += count * one * (seen_share(layer.window, seq_length) if layer.window else 1.0)
+    return found + model.mtp_num_layers * (full or found / model.num_layers)
+
+
+def _layer_weights(model: Model) -> tuple[dict[Layer, int], dict[Layer, int]]:
+    """Weights per token of each distinct layer: of its attention, and of its feed-forward, an MoE's router with it."""
+    routed = model.moe_router_topk * model.expert_parameters + model.shared_expert_parameters + model.latent_parameters
+    of = {"none": 0, "dense": model.dense_mlp_parameters, "experts": routed + model.hidden_size * model.num_experts}
+    kinds = dict.fromkeys(model.pattern)
+    return {one: sum(map(model.mixer_weights, one.mixers)) for one in kinds}, {one: of[one.ffn] for one in kinds}
 
 
 def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:
@@ -80,11 +99,13 @@ def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:
     """
     model, seq_length = job.model, job.training.seq_length
     re = Recompute(completed(job, layouts), model.num_layers)
-    dense, routed = _layer_weights(model)
+    counts, (attention, ffn) = Counter(model.pattern), _layer_weights(model)
     scores = _score_flops(model, seq_length, causal=False)
-    mlp = _FORWARD * model.num_plain_layers * (dense - model.attention_parameters)
-    moe = _FORWARD * model.num_moe_layers * (routed - model.attention_parameters)
-    layers = _FORWARD * (model.num_plain_layers * dense + model.num_moe_layers * routed) + scores
+    mlp, moe = (
+        _FORWARD * sum(count * ffn[one] for one, count in counts.items() if one.ffn == name)
+        for name in ("dense", "experts")
+    )
+    layers = _FORWARD * sum(count * attention[one] for one, count in counts.items()) + mlp + moe + scores
     selective = (re.usual | re.has("core_attn")) * scores + re.has("mlp") * mlp + re.has("moe") * moe
     flops = model_flops_per_token(model, seq_length, training=job.training)
     return np.asarray(flops + re.full_share * layers + selective)

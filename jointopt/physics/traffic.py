@@ -17,13 +17,13 @@ import numpy.typing as npt
 from jointopt.core.errors import UsageError, nearest_hint
 from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
-from jointopt.jobs.framework import overlap_share
+from jointopt.jobs.framework import overlap_share, usual_overlap_share
 from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import CollectiveConstants, KernelConstants, Links, NetworkProtocol, Protocol
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Layer, Model, evaluated
 from jointopt.jobs.plans.placement import Group
 from jointopt.physics.layers import Kernels, Pass, adapters, kernels
-from jointopt.physics.layouts import LayoutArrays, kv_heads_of_rank, most_loaded
+from jointopt.physics.layouts import LayoutArrays, has_latents, has_scores, kv_heads_of_rank, most_loaded
 from jointopt.physics.memory import Parameters
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -194,9 +194,10 @@ def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
 def pipeline_bytes(model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float) -> Floats:
     """Bytes of one activation (or its gradient) across one stage boundary; SP sends its shard only.
 
-    Narayanan et al. 2021 (arXiv:2104.04473) section 4.1, whose scatter/gather optimisation is SP's shard.
+    Narayanan et al. 2021 (arXiv:2104.04473) section 4.1, whose scatter/gather optimisation is SP's shard. All residual
+    streams of hyper-connections cross.
     """
-    whole = hidden_bytes(model, tokens, element_bytes)
+    whole = hidden_bytes(model, tokens, element_bytes) * max(model.num_residual_streams, 1)
     return np.where(sequence_parallel, whole / tp, whole)
 
 
@@ -218,7 +219,7 @@ def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_byte
 
     Lepikhin et al. 2020 (GShard, arXiv:2006.16668) with balanced routing and no capacity factor.
     """
-    return element_bytes * tokens * token_share * model.moe_router_topk * model.hidden_size
+    return element_bytes * tokens * token_share * model.moe_router_topk * model.expert_input_size
 
 
 @dataclass(frozen=True)
@@ -293,25 +294,30 @@ def collective_cost(hw: Hardware, kind: str, moved: Floats, group: Group) -> Flo
 
 
 def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass) -> Traffic:
-    """A layer's traffic of ``once`` (2, L) s and J, ``forward`` and ``backward`` times, less what ``over`` hides.
+    """A layer's traffic of ``once`` (2, L) s and J, ``forward`` and ``backward`` times, less what ``over`` hides."""
+    seconds, joules = once
+    return _less_hidden(forward * seconds, backward * seconds, (forward + backward) * joules, overlap, over)
+
+
+def _less_hidden(forward: Floats, backward: Floats, joules: Floats, overlap: Floats | float, over: Pass) -> Traffic:
+    """Traffic of ``forward`` and ``backward`` seconds, (L,), less what hides under the kernels of ``over``.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
     """
-    seconds, joules = once
-    passes = (forward * seconds, over.forward.time_s), (backward * seconds, over.backward.time_s)
+    passes = (forward, over.forward.time_s), (backward, over.backward.time_s)
     forward_s, backward_s = (np.asarray(time_s - np.minimum(overlap * time_s, window_s)) for time_s, window_s in passes)
-    return Traffic(forward_s, backward_s, (forward + backward) * joules)
+    return Traffic(forward_s, backward_s, joules)
 
 
 def tp_traffic(
-    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass, routed: bool = False
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass, kind: Layer
 ) -> Traffic:
     """Tensor parallelism: two all-reduces of the residual stream per pass, two more where a layer is recomputed.
 
     Attention or an MLP alone has one. Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather
-    and a reduce-scatter (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP ``routed`` layers have one
-    of them less, as routed experts take each rank's slice of tokens; shared experts take them all. Hides under the
-    kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
+    and a reduce-scatter (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP layers with experts
+    have one of them less, as routed experts take each rank's slice of tokens; shared experts take them all. Hides under
+    the kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
     (Megatron Core's get_query_key_value_tensors).
     """
     moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
@@ -324,15 +330,14 @@ def tp_traffic(
     pair = np.where(lay.sp, gathered + scattered, reduced)
     if job.training.framework.tp_hop_s:
         pair[0] += ring_delay_s(groups["tp"], job.training.framework.tp_hop_s)
-    parts = float(job.model.parts_per_layer)
+    parts, routed = float(kind.parts), kind.ffn == "experts"
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
     # pairs of collectives that are redone: all, or the one of a module (a checkpointed MLP gathers its input again)
     module = np.where(lay.recompute.has("moe" if routed else "mlp"), 1.0, 0.0)
     again = np.minimum(parts * lay.recompute.full_share + module, pairs)
     overlap = overlap_share(job.training.framework, "tp", lay.layouts["overlap"])
     streams = _exposed(pair, pairs, pairs + again, overlap, layer)
-    every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
-    if every_head or not job.model.has_attention:
+    if has_latents(kind) or not has_scores(kind) or not np.any(lay.tp > job.model.num_query_groups):
         return streams
     shared = lay.tp > job.model.num_query_groups
     heads = (job.model.num_attention_heads + 2 * job.model.num_query_groups) * job.model.head_dim
@@ -356,7 +361,7 @@ def ring_delay_s(group: Group, hop_s: float) -> Floats:
     return np.where(group.size > group.local, 2.0 * (group.size - 1.0) * hop_s, 0.0)
 
 
-def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], kind: str) -> Traffic:
+def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], kind: Layer) -> Traffic:
     """Collectives of the adapters of one layer over the ranks that cut it, of which nothing hides (Megatron-Bridge).
 
     Its peft/utils.py: beside a column-parallel layer what the first product makes is gathered, and the gradient of its
@@ -369,7 +374,7 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
         group, sp = groups["etp" if one.routed else "tp"], lay.sp & (not one.routed)
         low, wide = (element * one.tokens * width for width in (job.training.lora_dim or 0, job.model.hidden_size))
         again = np.maximum(
-            lay.recompute.full_share, lay.recompute.has("moe" if kind == "moe" else "mlp") if one.mlp else 0.0
+            lay.recompute.full_share, lay.recompute.has("moe" if kind.ffn == "experts" else "mlp") if one.mlp else 0.0
         )
         whole, cut, gathered = (
             collective_cost(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
@@ -381,17 +386,42 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
     return total
 
 
-def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
+def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass, kind: Layer) -> Traffic:
     """Context parallelism: keys and values gathered forward; gathered again and their gradients scattered backward.
 
     Megatron Core's all-gather form; ring attention (Liu et al. 2023, arXiv:2310.01889) moves as many bytes. Hides under
-    the attention ``core``. None without attention.
+    the attention ``core``. Attention without scores has all-to-alls from tokens to heads and back in its place, both
+    ways (Megatron Core's mamba_context_parallel.py), of which nothing hides. None without attention.
     """
-    if not job.model.has_attention:
-        return Traffic(*np.zeros((3, len(lay.tp))))
-    moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
-    once = collective_cost(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.recompute.full_share, job.training.framework.cp_overlap, core)
+    found, profile = Traffic(*np.zeros((3, len(lay.tp)))), job.training.framework
+    if has_scores(kind):
+        moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
+        once = collective_cost(hw, "all_gather", moved, groups["cp"])
+        found = _exposed(once, 1.0, 2.0 + lay.recompute.full_share, profile.cp_overlap, core)
+    if sent := sum(evaluated(job.model, mixer, "context") for mixer in kind.mixers):
+        moved = hw.kernels.element_bytes * lay.tokens * float(sent) / lay.tp
+        turned = collective_cost(hw, "all_to_all", moved, groups["cp"])
+        found = found + _exposed(turned, 1.0, 1.0 + lay.recompute.full_share, 0.0, core)
+    return found
+
+
+def weight_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], of: Parameters, again: Floats, layer: Pass
+) -> Traffic:
+    """Generalised tensor parallelism: gathers of the weights ``of`` a layer, (L,), and the scatter of their gradients.
+
+    Of every micro-batch, one gather forward and ``again`` (L,) backward, where full recompute needs one more. Weights
+    are prefetched one by one, and gradients scattered one late, under the kernels of the ``layer`` (Megatron Core,
+    docs/api-guide/core/generalized_tensor_parallel.md, sections 1.1 and 1.3), up to the share of ZeRO's that hides.
+    """
+    forward, backward, joules = np.zeros((3, len(lay.tp)))
+    for count, group in ((of.dense, groups["gtp"]), (of.expert, groups["egtp"])):
+        gathered = collective_cost(hw, "all_gather", count * job.training.weight_gather_bytes, group)
+        scattered = collective_cost(hw, "reduce_scatter", count * job.training.gradient_comm_bytes, group)
+        forward = forward + gathered[0]
+        backward = backward + again * gathered[0] + scattered[0]
+        joules = joules + (1.0 + again) * gathered[1] + scattered[1]
+    return _less_hidden(forward, backward, joules, usual_overlap_share(job.training.framework, "dp"), layer)
 
 
 def gradient_traffic(

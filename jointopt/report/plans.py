@@ -374,8 +374,8 @@ NEAR = 0.01  # of the time: layouts of the same degrees that are counted beside 
 SMALL = 0.002  # of the time: parts that differ by less are not named
 PARTS = {
     "tp_comm": "tensor-parallel traffic", "cp_comm": "context-parallel traffic", "ep_comm": "all-to-alls of experts",
-    "pp_comm": "sends between stages", "zero_comm": "gathers of weights", "dp_comm": "gradient traffic",
-    "host": "host time", "bubble": "bubble", "optimizer": "optimizer step",
+    "gtp_comm": "gathers of weights beside tp", "pp_comm": "sends between stages", "zero_comm": "gathers of weights",
+    "dp_comm": "gradient traffic", "host": "host time", "bubble": "bubble", "optimizer": "optimizer step",
 }  # fmt: skip
 
 

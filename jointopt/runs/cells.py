@@ -35,7 +35,8 @@ from jointopt.core.schema import (
 )
 from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.job import STATE_FIELDS, TF32
-from jointopt.jobs.model import skip_freq_text
+from jointopt.jobs.model import kinds_of, skip_freq_text
+from jointopt.jobs.pattern import named_layers
 from jointopt.jobs.shape import POSITION_EMBEDDINGS
 from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
@@ -98,7 +99,7 @@ def _read_column(cells: pd.Series, name: str, readers: Mapping[str, Reader]) -> 
     column, numeric = column_of(name), pd.api.types.is_numeric_dtype(cells)
     read, expected = readers.get(name) or readers.get(column.dtype) or (None, "text")
     is_number = column.dtype in ("int", "float")
-    if numeric and read is None:
+    if numeric and (read is None or is_number):
         return _in_range(floats(cells), cells.notna(), name) if is_number else (cells, np.zeros(len(cells), bool), "")
     one_kind = numeric or pd.api.types.infer_dtype(cells) == "string"
     if one_kind:
@@ -108,6 +109,7 @@ def _read_column(cells: pd.Series, name: str, readers: Mapping[str, Reader]) -> 
     stripped = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in distinct]
     known = np.array([*(cell is not None for cell in stripped), False])[codes]
     if is_number:
+        stripped = [read(cell) if read and isinstance(cell, str) else cell for cell in stripped]
         numbers = np.append(floats(pd.Series(stripped, dtype=object)), np.nan)[codes]
         return _in_range(pd.Series(numbers, cells.index), known, name)
     values = [read(cell) if read and cell is not None else cell for cell in stripped]
@@ -244,6 +246,22 @@ def _clocks(cell: object) -> tuple[float, ...] | None:
     return clocks if clocks and all(0 < clock < 1e5 for clock in clocks) else None
 
 
+_TOKENS = re.compile(r"[(\[]?(\d{1,9})(?:\.0)?(?:[,;]\s*-?\d{1,9}[)\]]?)?")
+
+
+def _tokens(cell: object) -> int | None:
+    """Tokens that a window looks back: a whole number, or the first of Megatron's two (128,0)."""
+    found = _TOKENS.fullmatch(str(cell).strip())
+    return int(found[1]) if found else None
+
+
+def _attention_kind(cell: object) -> str | None:
+    """Kinds of attention joined by ``+``, in small letters; None where one is not known."""
+    words = str(cell).lower().replace(" ", "").split("+")
+    known = {"mha", "gqa", "mqa", "sliding_window", *kinds_of("attention")}
+    return "+".join(words) if known.issuperset(words) else None
+
+
 def _targets(text: str) -> list[str] | None:
     """The linear layers of `schema.LORA_TARGETS` that a cell names; None where it names another one, or none."""
     words = [word for word in re.split(r"[;,\s\[\]'\"]+", text) if word]
@@ -282,7 +300,13 @@ READERS: dict[str, Reader] = {  # by column, else by type
         lambda cell: None if (found := named_skip_freq(str(cell))) is None else skip_freq_text(found),
         "a whole number N, or a 0 or 1 per layer with ; between, or blank",
     ),
-    "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
+    "layers": (
+        lambda cell: None if named_layers(str(cell)) is None else str(cell),
+        "kinds of layers such as 3*mamba2:experts;full:experts and their sizes, or blank",
+    ),
+    "window_size": (_tokens, "a whole number of tokens from 0 on, as Megatron's window_size too (128,0), or blank"),
+    "attention_kind": (_attention_kind, "one of mha, gqa, mqa, mla, with +sliding_window where it has one, or blank"),
+    "block": _one_of(MODEL_BLOCKS),
     "position_embedding": _one_of(POSITION_EMBEDDINGS),
     "recipe_class": _one_of(RECIPE_CLASSES),
     "token_dispatcher": _one_of(TOKEN_DISPATCHERS, named_dispatcher),

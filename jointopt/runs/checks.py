@@ -21,7 +21,8 @@ from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.job import TF32
-from jointopt.jobs.model import LATENT, LATENT_NEEDED
+from jointopt.jobs.model import KIND_SIZES, LATENT, LATENT_NEEDED, kinds_of
+from jointopt.jobs.pattern import named_layers
 from jointopt.runs.cells import Cells, cell_as_written, map_distinct
 from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.peak_share import (
@@ -120,6 +121,18 @@ def _partly_latent(runs: Cells) -> Bools:
     return np.asarray(np.any([*stated.values()], axis=0) & ~whole)
 
 
+def _layers_contradict(runs: Cells) -> Bools:
+    """Rows whose layers do not divide num_layers, or lack a size of their kinds, (n,)."""
+    stated, whole = np.flatnonzero(pd.notna(runs["layers"])), np.ones(len(runs["layers"]), bool)
+    for row in stated.tolist():
+        count = runs["num_layers"][row]
+        found = named_layers(str(runs["layers"][row]), 0 if np.isnan(count) else int(count)) or {"layers": ()}
+        kinds = {kind for layer in found["layers"] for kind in layer.mixers}
+        needs = {name for kind in kinds for name in kinds_of("attention")[kind]["needs"]} & {*KIND_SIZES}
+        whole[row] = bool(found["layers"]) and needs <= {*found}
+    return ~whole
+
+
 def _clocks_miscounted(runs: Cells) -> Bools:
     count = map_distinct(runs["stage_clock_mhz"], len, 0)
     return np.asarray((count > 1) & (np.abs(count - runs["pp"]) > 0))
@@ -209,6 +222,8 @@ CHECKS = (
           "moe_load_imbalance to be 1 or blank where balance is forced, which draws experts at random"),
     Check("cells", LATENT, _partly_latent,
           "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together, for latent attention"),
+    Check("cells", ("layers", "num_layers"), _layers_contradict,
+          "layers to divide num_layers, and to state the sizes of their kinds (mamba_num_heads=128)"),
     Check("cells", ("attention_kind", "kv_lora_rank"),
           lambda runs: np.isin(runs["attention_kind"], ["mha", "gqa", "mqa"]) & (runs["kv_lora_rank"] > 0),
           "attention_kind to be mla where kv_lora_rank is above 0"),

@@ -214,7 +214,7 @@ _COLUMN_BY_OTHER_NAME = {
         "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
         "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
         "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
-        "etp": "expert_tensor_parallel_size",
+        "etp": "expert_tensor_parallel_size", "gtp": "gtp_weight_remat_size", "egtp": "expert_gtp_weight_remat_size",
         "vpp": "virtual_pipeline virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size vp_size",
         "micro_batch_size": "mbs micro_batch microbatch_size per_device_train_batch_size",
         "global_batch_size": "gbs global_batch batch_size train_batch_size",

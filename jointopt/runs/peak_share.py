@@ -36,7 +36,7 @@ TIME_COLUMNS = (
 def _figures_of_model(name: object) -> tuple[float, float, float]:
     """(matrix parameters of layers that a token passes, those of the head, width of attention) of a catalogue model.
 
-    The width is the mean of scores' and values', summed over the layers without windows. NaN for other models.
+    The width is the mean of scores' and values', summed over the layers that see all tokens. NaN for other models.
     """
     model = known_model(str(name))
     if model is None:
@@ -44,7 +44,8 @@ def _figures_of_model(name: object) -> tuple[float, float, float]:
     layers = float(model.active_parameters - model.embedding_parameters - model.head_parameters)
     latent = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
     head = latent / 2.0 if model.kv_lora_rank else float(model.head_dim)
-    width = (model.num_layers - sum(model.windowed_layers)) * model.num_attention_heads * head
+    full = sum(not layer.window and bool({"full", "mla"} & {*layer.mixers}) for layer in model.pattern)
+    width = full * model.num_attention_heads * head
     return layers, float(model.head_parameters), width
 
 

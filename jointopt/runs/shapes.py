@@ -10,7 +10,7 @@ import pandas as pd
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.catalog.models import known_model
-from jointopt.jobs.model import LATENT
+from jointopt.jobs.model import LATENT, Model
 from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.cells import Cells, first_rows, row_codes
 
@@ -30,7 +30,7 @@ def with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
     A block has as many layers as its row states, whatever the model has, and one where that is blank, as in a job.
     """
     cells, columns = Cells(runs), dict[str, Floats]()
-    read = ("model", "block", *SHAPE, "attention_kind", *_FINER_SHAPE)
+    read = ("model", "block", *SHAPE, "attention_kind", "layers", *_FINER_SHAPE)
     codes = row_codes(runs[name] for name in read if name in runs) if "model" in runs else np.zeros(0, np.int64)
     found = [_shape_of(cells, row) for row in first_rows(codes).tolist()]
     if any(shape is not None for shape in found):
@@ -57,7 +57,9 @@ def _shape_of(runs: Cells, row: int) -> list[float] | None:
     known = {column: value for column, value in stated.items() if not np.isnan(value)}
     # the columns of a model with experts never state all of it: latent attention, groups of experts
     wanted = model.is_moe or pd.notna(kind) or not {*SHAPE} <= {*known} or bool({*_FINER_SHAPE} & {*known})
-    same_kind = pd.isna(kind) or (kind == "mla") == (model.kv_lora_rank > 0)
+    same_kind = pd.isna(kind) or ("mla" in str(kind).split("+")) == (model.kv_lora_rank > 0)
+    if pd.notna(layers := runs["layers"][row]):
+        same_kind &= model.window_cells == {"layers": str(layers)}
     agrees = all(value == float(getattr(model, column)) for column, value in known.items())
     return [float(getattr(model, column)) for column in SHAPE] if wanted and same_kind and agrees else []
 
@@ -67,19 +69,21 @@ def whole_name(model: object, block: object) -> str:
     return str(model).removesuffix(f"-{block}")
 
 
-def stated_details(row: Mapping[str, Any], table_rows: int = 0) -> dict[str, Any]:
+def stated_details(row: Mapping[str, Any], known: Model | None = None) -> dict[str, Any]:
     """Fields of a model that a catalogue's may be changed in: layers that predict more, windows, positions.
 
-    Positions are as a row states them or its model's name does. ``table_rows``: of the catalogue's model, where it has
-    a learned table; else a table has a row for each position.
+    Positions are as a row states them or its model's name does. ``known``: the catalogue's model, whose windows are in
+    the same layers where a row states their size alone, and which may have a learned table; else a table has a row for
+    each position.
     """
     found: dict[str, Any] = {"mtp_num_layers": int(row.get("mtp_num_layers", 0))}
-    if "window_size" in row:
-        freq = named_skip_freq(str(row.get("window_attn_skip_freq", 0))) or 0
+    if "window_size" in row and not (known and known.layers):
+        freq = named_skip_freq(str(row.get("window_attn_skip_freq", known.window_attn_skip_freq if known else 0))) or 0
         found |= {"window_size": int(row["window_size"]), "window_attn_skip_freq": freq}
     named = "alibi" if str(row.get("model", "")).lower().startswith(_OF_ALIBI) else ""
     if positions := str(row.get("position_embedding", named)):
         found["position_embedding"] = positions
     if positions == "learned":
+        table_rows = known.max_position_embeddings if known else 0
         found["max_position_embeddings"] = table_rows or int(row["seq_length"])
     return found

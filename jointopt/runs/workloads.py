@@ -43,6 +43,7 @@ from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import SETTINGS, STATE_FIELDS, TF32, Job, Training, on_machine
 from jointopt.jobs.model import LATENT, NOT_IN_BLOCK, Model, block_of
+from jointopt.jobs.pattern import layer_fields, named_layers
 from jointopt.runs.cells import (
     Cells,
     first_rows,
@@ -66,8 +67,8 @@ if TYPE_CHECKING:
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
-    "attention_kind", *LATENT, "position_embedding", "mtp_num_layers", "window_size", "window_attn_skip_freq", "block",
-    "seq_length",
+    "attention_kind", *LATENT, "position_embedding", "mtp_num_layers", "window_size", "window_attn_skip_freq", "layers",
+    "block", "seq_length",
     "global_batch_size", "dtype", "fp8_recipe", *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher",
     "moe_load_imbalance", *SETTINGS, "lora_dim",
     "lora_target_modules", "framework", "recipe_class", "gpu", "gpus_per_node", "num_gpus",
@@ -76,6 +77,7 @@ _WORKLOAD = (
 _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
 _OF_EXPERTS: dict[str, Any] = {"moe_load_imbalance": 1.0, "ep_overlap": None}  # what a model without has
 _USUAL_LATENT = dict(zip(LATENT, (1536, 512, 128, 64, 128), strict=True))  # of DeepSeek-V2, V3 and Kimi K2
+_USUAL_WINDOW = {"window_size": 4096, "window_attn_skip_freq": 2}  # of Gemma 2; of Mistral and Cohere 2 the size
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
@@ -352,6 +354,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     if framework.family != "megatron-core":
         settings.pop("cuda_graph", None)  # whose memory under other frameworks is unknown
     kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
+    latent = "mla" if row.get("kv_lora_rank") else ""
+    kind |= {"model": "moe" if row.get("num_experts") else "dense", "attention_kind": latent}
     recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))
     framework = profile_of_class(with_settings(framework, settings, **kind), recipe_class)
     named, in_full = named_attention(str(row.get("attention", "")))
@@ -392,7 +396,7 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     block = str(row.get("block", ""))
     if row.get(FROM_CATALOGUE):
         known = load_model(whole_name(row["model"], row.get("block")))
-        whole = replace(known, **stated_details(row, known.max_position_embeddings))
+        whole = replace(known, **stated_details(row, known))
     else:
         whole = _stated_model(row, block, assumed)
     return block_of(whole, block, int(row["num_layers"]), whole.name) if block else whole
@@ -420,19 +424,31 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
         }
     if row.get("kv_lora_rank"):
         more |= {name: int(row.get(name, 0)) for name in LATENT}
-    elif row.get("attention_kind") == "mla":
-        assumed += LATENT
-        more |= _USUAL_LATENT
+    more |= {"head_dim": hidden // heads} | _stated_layers(row, layers, assumed)
     found = Model(
         name=str(row.get("model", "")), num_layers=layers, hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
-        vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
-        rmsnorm=gated, num_experts=experts,
+        vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), gated_mlp=gated, rmsnorm=gated, num_experts=experts,
         moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts), **more,
     )  # fmt: skip
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # known by the size in its name alone
     return sized
+
+
+def _stated_layers(row: Mapping[str, Any], num_layers: int, assumed: list[str]) -> dict[str, Any]:
+    """Fields of the layers of a row by its ``layers`` and ``attention_kind``; what these leave open is ``assumed``."""
+    kinds, found = {*str(row.get("attention_kind", "")).split("+")}, dict[str, Any]()
+    if "mla" in kinds and not row.get("kv_lora_rank"):
+        assumed += LATENT
+        found |= _USUAL_LATENT
+    if (stated := named_layers(str(row["layers"]), num_layers) if "layers" in row else None) is not None:
+        return found | stated | layer_fields(stated["layers"], "mla" in kinds or bool(row.get("kv_lora_rank")))
+    if "sliding_window" in kinds and "window_size" not in row:
+        assumed += _USUAL_WINDOW
+        found |= _USUAL_WINDOW
+    assumed += ["layers"] * bool(kinds - {"", "mha", "gqa", "mqa", "mla", "sliding_window"})
+    return found
 
 
 # Whether a model's head is its word embedding, where a table has no column for it but a name that states a size.

@@ -21,6 +21,7 @@ from jointopt.jobs.catalog.frameworks import release_numbers
 from jointopt.jobs.catalog.recorded_runs import OTHER_SOFTWARE, combination_of, recorded_runs
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
+from jointopt.jobs.model import assumed_kinds
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
 from jointopt.surrogate.clock_response import ABOVE_MEASURED, BELOW_TOP, TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, RISE
@@ -49,7 +50,7 @@ DOUBTS: Mapping[str, str] = {
     "size": "no recorded runs of this size (GPUs, sequence or width)",
     "layout": "no recorded runs of such degrees",
     "attention": "no recorded runs of this attention kernel",
-    "form": "no recorded runs of such attention (latent or sliding windows)",
+    "form": "no recorded runs of such attention (latent, windows, linear, state spaces)",
     "recipe": "no recorded runs of this recipe of fp8 or fp4",
     "host": "layers shorter than recorded ones, where the host may take longer to launch their kernels",
     "ambiguous": "precision ambiguous, state training.dtype",
@@ -130,7 +131,7 @@ def kind_of(job: Job) -> dict[str, Any]:
     forms = {"latent": model.kv_lora_rank > 0, "window": windows, "alibi": model.position_embedding == "alibi"}
     return {
         "adapters": training.frozen, "block": model.block, "attention": training.attention,
-        "form": frozenset(name for name, has in forms.items() if has),
+        "form": frozenset([*(name for name, has in forms.items() if has), *assumed_kinds(model)]),
         "recipe": None if training.fp8_recipe is None else training.fp8_recipe.name,
     }  # fmt: skip
 

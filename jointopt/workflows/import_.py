@@ -176,7 +176,9 @@ def _result(one: FileSettings, job: Job, warmup: int, meters: _Meters) -> dict[s
     return meters.added_to(result_columns(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
 
 
-_PLAIN_ATTENTION = dict.fromkeys(("window_size", "window_attn_skip_freq", *LATENT, "position_embedding"), math.nan)
+_PLAIN_ATTENTION = dict.fromkeys(
+    ("window_size", "window_attn_skip_freq", "layers", *LATENT, "position_embedding"), math.nan
+)
 
 
 def _workload(job: Job, source: str) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 import itertools
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from jointopt.core.errors import JobError
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.details import details_of
-from jointopt.jobs.huggingface import model_from_config, read_config
+from jointopt.jobs.huggingface import model_from_config, read_config, text_part
 from tests.each import each
 
 LLAMA = {
@@ -16,6 +19,7 @@ LLAMA = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
 }  # fmt: skip
 FAMILIES = tuple(read_yaml("families.yaml")["families"])
+PUBLISHED = yaml.safe_load((Path(__file__).parent / "configs.yaml").read_text())
 CATALOGUE = {name: entry["config"] for name, entry in read_yaml("models.yaml").items()}
 # Falcon 7B, GPT-J 6B and Gemma 2 9B, with the parameters of their files (less the copy of Falcon's tied head)
 OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -28,11 +32,6 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
 SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()} | {
     family: {"model_type": family} | config for family, (_, config) in OTHERS.items()
 }
-OPTIONAL = {
-    "num_key_value_heads", "head_dim", "word_embed_proj_dim", "do_layer_norm_before", "resid_pdrop", "no_bias",
-    "attn_config", "q_lora_rank", "first_k_dense_replace", "n_shared_experts", "n_routed_experts", "max_seq_len",
-    "n_group", "topk_group", "layer_types",
-}  # fmt: skip
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -41,8 +40,17 @@ def write(folder: Path, config: Any) -> Path:
     return path
 
 
-def test_every_family_has_a_sample() -> None:
-    assert set(SAMPLES) == set(FAMILIES)
+@each("name", PUBLISHED)
+def test_a_published_config_is_read_to_a_thousandth_of_its_parameters(name: str) -> None:
+    model = model_from_config(PUBLISHED[name]["config"], name)
+    assert model.parameters == pytest.approx(PUBLISHED[name]["parameters"], rel=1e-3)
+
+
+def test_every_row_of_the_families_is_that_of_a_model_whose_parameters_are_known() -> None:
+    rows = read_yaml("families.yaml")["families"]
+    kinds = {text_part(entry["config"])[0]["model_type"] for entry in PUBLISHED.values()} | SAMPLES.keys()
+    unlike = [family for family in FAMILIES if not any(rows[family] == rows[kind] for kind in kinds)]
+    assert not unlike
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -50,20 +58,34 @@ def test_families_without_a_model_in_the_catalogue_count_theirs_to_a_thousandth(
     assert model_from_config(SAMPLES[family], "m").parameters == pytest.approx(OTHERS[family][0], rel=1e-3)
 
 
-@each("family", FAMILIES)
+def read_as_sizes(family: str, default: str) -> set[str]:
+    """Keys of the sample that the family reads as whole numbers in any case; ``default``: what follows them there."""
+    rows = read_yaml("families.yaml")["families"][family].values()
+    stated = " ".join(row for row in rows if isinstance(row, str) and " if " not in row)
+    return set(re.findall(rf'size\("(\w+)"{default}', stated)) & SAMPLES[family].keys()
+
+
+@each("family", SAMPLES)
 def test_a_needed_field_that_is_missing_is_named(family: str) -> None:
     config = SAMPLES[family]
-    for key in set(config) - OPTIONAL - {"model_type"}:
+    for key in read_as_sizes(family, r"\)"):
         with pytest.raises(JobError, match=f"{key} is missing"):
             model_from_config({k: v for k, v in config.items() if k != key}, "m")
 
 
-@each("family", FAMILIES)
+@each("family", SAMPLES)
 def test_a_field_with_nonsense_is_refused(family: str) -> None:
     config = SAMPLES[family]
-    numbers = set(config) - {"model_type", "attn_config", "do_layer_norm_before", "no_bias", "max_seq_len"}
-    for key, value in itertools.product(numbers, (-1, "many", True, float("nan"), [1], 10**30)):
+    for key, value in itertools.product(read_as_sizes(family, ""), (-1, "many", True, float("nan"), [1], 10**30)):
         with pytest.raises(JobError):
+            model_from_config(config | {key: value}, "m")
+
+
+@each("name", PUBLISHED)
+def test_a_key_of_the_wrong_type_never_ends_in_another_error(name: str) -> None:
+    config = PUBLISHED[name]["config"]
+    for key, value in itertools.product(config, (-1, "many", ["x"])):
+        with suppress(JobError):
             model_from_config(config | {key: value}, "m")
 
 
@@ -73,14 +95,88 @@ def test_a_model_without_a_type_is_recognised_by_its_architecture() -> None:
     assert known == model_from_config(LLAMA, "m")
 
 
-def test_an_unknown_family_lists_the_known_ones() -> None:
-    with pytest.raises(JobError, match=r"one of llama, mistral.*mpt; got 'lama' \(did you mean 'llama'\?\)"):
+def test_a_model_type_that_is_not_read_says_what_to_state_and_names_no_other_family() -> None:
+    with pytest.raises(JobError) as error:
         model_from_config(LLAMA | {"model_type": "lama"}, "m")
+    message = str(error.value)
+    assert message.startswith("model_type 'lama' is of no family that is read; state the fields of its model")
+    assert "num_query_groups, vocab_size, and layers where they differ" in message
+    assert not any(family in message for family in FAMILIES)
 
 
-def test_keys_that_do_not_shape_the_model_are_passed_over() -> None:
-    extras = {"rope_theta": 5e5, "torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}
+@pytest.mark.parametrize("key", ["num_local_experts", "hybrid_override_pattern", "kv_lora_rank", "sliding_window"])
+def test_a_key_that_its_family_does_not_read_is_refused_by_name(key: str) -> None:
+    with pytest.raises(JobError, match=f"^'{key}' .here 8. is no key that is known of a llama model; leave it out"):
+        model_from_config(LLAMA | {key: 8}, "m")
+    assert model_from_config(LLAMA | {key: None}, "m") == model_from_config(LLAMA, "m")  # off
+
+
+def test_keys_of_tokens_software_and_training_change_nothing() -> None:
+    extras = {"rope_theta": 5e5, "torch_dtype": "bfloat16", "eos_token_id": [2, 3], "attention_dropout": 0.1}
     assert model_from_config(LLAMA | extras, "m") == model_from_config(LLAMA, "m")
+
+
+def test_weights_that_are_stored_in_few_bits_are_kept_as_a_fact_of_the_model() -> None:
+    stored = model_from_config(LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "m")
+    assert stored.other == ("stored_quantised",)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "llama-4-scout", "mistral-small-3.1", "step-3", "qwen2.5-vl-7b"])
+def test_of_a_model_of_several_modes_the_language_model_is_read_and_the_encoder_named(name: str) -> None:
+    assert "unpriced_encoder" in model_from_config(PUBLISHED[name]["config"], name).other
+
+
+# leading layers of the published files: attention and feed-forward, as their papers and classes have them
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("llama-4-maverick", "chunked:dense chunked:experts chunked:dense full:experts"),
+        ("qwen3-next-80b-a3b", "gated_delta:experts gated_delta:experts gated_delta:experts full:experts"),
+        ("nemotron-h-8b", "mamba2:none none:dense mamba2:none none:dense mamba2:none none:dense mamba2:none full:none"),
+        ("nemotron-3-nano-30b-a3b", "mamba2:none none:experts mamba2:none none:experts mamba2:none full:none"),
+        ("deepseek-v3.2", "sparse:dense sparse:dense sparse:dense sparse:experts"),
+        ("deepseek-v4-flash", "heavily_compressed:experts heavily_compressed:experts compressed_sparse:experts"),
+        ("granite-4-h-micro", "mamba2:dense mamba2:dense mamba2:dense mamba2:dense mamba2:dense full:dense"),
+        ("jamba-v0.1", "mamba:dense mamba:experts mamba:dense mamba:experts full:dense mamba:experts"),
+        ("falcon-h1-34b", "full+mamba2:dense full+mamba2:dense"),
+        ("kimi-linear-48b-a3b", "kimi_delta:dense kimi_delta:experts kimi_delta:experts mla:experts"),
+        ("step-3", "factorized:dense factorized:dense factorized:dense factorized:dense factorized:experts"),
+        ("lfm2-8b-a1b", "short_conv:dense short_conv:dense full:experts short_conv:experts"),
+        ("gemma-3-1b", "sliding:dense sliding:dense sliding:dense sliding:dense sliding:dense full:dense"),
+    ],
+)
+def test_layers_are_read_one_by_one_from_lists_patterns_and_periods(name: str, layers: str) -> None:
+    pattern = model_from_config(PUBLISHED[name]["config"], name).pattern
+    words = [f"{layer.attention}:{layer.ffn}" for layer in pattern]
+    assert " ".join(words[: len(layers.split())]) == layers
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "score", "post_norm"),
+    [
+        ("qwen3-next-80b-a3b", "silu", "softmax", False), ("gemma-3-1b", "gelu_tanh", "softmax", False),
+        ("olmo-3-7b", "silu", "softmax", True), ("nemotron-3-nano-30b-a3b", "relu2", "softmax", False),
+        ("kimi-linear-48b-a3b", "silu", "sigmoid", False), ("glm-4.5-air", "silu", "sigmoid", False),
+    ],
+)  # fmt: skip
+def test_what_a_file_leaves_out_of_its_details_is_its_family_s(
+    name: str, activation: str, score: str, post_norm: bool
+) -> None:
+    config = {key: value for key, value in PUBLISHED[name]["config"].items() if "hidden_act" not in key}
+    details = details_of(model_from_config(config, name))
+    assert (details.activation, details.routing.score, details.post_norm) == (activation, score, post_norm)
+
+
+def test_layers_of_a_kind_that_is_not_known_are_refused_by_their_word() -> None:
+    config = PUBLISHED["qwen3-next-80b-a3b"]["config"] | {"layer_types": ["full_attention"] * 47 + ["new_attention"]}
+    with pytest.raises(JobError, match=r"^layer_types must be 48 of full_attention, .*none of new_attention; got"):
+        model_from_config(config, "m")
+
+
+def test_layers_that_a_list_gives_other_numbers_are_refused() -> None:
+    config = PUBLISHED["hunyuan-a13b"]["config"]
+    with pytest.raises(JobError, match="moe_topk must be a whole number"):
+        model_from_config(config | {"moe_topk": [8] * 31 + [4]}, "m")
 
 
 def test_opt_350m_embeds_narrower_than_its_hidden_size() -> None:
@@ -112,6 +208,12 @@ def test_a_config_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> No
 def test_a_config_file_that_is_no_object_is_one_sentence_with_its_path(tmp_path: Path, text: str) -> None:
     with pytest.raises(JobError, match=r"config\.json: "):
         read_config(write(tmp_path, text))
+
+
+def test_a_limit_that_is_infinite_is_a_number_of_a_config_file(tmp_path: Path) -> None:
+    text = json.dumps(PUBLISHED["nemotron-h-8b"]["config"] | {"time_step_limit": [0.0, float("inf")]})
+    assert "Infinity" in text
+    assert read_config(write(tmp_path, text)).parameters == PUBLISHED["nemotron-h-8b"]["parameters"]
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(32, 5), (31, 31)])
@@ -162,7 +264,7 @@ def test_gpt_oss_may_name_the_experts_of_a_token_as_its_first_files_did() -> Non
 # mini: 4 h^2 + 3 h x 8192 and two norms of 3072; medium: 10 KV heads of 40; two tables of 32,064 rows
 @pytest.mark.parametrize(("name", "parameters"), [("phi-3-mini", 3_821_079_552), ("phi-3-medium", 13_960_238_080)])
 def test_phi_3_has_no_bias_and_counts_its_fused_matrices_as_several(name: str, parameters: int) -> None:
-    model = model_from_config(CATALOGUE[name] | {"attention_bias": True}, "m")  # a key that its class does not read
+    model = model_from_config(CATALOGUE[name], "m")
     h, groups = model.hidden_size, model.num_query_groups
     layer = 2 * h * h + 2 * h * groups * model.head_dim + 3 * h * model.ffn_hidden_size + 2 * h
     assert model.num_layers * layer + 2 * 32_064 * h + h == model.parameters == parameters

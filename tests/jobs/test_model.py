@@ -3,28 +3,16 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.jobs.catalog.models import load_model, model_names
+from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.model import Model
 from jointopt.jobs.shape import inline_model
-from tests.each import each
 
 PLAIN = Model("plain", 2, 64, 256, 4, 4, 1000, 16)
 
 
-@each("name", model_names())
-def test_the_parts_of_a_model_add_up_to_its_parameters(name: str) -> None:
-    m = load_model(name)
-    expert = m.expert_parameters + m.expert_bias_parameters
-    moe = (m.hidden_size + m.moe_linear_bias) * m.num_experts + (m.num_experts + m.num_shared_experts) * expert
-    layers = m.num_layers * (m.attention_parameters + m.norm_bias_parameters)
-    layers += m.num_plain_layers * m.dense_mlp_parameters + m.num_moe_layers * moe
-    final = m.norm_parameters if m.final_norm else 0
-    assert m.parameters == layers + m.embedding_parameters + final + m.head_parameters
-
-
 def test_a_gpt_layer_has_twelve_squares_of_the_hidden_size_and_thirteen_biases_and_norms() -> None:
     gpt3 = load_model("gpt3-175b")  # 12 h^2 + 13 h, Narayanan et al. 2021 (arXiv:2104.04473), equation 2
-    assert gpt3.dense_layer_parameters == 12 * 12288**2 + 13 * 12288
+    assert gpt3.layer_parameters(gpt3.pattern[0]) == 12 * 12288**2 + 13 * 12288
 
 
 def test_a_tied_head_has_no_parameters_of_its_own() -> None:
@@ -35,7 +23,13 @@ def test_a_tied_head_has_no_parameters_of_its_own() -> None:
 
 def test_a_dense_model_uses_all_its_parameters() -> None:
     assert PLAIN.active_parameters == PLAIN.parameters
-    assert PLAIN.moe_layer_parameters == 0
+
+
+def test_experts_with_biases_have_one_in_the_router_for_each() -> None:
+    plain = dataclasses.replace(PLAIN, num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=32)
+    biased = dataclasses.replace(plain, moe_linear_bias=True)
+    # up and gate 32 wide, down 64, and one in the router
+    assert biased.parameters - plain.parameters == 2 * 8 * (2 * 32 + 64 + 1)
 
 
 @settings(deadline=None)

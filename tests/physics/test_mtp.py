@@ -56,7 +56,7 @@ def test_it_holds_a_layers_weights_a_projection_and_an_embedding_and_logits_twic
 def test_along_a_v_it_lies_on_the_first_rank(pair: Callable[..., list[CostModel]]) -> None:
     plain, more = (LayoutArrays(p.job, p.layouts) for p in pair(pp=4, vpp=2, dp=2, schedule=SCHEDULE.code("zbv")))
     assert (more.layers - plain.layers).tolist() == [[1, 0, 0, 0]]
-    assert np.all(more.split.dense[0].sum(axis=0) == [4, 5])
+    assert np.all(more.split.kinds[0][0].sum(axis=0) == [4, 5])
 
 
 def test_the_balanced_split_counts_it(gpt_model: Callable[..., Model]) -> None:

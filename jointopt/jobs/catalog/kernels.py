@@ -241,6 +241,7 @@ def scaling_recipe(name: str, gpu: Gpu) -> ScalingRecipe:
         scale_bytes=shares["scale"], weight_scale_bytes=shares["weight_scale"],
         scale_passes=float(row.get("scale_passes", 1)),
         copies=1.0 if gpu.architecture in row.get("one_copy_on", ()) else 2.0,
+        frozen_copies=1.0 if gpu.architecture in row.get("frozen_once_on", ()) else 2.0,
         reads=float(row["reads"]), second_reads=float(row.get("second_reads", 0)), launches=row["launches"],
         product_time_factor=float(row.get("product_time_factor", {}).get(gpu.architecture, 1.0)),
         gathers_16_bit=bool(row.get("gathers_16_bit")),

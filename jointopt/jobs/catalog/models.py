@@ -27,7 +27,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_model(name: str) -> Model:
-    """The model of that catalogue name or alias (a Hugging Face repository is one), in any letter case.
+    """The model of that catalogue name or alias (a Hugging Face repository is one), as `_plain` makes them alike.
 
     Raises `CatalogError` for an unknown name, naming the nearest known ones.
     """
@@ -36,19 +36,19 @@ def load_model(name: str) -> Model:
 
 def known_model(name: str) -> Model | None:
     """`load_model`, or None where no catalogue entry has that name."""
-    found = known_names().get(name.lower())
+    found = known_names().get(_plain(name))
     return _published(found).model if found else None
 
 
 def published_model(name: str) -> PublishedModel:
     """The catalogue entry of that name or alias; `CatalogError` names the nearest known ones."""
-    if name.lower() not in known_names():
+    if _plain(name) not in known_names():
         raise CatalogError(
             f"The model {name[:80]!r} is not in the catalogue{near_models(name)}; `jointopt catalog models` "
             f"lists the {len(model_names())} known ones, and a path to a config.json or a shape written in place "
             f"describes any other."
         )
-    return _published(known_names()[name.lower()])
+    return _published(known_names()[_plain(name)])
 
 
 def near_models(name: str) -> str:
@@ -59,10 +59,15 @@ def near_models(name: str) -> str:
 
 @functools.cache
 def known_names() -> dict[str, str]:
-    """Name or alias in lower case -> catalogue name."""
+    """Name or alias as `_plain` has it -> catalogue name."""
     entries = read_yaml("models.yaml")
     names = {name: name for name in entries}
-    return names | {alias.lower(): name for name in entries for alias in entries[name].get("aliases", ())}
+    return names | {_plain(alias): name for name in entries for alias in entries[name].get("aliases", ())}
+
+
+def _plain(name: str) -> str:
+    """A name in small letters, with a hyphen for a blank or an underscore."""
+    return name.lower().replace("_", "-").replace(" ", "-")
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """Which links the communication groups of a layout use: how many members share a scale-up domain.
 
 Ranks are numbered as Megatron-LM's default order tp-cp-ep-dp-pp does: tp innermost, then cp, then dp, pp
-outermost; experts number the ranks of a stage anew, etp innermost, then ep. A domain (NVLink switch, or the node)
-holds consecutive ranks.
+outermost; experts number the ranks of a stage anew, etp innermost, then ep. Ranks that gather weights come right after
+tp, of experts after ep (Megatron Core's _inject_gtp_remat_axis). A domain (NVLink switch, or the node) holds
+consecutive ranks.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
 
     ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts; ``shard`` and ``expert_shard``
     are the parts of these that hold one copy of sharded states (consecutive members, as in Megatron Core and in
-    PyTorch's HSDP), ``replica`` and ``expert_replica`` join the ``dp_replicate`` parts. ``pp`` is the pair of
+    PyTorch's HSDP), ``replica`` and ``expert_replica`` join the ``dp_replicate`` parts. ``gtp`` and ``egtp`` gather
+    weights; the copies of what such a rank stores are the others of ``dp_cp`` and ``expert_dp``. ``pp`` is the pair of
     neighbouring stages: size 2 (1 without pipeline), local 2 only where all boundaries are inside a domain. Experts
     lie over all ranks of a stage, etp innermost, then ep, as Megatron Core's RankGenerator numbers them; where a
     framework keeps them inside dp*cp (not ``experts_span_tp``), ep has tp's ranks in between.
     """
-    layouts = {"etp": layouts["tp"], "dp_replicate": np.ones_like(layouts["tp"]), **layouts}
+    one = np.ones_like(layouts["tp"])
+    layouts = {"etp": layouts["tp"], **dict.fromkeys(("dp_replicate", "gtp", "egtp"), one), **layouts}
     degrees = np.stack([np.asarray(layouts[name], np.int64) for name in SPLIT_COLUMNS])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
     starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
@@ -46,14 +49,14 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
 
 
 def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Group]:
-    dp, tp, pp, cp, ep, etp, replicas = degrees
-    gpus, shards, etp = tp * cp * dp * pp, dp * cp, np.maximum(etp, 1)
+    dp, tp, pp, cp, ep, etp, replicas, gtp, egtp = degrees
+    gpus, ranks, etp = tp * cp * dp * pp, tp * dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
-    strides = {
-        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp),
-        "etp": (etp, np.ones_like(tp)), "ep": (ep, inner), "pp": (pp, tp * shards),
-        "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep),
-    }  # fmt: skip
+    # copies of a weight and of an expert; one of plans that no framework starts, whose ranks are too few
+    dp, copies = np.maximum(dp // gtp, 1), np.maximum(ranks // (inner * ep * egtp), 1)
+    strides = _from_innermost(tp=tp, gtp=gtp, cp=cp, dp=dp)
+    strides |= _from_innermost(inner=inner, ep=ep, egtp=egtp, expert_dp=copies)
+    strides |= {"dp_cp": (cp * dp, tp * gtp), "etp": (etp, np.ones_like(tp)), "pp": (pp, ranks)}
     for name, whole in (("", "dp_cp"), ("expert_", "expert_dp")):
         members, stride = strides[whole]
         parts = np.minimum(replicas, members)
@@ -63,6 +66,14 @@ def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Grou
     chain = groups["pp"]
     pair_local = np.where((chain.size > 1) & (chain.local == chain.size), 2, 1)
     return groups | {"pp": Group(np.minimum(pp, 2), pair_local)}
+
+
+def _from_innermost(**sizes: Ints) -> dict[str, tuple[Ints, Ints]]:
+    """(size, stride) of groups along each axis of a grid of ranks, the first innermost, (n,) each."""
+    found, stride = {}, np.ones_like(next(iter(sizes.values())))
+    for name, size in sizes.items():
+        found[name], stride = (size, stride), stride * size
+    return found
 
 
 def members_per_domain(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Ints:

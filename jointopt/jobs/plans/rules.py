@@ -37,7 +37,7 @@ from jointopt.jobs.clocks import refused_limits
 from jointopt.jobs.defaults import canonical, idle_modules
 from jointopt.jobs.framework import OVERLAP_KINDS, overlap_not_offered, usual_overlap_share
 from jointopt.jobs.job import Job, Search, Training
-from jointopt.jobs.model import Model
+from jointopt.jobs.model import Model, kinds_of, mixers_of
 from jointopt.jobs.plans.placement import even_domain
 from jointopt.jobs.plans.stages import can_be_built, largest_chunk, split_mask, states_even
 
@@ -138,6 +138,7 @@ def _figures(job: Job) -> dict[str, Any]:
         "fewest_tokens": FEWEST_TOKENS, "most_domains": MOST_DOMAINS,
         "shared_ffn": model.num_shared_experts * model.moe_ffn_hidden_size,
         "attention": training.attention if model.has_attention else "no attention",
+        "mixers": " and ".join(kinds_of("attention")[kind]["words"] for kind in mixers_of(model)),
         "recomputes": recompute_codes(training, framework.recomputes),
         "unusual_zero": ", ".join(str(stage) for stage in framework.zero_stages if stage in unusual),
         "unless_stated": " without stage_layers" if framework.stage_splits else "",
@@ -198,7 +199,7 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and np.asarray(rule.broken(columns)).item()]
     broken.sort(key=lambda rule: rule.name.startswith(SEARCH))
-    stated = {name: "blank" if value == "" else value for name, value in plan.items()}
+    stated = {name: "blank" if value == "" else value for name, value in (usual | dict(plan)).items()}
     table: dict[str, str] = read_yaml("layout_rules.yaml")["figures"]
     sentences = []
     for rule in broken:

@@ -25,9 +25,7 @@ _UNEVEN = 1.1  # most that the heaviest chunk of an interleaved split holds, ove
 
 def token_costs(model: Model) -> tuple[int, int]:
     """Multiplications per token of a layer, experts that it is not sent to left out, and of the head."""
-    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
-    per_layer = model.attention_parameters + (experts if model.is_moe else model.dense_mlp_parameters)
-    return per_layer, model.vocab_size * model.hidden_size
+    return round(model.layer_weights), model.vocab_size * model.hidden_size
 
 
 def tail_layers(model: Model) -> float:

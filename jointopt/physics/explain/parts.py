@@ -20,7 +20,7 @@ from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, limit_in_physics_w, peak_w, stage_positions_c, temperature_c
 from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import time_parts
-from jointopt.physics.memory import memory_parts
+from jointopt.physics.memory import layer_parameters, memory_parts
 from jointopt.physics.stage_costs import StageCosts
 
 
@@ -212,7 +212,7 @@ def cast_times_s(physics: CostModel, index: int) -> Floats:
 class Message:
     """One collective of a plan; ``link`` is the slowest class that it crosses, intra_node or inter_node."""
 
-    parallelism: str  # tp, cp, ep, pp, dp, expert_dp (data parallelism of experts)
+    parallelism: str  # tp, cp, ep, pp, gtp, egtp, dp, expert_dp (data parallelism of experts)
     kind: str  # of `traffic.KINDS`
     size_bytes: float  # one rank's full buffer
     members: int
@@ -257,6 +257,9 @@ def _largest_messages(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[s
     if job.model.is_moe:
         yield "ep", "all_to_all", traffic.routed_bytes(job.model, lay.tokens, lay.token_share, element), groups["ep"]
     yield "pp", "p2p", traffic.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, element), groups["pp"]
+    layer = layer_parameters(job.model, lay)[-1]
+    for name, count in (("gtp", layer.dense), ("egtp", layer.expert)):
+        yield name, "all_gather", job.training.weight_gather_bytes * count, groups[name]
     for of, kind, moved, group, sent in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
         if sent.any():
             yield "dp" if of == "dense" else "expert_dp", kind, moved.max(axis=1), group

@@ -29,7 +29,8 @@ EVERY = {
 PLAIN = {"micro_batch_size": [1, 2], "offload": ["none", "optimizer"]}
 # the profile whose plans go to a target, what its search offers, and a model beside Llama 3 that it has
 TARGETS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "megatron": ("megatron-lm", EVERY, "mixtral-8x7b"), "megatron 0.14": ("megatron-lm", EVERY, "qwen3-30b-a3b"),
+    "megatron": ("megatron-lm", EVERY | {"gtp": [1, 2], "egtp": [1, 2]}, "mixtral-8x7b"),
+    "megatron 0.14": ("megatron-lm", EVERY, "qwen3-30b-a3b"),
     "megatron-bridge": ("nemo", EVERY, "mixtral-8x7b"),
     "torchtitan": ("torchtitan", EVERY | {"offload": ["none"]}, "qwen3-30b-a3b"),
     "torchtitan 0.2.2": ("torchtitan", EVERY | {"offload": ["none"]}, "qwen3-30b-a3b"),

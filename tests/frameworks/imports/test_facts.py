@@ -18,6 +18,7 @@ from jointopt.core.errors import ExportError, UsageError
 from jointopt.frameworks.exported import exported
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.details import details_of, differing_details
+from jointopt.jobs.huggingface import known_keys
 from jointopt.jobs.jobfile import dump_job, job_mapping, parse_job
 from jointopt.jobs.reading import parse_yaml
 from jointopt.jobs.shape import inline_model
@@ -55,7 +56,9 @@ def written(kind: str, more: dict[str, Any]) -> tuple[str, str]:
         program = "train.py --per_device_train_batch_size 1 --model_name_or_path meta-llama/Meta-Llama-3-8B"
         return "run.sh", f"{START} {'pretrain_gpt.py --bf16' if kind == 'megatron' else program} {words}"
     if kind == "huggingface":
-        return "config.json", json.dumps({"model_type": "llama"} | LLAMA | more)
+        config = {"model_type": "llama"} | more
+        plain = {key: LLAMA[key] for key in LLAMA.keys() & known_keys(config["model_type"])}
+        return "config.json", json.dumps(plain | config)
     sections: dict[str, Any] = {"model": SIZES | BATCH, "trainer": {"num_nodes": 1, "devices": 8}}
     if kind == "bridge":
         sections = {"model": SIZES, "train": BATCH, "ddp": {"overlap_grad_reduce": True}}

@@ -30,6 +30,7 @@ REFUSED = [  # a command, and the sentence on what it starts
     ("megatron rlhf --rlhf_type dpo --model Qwen/Qwen3-8B", "megatron rlhf, which learns from rewards or preferences"),
     ("python -m verl.trainer.main_ppo trainer.nnodes=2 data.train_batch_size=8", "verl.trainer.main_ppo, which learns"),
     (f"ray job submit -- python train.py {SHAPE} --rollout-batch-size 8", "train.py, which learns from rewards"),
+    (f"torchrun pretrain_ntp.py {SHAPE} --tp-spares 2", "pretrain_ntp.py, which goes on with fewer tensor ranks"),
 ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
-from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework, with_settings
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_BYTES, ScalingRecipe, Training
 from tests.each import each
@@ -53,6 +54,32 @@ def test_the_figures_of_a_profile_have_the_types_of_the_dataclass(name: str) -> 
         value, default = getattr(profile, field.name), getattr(plain, field.name)
         wanted = (int, float) if isinstance(default, float) else type(default)
         assert isinstance(value, wanted), field.name
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "logits_bytes"),
+    [
+        ({}, {"architecture": "hopper"}, 14),
+        ({}, {"architecture": "blackwell"}, 4),
+        ({}, {"architecture": "hopper", "model": "moe"}, 4),
+        ({"framework_release": "0.2"}, {"architecture": "hopper"}, 4),
+        ({"framework_release": "0.0.1"}, {"architecture": "blackwell"}, 14),
+        ({"framework_release": "0.2", "compile": False}, {"architecture": "hopper"}, 14),
+    ],
+)
+def test_torchtitan_compiles_the_loss_since_0_1_and_so_in_what_runs_on_newer_gpus_or_has_experts(
+    settings: dict[str, Any], kind: dict[str, str], logits_bytes: float
+) -> None:
+    profile = with_settings(load_framework("torchtitan"), settings, **({"model": "dense"} | kind))
+    assert profile.logits_bytes == logits_bytes
+
+
+@pytest.mark.parametrize(("attention_kind", "moment_bytes"), [("mla", 2), ("", 4)])
+def test_megatron_bridge_keeps_moments_of_deepseek_s_kind_of_model_in_16_bit(
+    attention_kind: str, moment_bytes: float
+) -> None:
+    profile = with_settings(load_framework("megatron-bridge"), {}, attention_kind=attention_kind)
+    assert profile.moment_bytes == moment_bytes
 
 
 # Every framework that the recorded runs name, and spellings of the same.

@@ -10,8 +10,8 @@ from jointopt.jobs.plans.stages import offered_splits
 
 # the value that a column takes where the job lists none, and where it has no effect
 USUAL = {
-    "dp_replicate": 1, "stage_layers": "", "schedule": "1f1b", "recompute_modules": "", "recompute_num_layers": 0,
-    "offload": "none", "overlap": "",
+    "dp_replicate": 1, "gtp": 1, "egtp": 1, "stage_layers": "", "schedule": "1f1b", "recompute_modules": "",
+    "recompute_num_layers": 0, "offload": "none", "overlap": "",
 }  # fmt: skip
 
 
@@ -56,8 +56,8 @@ def _text(numbers):
 
 
 def is_allowed(job, plan):
-    checks = (_tensor, _pipeline, _split, _data, _experts, _state, _recompute, _sharing, _overlap, _a2a, _searched)
-    return all(check(job, plan) for check in checks)
+    checks = (_tensor, _pipeline, _split, _data, _experts, _state, _recompute, _sharing, _gathering, _overlap, _a2a)
+    return all(check(job, plan) for check in (*checks, _searched))
 
 
 def _has(job, *rules):
@@ -193,6 +193,18 @@ def _sharing(job, plan):
         return False
     narrow = plan["dp"] % replicas and _has(job, "replicas_of_dp")
     return plan["zero_stage"] > 0 and ranks % replicas == 0 and replicas < ranks and not narrow
+
+
+def _gathering(job, plan):
+    if plan["gtp"] == plan["egtp"] == 1:
+        return True
+    if "gtp" not in job.training.framework.dimensions or plan["zero_stage"] > 1 or job.training.frozen:
+        return False
+    ranks, replicas = plan["dp"] * plan["cp"], plan["dp_replicate"]
+    alike = max(ranks * plan["tp"] // (plan["ep"] * plan["etp"]), 1) if job.model.is_moe else 1
+    if plan["dp"] % plan["gtp"] or alike % plan["egtp"]:
+        return False
+    return replicas == 1 or (ranks % (plan["gtp"] * replicas) == 0 and alike % (plan["egtp"] * replicas) == 0)
 
 
 def _overlap(job, plan):

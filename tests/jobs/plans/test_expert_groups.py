@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import SPLIT_COLUMNS
 from jointopt.jobs.plans.placement import placement
 from tests.each import each
 
@@ -29,12 +30,17 @@ LAYOUTS: list[tuple[dict[str, int], dict[str, Groups]]] = [
         "shard": [[0, 2, 4, 6], [8, 10, 12, 14], [1, 3, 5, 7]], "replica": [[0, 8], [2, 10], [7, 15]],
         "expert_shard": [[0, 4], [8, 12], [3, 7]], "expert_replica": [[0, 8], [4, 12]],
     }),
+    # num_weight_shards of twice tp and of twice etp: ranks that gather weights lie after tp, of experts after ep
+    ({"tp": 2, "cp": 2, "dp": 4, "ep": 2, "etp": 2, "gtp": 2, "egtp": 2}, {
+        "gtp": [[0, 2], [1, 3], [4, 6]], "cp": [[0, 4], [2, 6]], "dp_cp": [[0, 4, 8, 12], [2, 6, 10, 14]],
+        "ep": [[0, 2], [1, 3]], "egtp": [[0, 4], [2, 6], [9, 13]], "expert_dp": [[0, 8], [4, 12], [7, 15]],
+    }),
     ({"tp": 8, "dp": 1, "pp": 2, "ep": 4, "etp": 2}, {"ep": [[0, 2, 4, 6], [1, 3, 5, 7]], "etp": [[0, 1], [2, 3]]}),
 ]  # fmt: skip
 
 
 def columns(**cells: Any) -> dict[str, Any]:
-    return {name: np.array([cells.get(name, 1)]) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")}
+    return {name: np.array([cells.get(name, 1)]) for name in SPLIT_COLUMNS}
 
 
 @each("domain", [2, 4, 8, 16])

@@ -41,6 +41,7 @@ NEWER = (  # experts, and what is searched
     (0, {"stage_layers": ("", "1;3", "2;2", "1;1;0;2"), "schedule": ("1f1b", "zb-h1", "zbv", "dualpipev")}),
     (0, {"recompute_modules": ("", "core_attn", "mlp;layernorm", "moe_act"), "recompute_num_layers": (0, 1, 2)}),
     (2, {"dp_replicate": (1, 2), "offload": ("none", "optimizer"), "recompute": ("none",)}),
+    (2, {"gtp": (1, 2, 4), "egtp": (1, 2), "dp_replicate": (1, 2), "recompute": ("none",)}),
     (0, {"overlap": ("", "none", "dp", "tp", "dp;tp"), "zero_stage": (0, 1)}),
     (0, {"overlap": ("tp",), "recompute": ("none",)}),
     (2, {"etp": (1, 2, 3), "recompute_modules": ("", "moe", "mla_up_proj"), "recompute": ("selective", "full")}),

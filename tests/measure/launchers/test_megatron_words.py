@@ -73,6 +73,7 @@ def test_chunks_of_no_and_of_one_layer_have_their_letters() -> None:
                                                 "optim_grads_params"),
         ({"zero_stage": 2, "pp": 1, "dp": 32}, "--data-parallel-sharding-strategy optim_grads"),
         ({"dp_replicate": 2}, "--num-distributed-optimizer-instances 2"),
+        ({"gtp": 4}, "--tensor-parallel-num-weight-shards 8"),
         ({"offload": "optimizer"}, "--optimizer-cpu-offload --use-precision-aware-optimizer"),
         ({"offload": "activations"}, "--offload-modules core_attn attn_proj moe_act"),
     ],
@@ -92,7 +93,7 @@ def test_megatrons_own_parser_accepts_every_plan_of_the_space(model: str, tmp_pa
     training = {"seq_length": 4096, "global_batch_size": 2048, "framework": "megatron-lm"}
     cluster = {"gpu": "h100-sxm5-80gb", "nodes": 64, "gpus_per_node": 8}
     # the judge's environment has the single connection that Megatron-FSDP refuses
-    search = {"zero_stage": [0, 1], "dp_replicate": [1, 2], "offload": ["none", "optimizer"]}
+    search = {"zero_stage": [0, 1], "dp_replicate": [1, 2], "offload": ["none", "optimizer"], "gtp": [1, 2]}
     job = parse_job({"model": model, "training": training, "cluster": cluster, "search": search}, model, tmp_path)
     layouts = enumerate_layouts(job).layouts
     rows = range(0, len(layouts["dp"]), max(len(layouts["dp"]) // 60, 1))

@@ -39,14 +39,38 @@ def test_sequence_parallelism_cuts_everything(held: Held) -> None:
     assert found == (2 * NORM + HEADS + LSE + MLP) / 2
 
 
-@pytest.mark.parametrize("share", [0.25, 1.0])
-def test_inputs_kept_as_gathered_stay_whole_whatever_tensor_parallelism_cuts(share: float, held: Held) -> None:
+def test_inputs_kept_as_gathered_stay_whole_whatever_tensor_parallelism_cuts(held: Held) -> None:
     # of each of two norms the output, 2*64 bytes, is the input of a column-parallel product
+    gathered = {"keeps_gathered_inputs": True}
     plan = {"tp": 4, "sequence_parallel": True}
-    plain, found = (per_token(held, plan, framework={"gathered_inputs": g}) for g in (0.0, share))
-    assert found - plain == pytest.approx(2 * 2 * 64 * share * (1 - 1 / 4))
+    found = per_token(held, plan, framework=gathered) - per_token(held, plan)
+    assert found == pytest.approx(2 * 2 * 64 * (1 - 1 / 4))
     for cells in ({"tp": 4}, {"tp": 1, "sequence_parallel": True}):  # where they are whole, or nothing is gathered
-        assert per_token(held, cells, framework={"gathered_inputs": share}) == per_token(held, cells)
+        assert per_token(held, cells, framework=gathered) == per_token(held, cells)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_what_a_layer_at_work_gathers_is_whole_once_whatever_tensor_parallelism_cuts(tp: int, held: Held) -> None:
+    # three tensors of 64 elements of 2 bytes for each of 128 tokens, of one layer of four
+    plan, gathered = {"tp": tp, "sequence_parallel": True}, {"gathered_tensors": 3}
+    found, plain = (held("activations", plan, **ONE, framework=of)[0] for of in (gathered, {}))
+    assert found - plain == 3 * 2 * 64 * TOKENS
+    for cells in ({"tp": tp}, {"tp": 1, "sequence_parallel": True}):
+        assert per_token(held, cells, framework=gathered) == per_token(held, cells)
+
+
+def test_a_stage_that_keeps_its_output_holds_one_more_input_per_micro_batch(held: Held) -> None:
+    # two stages of two layers: the first has two micro-batches in flight, the last one
+    plan, kept = {"pp": 2, "recompute": 2}, {"keeps_stage_outputs": True}
+    found, plain = (held("activations", plan, framework=of) for of in (kept, {}))
+    assert [one - other for one, other in zip(found, plain, strict=True)] == [2 * 2 * 64 * TOKENS, 2 * 64 * TOKENS]
+    assert per_token(held, {}, framework=kept) == per_token(held, {})
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_inputs_of_activation_functions_may_be_kept_in_8_bit(gated: bool, held: Held, llama: Make) -> None:
+    model, halves = llama(gated_mlp=gated), 2 if gated else 1
+    assert per_token(held, {}, model) - per_token(held, {}, model, fp8_activations=True) == halves * 192
 
 
 def test_a_gate_in_a_kernel_of_its_own_keeps_the_activated_half_too(held: Held, llama: Make) -> None:

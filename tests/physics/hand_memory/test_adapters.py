@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import scaling_recipe
+from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 
 Held = Callable[..., list[float]]
@@ -71,3 +75,25 @@ def test_an_adapted_layer_keeps_its_input_and_what_its_first_product_makes(held:
 def test_with_all_adapters_a_layer_keeps_what_a_trained_one_keeps_and_four_ranks_more(held: Held) -> None:
     whole = held("activations", {}, global_batch_size=1)[0] / 4 / TOKENS
     assert per_token(held, *SIDES) == whole + 4 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lora_dim", "stated", "kept"),
+    [("fp8", 4, None, 1), ("fp4", 4, None, 1), ("bf16", 4, None, 2), ("fp8", None, None, 2), ("fp8", 4, False, 2)],
+)
+def test_a_profile_may_keep_inputs_of_activation_functions_in_8_bit_beside_frozen_fp8_weights(
+    dtype: str, lora_dim: int | None, stated: bool | None, kept: int, hand_job: Callable[..., Job]
+) -> None:
+    job = hand_job(framework={"fp8_activations_of_adapters": True}, dtype=dtype, lora_dim=lora_dim)
+    training = replace(job.training, fp8_activations=stated)
+    assert training.keeps_8_bit_activations == (kept == 1)
+
+
+@pytest.mark.parametrize(("gpu", "copies"), [("mi300x", 1), ("h100-sxm5-80gb", 2), ("b200-sxm-180gb", 1)])
+def test_frozen_fp8_weights_lie_along_columns_too_where_products_need_it_and_the_stack_keeps_it(
+    gpu: str, copies: int
+) -> None:
+    recipe = scaling_recipe("delayed", load_gpu(gpu))
+    training = Training(1, 1, "fp8", fp8_recipe=recipe, fp8_param_gather=True, lora_dim=4)
+    assert training.frozen_bytes == copies
+    assert training.weight_bytes == (1 if gpu.startswith("b200") else 2)

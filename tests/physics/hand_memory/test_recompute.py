@@ -100,3 +100,13 @@ def test_logits_and_the_layer_that_is_recomputed_are_not_alive_together(held: He
     framework = {"logits_bytes": 100.0}
     whole, less = (held("logits", {"recompute": rc}, framework=framework, **ONE)[0] for rc in (0, 2))
     assert whole - less == layer
+
+
+def test_selective_recomputation_may_drop_what_routed_experts_keep_whatever_its_share(held: Held, moe: Make) -> None:
+    # of each of four layers the other half of its routed copies goes, and none is restored beside the layer at work
+    share = {"selective_share": 0.5}
+    some, more = (
+        held("activations", {"recompute": 1}, moe(), **ONE, framework=share | of)[0]
+        for of in ({}, {"selective_experts": True})
+    )
+    assert some - more == pytest.approx(4 * TOKENS * ROUTED / 2)

@@ -155,3 +155,26 @@ def test_a_wider_copy_of_gradients_counts_beyond_the_activations_that_are_gone(h
 def test_multi_token_prediction_adds_a_layer_an_embedding_and_a_projection_at_the_end(held: Held, llama: Make) -> None:
     plain, more = (held("weights", {"pp": 2}, llama(mtp_num_layers=n)) for n in (0, 1))
     assert [b - a for a, b in zip(plain, more, strict=True)] == [0, 2 * (LAYER + TABLE + 2 * 64 * 64)]
+
+
+@pytest.mark.parametrize(("dtype", "stated", "gradient"), [("bf16", None, 6), ("fp16", None, 4), ("bf16", "bf16", 2)])
+def test_a_framework_may_keep_more_of_a_gradient_in_bf16(
+    dtype: str, stated: str | None, gradient: int, held: Held
+) -> None:
+    framework = {"gradient_bytes": 4, "bf16_gradient_bytes": 6}
+    assert states(held, {}, dtype=dtype, grad_reduce_dtype=stated, framework=framework)[1] == gradient * WHOLE
+
+
+@pytest.mark.parametrize(("elements", "held_bytes"), [(1_000, 4_000), (1e9, 4 * WHOLE)])
+def test_gradients_go_to_other_replicas_through_a_bucket_no_larger_than_the_model(
+    elements: float, held_bytes: float, held: Held
+) -> None:
+    framework = {"bucket_elements": elements}
+    assert states(held, {"dp": 2}, framework=framework)[1] == 4 * WHOLE + held_bytes
+    assert states(held, {}, framework=framework)[1] == 4 * WHOLE
+
+
+@pytest.mark.parametrize(("stated", "moments"), [(None, 2 + 2), ("fp32", 4 + 4)])
+def test_moments_have_the_framework_s_format_unless_one_is_stated(stated: str | None, moments: int, held: Held) -> None:
+    found = states(held, {}, exp_avg_dtype=stated, framework={"moment_bytes": 2})
+    assert found[2] == (4 + moments) * WHOLE
