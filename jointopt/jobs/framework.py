@@ -147,6 +147,7 @@ class Framework:
     # What other settings than those of its usual runs change, in this order: ``when`` (an expression of settings),
     # ``set`` (fields, numbers or expressions of fields), ``source``; see `catalog.frameworks.with_settings`.
     changes: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    kind: Mapping[str, str] = field(default_factory=dict, compare=False)  # of job, for which these were chosen
     source: str = ""
 
 

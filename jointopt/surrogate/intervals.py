@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import TERA, Z_90
 from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.catalog.frameworks import release_numbers
+from jointopt.jobs.catalog.recorded_runs import OTHER_SOFTWARE, combination_of, recorded_runs
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import assumed_kinds
@@ -40,6 +42,8 @@ DOUBTS: Mapping[str, str] = {
     "framework": "no recorded runs of the framework",
     "gpu": "no recorded runs on this GPU",
     "model": "few recorded runs of mixtures of experts",
+    "combination": "no recorded runs of this software, kind of GPU, precision and kind of model together",
+    "release": "a newer release than recorded runs state",
     "precision": "no recorded runs in this precision",
     "block": "no recorded runs of blocks without a model around them",
     "adapters": "no recorded runs of adapters (LoRA)",
@@ -61,8 +65,11 @@ DOUBTS: Mapping[str, str] = {
 NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
 # Doubts whose own half-width is added in squares, instead of a wider interval.
 ADDED_DOUBTS = frozenset({"clock", "network"})
-# Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
-OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe", "link"}) | ADDED_DOUBTS
+# How many steps each doubt is from what recorded runs support, beside those of the combination: two where it is no matter
+# of the place alone.
+_STEPS = {"gpu": 1, "size": 1, "layout": 1, "attention": 1, "form": 1, "recipe": 1, "release": 1,
+          "link": 1, "host": 2, "block": 2, "ambiguous": 2}  # fmt: skip
+_OF_COMBINATION = ("framework", "gpu", "model", "precision", "adapters")  # one of them unknown by itself
 # Doubts that runs of the cluster leave open by themselves: what they teach of clocks and networks is in `measured` and
 # ``network``, and a link in another unit stays one.
 _OF_JOB = frozenset({"clock", "network", "link"})
@@ -82,6 +89,8 @@ def doubts(
     with a published clock response.
     """
     errors, training, model, gpu = physics_errors(), job.training, job.model, job.cluster.gpu
+    runs, own = recorded_runs(), combination_of(job)
+    software, _, precision, of_model = own
     layout = np.zeros(len(columns["pp"]), bool)
     for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
         low, high = errors["ranges"][name]
@@ -90,15 +99,18 @@ def doubts(
     size = {"num_gpus": job.cluster.num_gpus, "seq_length": training.seq_length, "hidden_size": model.hidden_size}
     spanned = (errors["ranges"][name][0] <= value <= errors["ranges"][name][1] for name, value in size.items())
     of_all = {
-        "framework": not training.framework.fitted, "gpu": gpu.id not in errors["seen_gpus"],
-        "model": model.is_moe, "precision": training.precision not in errors["precisions"],
-        "adapters": training.frozen, "block": bool(model.block), "size": not all(spanned),
+        "framework": not runs.has(0, software) or software == OTHER_SOFTWARE, "gpu": gpu.id not in errors["seen_gpus"],
+        "model": of_model == "experts" and not runs.has(2, precision, of_model), "precision": not runs.has(2, precision),
+        "adapters": of_model == "adapters" and not runs.has(2, precision, of_model),
+        "release": runs.is_newer(software, release_numbers(training.framework_release)),
+        "block": bool(model.block), "size": not all(spanned),
         "link": job.cluster.has_far_link,
         "attention": model.has_attention and kind["attention"] not in errors["attentions"],
         "form": model.has_attention and not kind["form"] <= {*errors["attention_forms"]},
         "recipe": kind["recipe"] is not None and kind["recipe"] not in errors["fp8_recipes"],
         "ambiguous": training.dtype_assumed,
     }  # fmt: skip
+    of_all["combination"] = runs.steps(own) > 0 and not any(of_all[name] for name in _OF_COMBINATION)
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
     # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once
     known_host = training.framework.host_floor_s > 0.0 or training.captures_graphs or gpu.is_cpu
@@ -173,15 +185,16 @@ def add_intervals(
     found = doubts(job, columns, measured, network)
     at_top = without_doubts(found, ADDED_DOUBTS)
     inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
+    dense = not job.model.is_moe and not job.training.frozen  # of which alone memory was checked
     power_known = inside & (job.cluster.gpu.id in errors["clock_response_gpus"])
     # in the order in which tables have them
     out = {**columns, **{f"{name}_{end}": columns[name] for name in RESULTS for end in ("low", "high")}}
-    for name, known in (("peak_memory_gib", inside), ("avg_power_w", power_known)):
+    for name, known in (("peak_memory_gib", inside & dense), ("avg_power_w", power_known)):
         for end, near, far in zip(("low", "high"), errors[name]["known"], errors[name]["unknown"], strict=True):
             out[f"{name}_{end}"] = columns[name] * np.where(known, near, far)
-    below, above = (np.full(len(at_top), abs(np.log(bound))) for bound in errors["iteration_time_s"]["known"])
     added = _added_widths(job, columns, measured, network)
-    out = _with_time(out, (below, above), at_top, _widest_time(job, found), added)
+    everywhere = np.ones(len(at_top), bool)
+    out = _with_time(out, time_half_widths(job, found), everywhere, (0.0, 0.0), added)
     return bounds_within_limits(job, out) | {"in_domain": inside & ~found["network"]}
 
 
@@ -247,10 +260,11 @@ def with_time_interval(
     show what a core can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of
     time and power add in squares.
     """
-    widest: Sequence[float | Floats] = physics_errors()["iteration_time_s"]["unknown"]
+    bounds: Sequence[float] = physics_errors()["iteration_time_s"]["unknown"]
+    widest = tuple(np.full(len(inside), abs(math.log(bound))) for bound in bounds)
     added = (clock_doubt(job, columns["stage_clock_mhz"], measured)[0],) * 2
     if not known:
-        widest = _widest_time(job, doubts(job, columns, measured, network))
+        widest = time_half_widths(job, doubts(job, columns, measured, network))
         added = _added_widths(job, columns, measured, network)
     return _with_time(columns, (half_width, half_width), inside, widest, added)
 
@@ -261,19 +275,12 @@ def with_new_interval(
 ) -> Columns:  # fmt: skip
     """As `with_time_interval`, where no run of the source is known; ``half_widths`` (n,): (below, above).
 
-    They are of recorded sources, each taken for new, on GPUs and at sizes that others did not have. So only GPUs, sizes
-    and degrees that no recorded run has widen them, and experts and the like; so does ``network``, as for `doubts`.
+    They are of recorded sources, each taken for new. Where a plan has a doubt, they are those of the physics at least.
     """
     found = doubts(job, columns, measured, network)
-    software = found["framework"] & (job.cluster.gpu.architecture != "CPU")
-    beyond = ~without_doubts(found, OF_PLACE | {"framework"})
-    place = ~without_doubts(found, found.keys() - (OF_PLACE - ADDED_DOUBTS))
-    low, high = _widest_time(job, found)
-    # nothing that was learned from runs shows how much faster the best of unknown software is
-    floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
-    below, above = (np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True))
-    everywhere, added = np.ones(len(beyond), bool), _added_widths(job, columns, measured, network)
-    return _with_time(columns, (below, above), everywhere, (1.0, 1.0), added)
+    known, floors = without_doubts(found, ADDED_DOUBTS), time_half_widths(job, found)
+    added = _added_widths(job, columns, measured, network)
+    return _with_time(columns, half_widths, known, floors, added)
 
 
 def nearest_bounds(first: Columns, second: Columns) -> Columns:
@@ -291,13 +298,13 @@ def _with_time(
 ) -> Columns:  # fmt: skip
     """``columns`` with intervals of time by ``half_widths`` (below, above), and of energy by those of time and power.
 
-    Where plans are not ``inside`` (n,), at least as wide as the ``widest`` (low, high) ratios. ``added``: half-widths
-    (below, above) that are added in squares.
+    Where plans are not ``inside`` (n,), at least as wide as the ``widest`` (below, above). ``added``: half-widths (below,
+    above) that are added in squares.
     """
     out = dict(columns)
     sides = zip(("low", "high"), (-1.0, 1.0), half_widths, widest, added, strict=True)
     for side, sign, own, bound, more in sides:
-        half = np.hypot(np.where(inside, own, np.maximum(own, np.abs(np.log(bound)))), more)
+        half = np.hypot(np.where(inside, own, np.maximum(own, bound)), more)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
         out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half)
         out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half))
@@ -308,22 +315,43 @@ def outside_of_domain(columns: Columns) -> Columns:
     """``columns`` of `add_intervals` where nothing supports any plan: times at least as uncertain as the unknown's."""
     ends = [np.abs(np.log(columns[f"iteration_time_s_{e}"] / columns["iteration_time_s"])) for e in ("low", "high")]
     nowhere, half_width = np.zeros(len(ends[0]), bool), np.maximum(*ends)
-    unknown = physics_errors()["iteration_time_s"]["unknown"]
+    unknown = [abs(math.log(bound)) for bound in physics_errors()["iteration_time_s"]["unknown"]]
     return _with_time(columns, (half_width, half_width), nowhere, unknown) | {"in_domain": nowhere}
 
 
-def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
-    """Measured over predicted time (90 %), (n,) each, where no recorded runs support plans, by their `doubts`.
+def time_half_widths(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
+    """90 % half-widths of the logarithm of time (below, above), (n,) each, of the physics by recorded runs like the job's.
 
-    Nearer where the framework's profile is fitted and only the place is new; orders of magnitude of cores.
+    Wider with each step from these, by the plans' `doubts`; of cores orders of magnitude.
     """
-    errors = physics_errors()["iteration_time_s"]
-    near, far = errors["near"], errors["unknown"]
+    steps = steps_from_recorded(job, found)
     if job.cluster.gpu.architecture == "CPU":
-        near = far = errors["cores"]
-    unlike = ~without_doubts(found, OF_PLACE)
-    low, high = (np.where(unlike, of_far, of_near) for of_far, of_near in zip(far, near, strict=True))
-    return low, high
+        low, high = (np.full(len(steps), abs(math.log(end))) for end in physics_errors()["iteration_time_s"]["cores"])
+        return low, high
+    runs, own = recorded_runs(), combination_of(job)
+    factors = np.array(runs.wider[own[-1]])
+    wider = factors[np.minimum(steps, len(factors) - 1)]
+    below, above = runs.half_widths(own)
+    return below * wider, above * wider
+
+
+def steps_from_recorded(job: Job, found: Mapping[str, Bools]) -> Ints:
+    """How many steps plans are from what recorded runs support, (n,): of the combination, and by their `doubts`."""
+    runs, own = recorded_runs(), combination_of(job)
+    steps = np.full(len(found["layout"]), runs.steps(own))
+    for name, count in _STEPS.items():  # that of a GPU of another architecture is the combination's
+        steps += found[name] * (count if name != "gpu" or runs.has(1, own[1]) else 0)
+    return steps
+
+
+def widened_by(job: Job, columns: Columns, mean: Floats, deviation: Floats) -> Columns:
+    """``columns`` of `add_intervals` with intervals of a mixture: log(time / predicted) has that mean and deviation, (n,)."""
+    time, everywhere = columns["iteration_time_s"], np.ones(len(mean), bool)
+    below, above = (
+        np.maximum(np.hypot(np.abs(np.log(columns[f"iteration_time_s_{end}"] / time)), Z_90 * deviation) + shift, 0.0)
+        for end, shift in (("low", -mean), ("high", mean))
+    )
+    return bounds_within_limits(job, _with_time(columns, (below, above), everywhere, (0.0, 0.0)))
 
 
 def layer_peak_s(job: Job, columns: Columns) -> Floats:

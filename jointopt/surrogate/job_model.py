@@ -50,9 +50,11 @@ from jointopt.surrogate.intervals import (
     outside_of_domain,
     physics_difference_half_width,
     plan_differences,
+    widened_by,
 )
 from jointopt.surrogate.kernel import Runs, joined_runs, row_keys
 from jointopt.surrogate.memory import MemoryPosterior, certain_oom
+from jointopt.surrogate.mixture import Mixture, mixture_of
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
 from jointopt.surrogate.power import CLOCKS, PowerScale, board_power_of, other_limits, within_limits
@@ -389,7 +391,16 @@ class JobModel:
             found = add_intervals(self.job, columns, network=self._network(columns))
         else:
             found = correction.bounded(self.job, columns)
+        if mixture := self.mixture(columns):
+            found = widened_by(self.job, found, *mixture.of_all)
         return outside_of_domain(found) if self._guess_open else found
+
+    def mixture(self, columns: Columns) -> Mixture | None:
+        """The times of plans (n,) under what open settings may be; None where nothing is open, or measured runs show it."""
+        if self.evidence.counts or (self._correction is not None and self._correction.changes_time):
+            return None
+        known = self._layouts_of(columns)
+        return known.mixture.take(known.layout) if known.mixture.mean else None
 
     @property
     def _guess_open(self) -> bool:
@@ -513,6 +524,11 @@ class _Layouts:
         """Power of the physics that `Correction.power` needs, (clocks, L)."""
         every = np.arange(len(self.physics.layouts["pp"]))
         return None if self.clocks is None else watts_at(self.physics, every, self.clocks)
+
+    @functools.cached_property
+    def mixture(self) -> Mixture:
+        """`mixture_of` the layouts, (L,)."""
+        return mixture_of(self.physics)
 
     @functools.cached_property
     def delay(self) -> Floats:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _BLANKS: dict[str, tuple[bool | str, type]] = {
     "predicted_fits": (False, bool), "in_domain": (False, bool), "doubts": ("", object),
+    "hangs_on": ("", object),
     "violations": ("", object), "assumed": ("", object),
 }  # fmt: skip
 _RATES = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "tokens_per_j")
@@ -224,6 +225,8 @@ def _predictions(works: Sequence[Workload], model: JobModel) -> list[tuple[Workl
         fitting = columns["fit_probability"]
         kept |= {name: rates[name] for name in _RATES} | {name: columns[name] for name in ("in_domain", "doubts")}
         kept |= {"predicted_fits": fitting >= FEASIBLE, "fit_probability": fitting}
+        if mixture := here.mixture(columns):
+            kept["hangs_on"] = np.array(mixture.names, object)
         out.append((work, kept | {"violations": broken}, plan_of_row))
     return out
 

@@ -14,7 +14,7 @@ from jointopt.core.errors import CatalogError, nearest_hint
 from jointopt.core.schema import OVERLAPS, RECIPE_CLASSES, evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import SETTINGS, Job
+from jointopt.jobs.job import SETTINGS, Job, Training
 
 
 @functools.cache
@@ -105,7 +105,23 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
             if name == "ep_overlap" and share is not True:  # whatever the fabric
                 fields["network_ep_share"] = 1.0
             profile = replace(profile, **fields)
-    return profile
+    return replace(profile, kind=kind)
+
+
+def with_another(training: Training, settings: Mapping[str, Any], **kind: str) -> Training:
+    """The training with ``settings`` beside those that it states: its profile has what these change, and the rest of its own.
+
+    ``kind``: what they change of the kind of job that changes are chosen for.
+    """
+    of_kind = {**training.framework.kind, **kind}
+    before, after = (
+        profile_of_class(with_settings(load_framework(training.framework.name), stated, **words), training.recipe_class)
+        for stated, words in (
+            (training.settings, training.framework.kind), (training.settings | dict(settings), of_kind),
+        )
+    )  # fmt: skip
+    changed = {name: value for name, value in vars(after).items() if value != getattr(before, name)}
+    return replace(training, framework=replace(training.framework, **changed | {"kind": of_kind}), **settings)
 
 
 def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
