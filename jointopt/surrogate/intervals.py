@@ -65,8 +65,8 @@ DOUBTS: Mapping[str, str] = {
 NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
 # Doubts whose own half-width is added in squares, instead of a wider interval.
 ADDED_DOUBTS = frozenset({"clock", "network"})
-# How many steps each doubt is from what recorded runs support, beside those of the combination: two where it is no matter
-# of the place alone.
+# How many steps each doubt is from what recorded runs support, beside those of the combination: two where it is no
+# matter of the place alone.
 _STEPS = {"gpu": 1, "size": 1, "layout": 1, "attention": 1, "form": 1, "recipe": 1, "release": 1,
           "link": 1, "host": 2, "block": 2, "ambiguous": 2}  # fmt: skip
 _OF_COMBINATION = ("framework", "gpu", "model", "precision", "adapters")  # one of them unknown by itself
@@ -100,7 +100,8 @@ def doubts(
     spanned = (errors["ranges"][name][0] <= value <= errors["ranges"][name][1] for name, value in size.items())
     of_all = {
         "framework": not runs.has(0, software) or software == OTHER_SOFTWARE, "gpu": gpu.id not in errors["seen_gpus"],
-        "model": of_model == "experts" and not runs.has(2, precision, of_model), "precision": not runs.has(2, precision),
+        "model": of_model == "experts" and not runs.has(2, precision, of_model),
+        "precision": not runs.has(2, precision),
         "adapters": of_model == "adapters" and not runs.has(2, precision, of_model),
         "release": runs.is_newer(software, release_numbers(training.framework_release)),
         "block": bool(model.block), "size": not all(spanned),
@@ -298,8 +299,8 @@ def _with_time(
 ) -> Columns:  # fmt: skip
     """``columns`` with intervals of time by ``half_widths`` (below, above), and of energy by those of time and power.
 
-    Where plans are not ``inside`` (n,), at least as wide as the ``widest`` (below, above). ``added``: half-widths (below,
-    above) that are added in squares.
+    Where plans are not ``inside`` (n,), at least as wide as the ``widest`` (below, above). ``added``: half-widths
+    (below, above) that are added in squares.
     """
     out = dict(columns)
     sides = zip(("low", "high"), (-1.0, 1.0), half_widths, widest, added, strict=True)
@@ -320,7 +321,7 @@ def outside_of_domain(columns: Columns) -> Columns:
 
 
 def time_half_widths(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
-    """90 % half-widths of the logarithm of time (below, above), (n,) each, of the physics by recorded runs like the job's.
+    """90 % half-widths of the logarithm of time (below, above), (n,) each, of the physics by like recorded runs.
 
     Wider with each step from these, by the plans' `doubts`; of cores orders of magnitude.
     """
@@ -345,7 +346,7 @@ def steps_from_recorded(job: Job, found: Mapping[str, Bools]) -> Ints:
 
 
 def widened_by(job: Job, columns: Columns, mean: Floats, deviation: Floats) -> Columns:
-    """``columns`` of `add_intervals` with intervals of a mixture: log(time / predicted) has that mean and deviation, (n,)."""
+    """``columns`` of `add_intervals` with intervals of a mixture: log(time / predicted) has these moments, (n,)."""
     time, everywhere = columns["iteration_time_s"], np.ones(len(mean), bool)
     below, above = (
         np.maximum(np.hypot(np.abs(np.log(columns[f"iteration_time_s_{end}"] / time)), Z_90 * deviation) + shift, 0.0)

@@ -396,7 +396,7 @@ class JobModel:
         return outside_of_domain(found) if self._guess_open else found
 
     def mixture(self, columns: Columns) -> Mixture | None:
-        """The times of plans (n,) under what open settings may be; None where nothing is open, or measured runs show it."""
+        """The times of plans (n,) under what open settings may be; None where nothing is open or runs show it."""
         if self.evidence.counts or (self._correction is not None and self._correction.changes_time):
             return None
         known = self._layouts_of(columns)

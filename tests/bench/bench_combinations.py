@@ -2,16 +2,16 @@
 
     python tests/bench/bench_combinations.py [--write] DATA_FOLDER
 
-``--write`` rewrites jointopt/jobs/catalog/recorded_runs.yaml, which intervals rest on, from all tables of the folder: ONE
-command after any change of a prediction, a profile or a prior. Without it, what the file holds is judged as it is.
+``--write`` rewrites jointopt/jobs/catalog/recorded_runs.yaml, which intervals rest on, from all tables of the folder:
+ONE command after any change of a prediction, a profile or a prior. Without it, what the file holds is judged as it is.
 
-Of each table and combination: 5 and 95 % of log(measured / predicted), of which the mixture of open settings is taken first
-(what it leaves adds to it in squares). Of tables that a profile was fitted to, half-way to what profiles fitted to the others
-alone leave (`new_sources.factors_by_others`): runs of a new cluster are as far off as neither. All runs under no profile are
-evidence of other software. `wider` is the factor on these by which intervals hold 90 % of runs, tables alike, by steps from
-what was recorded, each combination left out (one table of a combination left out: no step).
+Of each table and combination: 5 and 95 % of log(measured / predicted), of which the mixture of open settings is taken
+first (what it leaves adds to it in squares). Of tables that a profile was fitted to, half-way to what profiles fitted
+to the others alone leave (`new_sources.factors_by_others`): runs of a new cluster are as far off as neither. Runs under
+no profile are evidence of other software. `wider` is the factor on these by which intervals hold 90 % of runs, tables
+alike, by steps from what was recorded, each combination left out (one table of a combination left out: no step).
 
-Printed are share in the 90 % interval and half-width by class: of every table left out, and of every combination left out.
+Printed are share in the 90 % interval and half-width by class: of every table left out, and of every combination.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ LEVEL, MOST_LEVEL = 0.9, 0.95
 KINDS = ("dense", "experts", "adapters")
 HEAD = """\
 # Combinations of recorded runs and how far off predicted times are there, written by
-# `python tests/bench/bench_combinations.py --write DATA_FOLDER` (which says how): software, architecture of the GPU, precision,
-# kind of model, 5 and 95 % of log(measured / predicted), tables, newest release that these state. Runs under `generic` stand
-# for software that no profile describes. `wider`: factor on the half-widths of jobs by their steps from any combination.
+# `python tests/bench/bench_combinations.py --write DATA_FOLDER` (which says how): software, architecture of the GPU,
+# precision, kind of model, 5 and 95 % of log(measured / predicted), tables, newest release that these state. Runs under
+# `generic` stand for software that no profile describes. `wider`: factor on the half-widths of jobs by their steps from
+# any combination.
 """
 
 
@@ -143,7 +144,7 @@ def _tails(left: Floats) -> tuple[float, float]:
 
 
 def left_out(rows: pd.DataFrame, wider: Mapping[str, Sequence[float]], combination: bool) -> pd.DataFrame:
-    """Each table's rows by the list without it, or without its combination too: steps, factor needed, covered, width."""
+    """Each table's rows by the list without it, or its combination too: steps, factor needed, covered, width."""
     out = []
     for (table, *names), part in rows.groupby(["table", *NAMES]):
         rest = rows[rows["table"] != table]
@@ -211,8 +212,9 @@ def write(rows: list[list[Any]], wider: Mapping[str, Sequence[float]]) -> None:
 
 
 def by_class(found: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Means over tables: in the interval, half-width (median of a table), share called in domain, and in the interval of it."""
-    tables = found.assign(sure=found["covered"].where(found["known"])).groupby([*by, "table"] if "table" not in by else by).agg(
+    """Means over tables: in the interval, half-width (a table's median), share in domain, in the interval of it."""
+    sure = found.assign(sure=found["covered"].where(found["known"]))
+    tables = sure.groupby([*by, "table"] if "table" not in by else by).agg(
         rows=("covered", "size"), covered=("covered", "mean"), width=("width", "median"), known=("known", "mean"),
         covered_known=("sure", "mean"),
     )  # fmt: skip

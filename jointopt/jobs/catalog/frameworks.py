@@ -109,7 +109,7 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
 
 
 def with_another(training: Training, settings: Mapping[str, Any], **kind: str) -> Training:
-    """The training with ``settings`` beside those that it states: its profile has what these change, and the rest of its own.
+    """The training with ``settings`` beside those that it states: its profile has what these change, else its own.
 
     ``kind``: what they change of the kind of job that changes are chosen for.
     """

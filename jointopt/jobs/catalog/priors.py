@@ -36,7 +36,7 @@ def open_priors(job: Job) -> dict[str, Mapping[Any, float]]:
 
 
 def alternatives(job: Job) -> Iterator[tuple[str, Any, float, Job]]:
-    """(setting, value, weight, the job that states it) of the values of `open_priors` that change how a job is priced."""
+    """(setting, value, weight, the job that states it) of the values of `open_priors` that change a job's price."""
     for setting, values in open_priors(job).items():
         for value, weight in values.items():
             if value != USUAL and (there := _with_value(job, setting, value)) is not None:

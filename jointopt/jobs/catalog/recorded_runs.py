@@ -1,7 +1,7 @@
 """What recorded runs say of a job's time: how near it is to combinations of which runs were recorded, and their errors.
 
-A combination is a job's software, architecture of GPU, precision and kind of model, of which each may be known and all four
-together not. `tests/bench/bench_combinations.py` writes the list.
+A combination is a job's software, architecture of GPU, precision and kind of model, of which each may be known and all
+four together not. `tests/bench/bench_combinations.py` writes the list.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RecordedRuns:
         return combination if combination[0] in self.names[:, 0] else (OTHER_SOFTWARE, *combination[1:])
 
     def half_widths(self, combination: Combination) -> tuple[float, float]:
-        """90 % half-widths of the logarithm of time (below, above) of a job, by runs of its combination and of like ones."""
+        """90 % half-widths of the logarithm of time (below, above) of a job, by runs of like combinations."""
         unlike, alike = self._unlike(combination)
         counts = self.tables * alike * np.where(unlike, UNLIKE_COUNTS, 1.0).prod(axis=1)
         below, above = (np.sqrt((counts * side**2).sum() / counts.sum()) for side in (self.below, self.above))
@@ -71,7 +71,7 @@ class RecordedRuns:
         return np.asarray(self.names != np.array(named, object), bool), np.asarray(alike, bool)
 
     def is_newer(self, software: str, release: tuple[int, ...]) -> bool:
-        """Whether a release is newer than all recorded ones of a software that state one; releases of one kind alone."""
+        """Whether a release is newer than all recorded ones of a software; of those of the same kind alone."""
         known = [one for one, name in zip(self.newest, self.names[:, 0], strict=True) if one and name == software]
         alike = [one for one in known if release and (one[0] >= CONTAINERS) == (release[0] >= CONTAINERS)]
         return bool(alike) and release > max(alike)
