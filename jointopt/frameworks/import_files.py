@@ -680,6 +680,9 @@ def _resolve_model(
 
 def _catalogue_or_variant(model: Model, shape: Mapping[str, Any], remarks: list[str]) -> str | dict[str, Any]:
     """The catalogue's name, or its shape where dropout or a stated detail differs."""
+    stated = int(shape.get("vocab_size") or model.vocab_size)
+    if abs(stated - model.vocab_size) > 1:
+        remarks.append(f"vocab_size {stated} is taken for that of {model.name}, {model.vocab_size}, padded")
     config = {**(model.config or {}), **(shape.get("config") or {})}
     varies = differing_details(details_of(replace(model, config=config)), details_of(model))
     own_script = [f"{name} {value:g}" for name, value in varies.items() if name in OF_TRAINING]

@@ -30,14 +30,12 @@ def seconds(run: dict[str, object], **cells: object) -> float:
     return float(price(pd.DataFrame([run | cells])).physics["iteration_time_s"][0])
 
 
-@pytest.mark.parametrize(("overlap", "measured_s", "off"), [(False, 41.25, 0.1), (True, 31.31, 0.25)])
-def test_published_times_of_qwen3_with_and_without_overlap(overlap: bool, measured_s: float, off: float) -> None:
-    # too fast with overlap: what its schedule costs beside the SMs, and the host without graphs, is not known
-    found = seconds(QWEN, ep_overlap=overlap)
-    assert (1 - off) * measured_s < found < measured_s
+@pytest.mark.parametrize(("overlap", "measured_s"), [(False, 41.25), (True, 31.31)])
+def test_published_times_of_qwen3_with_and_without_overlap(overlap: bool, measured_s: float) -> None:
+    assert seconds(QWEN, ep_overlap=overlap) == pytest.approx(measured_s, rel=0.08)
 
 
-@pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge"])
-def test_published_throughput_of_deepseek_v3_with_overlap(framework: str) -> None:
-    found = seconds(DEEPSEEK, ep_overlap=True, framework=framework)
-    assert 8192 * 4096 / 1024 / found == pytest.approx(1412, rel=0.1)
+@pytest.mark.parametrize(("framework", "off"), [("megatron-lm", 0.14), ("megatron-bridge", 0.1)])
+def test_published_throughput_of_deepseek_v3_with_overlap(framework: str, off: float) -> None:
+    found = seconds(DEEPSEEK, ep_overlap=True, framework=framework)  # which graphs it had is not stated: bridge has some
+    assert 8192 * 4096 / 1024 / found == pytest.approx(1412, rel=off)

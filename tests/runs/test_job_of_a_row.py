@@ -63,7 +63,7 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"moe_load_imbalance": 1.0}, {}),
     ({"num_experts": 8, "moe_load_imbalance": 1.5, "ep_overlap": True} | EXPERTS,
      {"num_experts": 8, "moe_load_imbalance": 1.5, "ep_overlap": True, "assumed": "etp"} | EXPERTS),
-    ({"moe_routing": "Natural"}, {"moe_routing": "natural"}),
+    ({"moe_routing": "Natural"}, {"moe_routing": "natural", "assumed": "moe_load_imbalance"}),
     ({"tp_overlap": "0.50", "dp_overlap": "yes"}, {"tp_overlap": 0.5, "dp_overlap": True}),
     ({"compile": "yes", "fp8_activations": 0}, {"compile": True, "fp8_activations": False}),
     ({"framework_release": "0.16.1"}, {"framework_release": "0.16.1"}),

@@ -91,6 +91,7 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
     they are not stated, ``release`` (numbers of a release, as in ``release >= (26, 6)``), and what ``kind`` names.
     """
     values: dict[str, Any] = dict.fromkeys(SETTINGS) | dict(settings)
+    values |= dict.fromkeys(("dtype", "fp8_recipe", "architecture", "model", "attention_kind"), "")
     values["release"] = release_numbers(values["framework_release"] or "")
     for change in profile.changes:
         if evaluate(change["when"], values | kind):
