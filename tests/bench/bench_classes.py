@@ -5,11 +5,12 @@
 Each class has tables that constants or profiles were fitted to and others, which say what a new job may expect. Rows
 are predicted by the physics alone, as surrogates remember runs of the first kind. Of each class: rows, tables, the mean
 over tables of their median errors, the worst table, the median of predicted over measured less 1, the largest error of
-a row, and the share of rows within the 90 % interval; then every table, and mixtures of experts by release of their
-framework. Tables of models so small that the host's time is all they show are left out. ``--write`` records the figures
-(docs/figures.json), of which README and docs show some, writes the tables into docs/appendix/accuracy-by-source.md, and
-those of the kinds of GPU into docs/accuracy.md: by framework profile and kind of job the runs, the median error, the
-error that nine of ten runs keep (of less than ten the largest), and the median of predicted over measured less 1.
+a row, and the share of rows within the 90 % interval; then every table. Tables of models so small that the host's time
+is all they show are left out. ``--write`` records the figures (docs/figures.json), of which README and docs show some,
+writes the tables into docs/appendix/accuracy-by-source.md, and those of combinations and of releases into
+docs/accuracy.md: by GPU, framework profile, kind of job and precision, and by profile, release and kind of job, the runs,
+the median error, the error that nine of ten runs keep (of less than ten the largest), and the median of predicted over
+measured less 1.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ import pandas as pd
 from bench_accuracy import ROOT, SOURCES, clean
 
 import jointopt
-from jointopt.jobs.catalog.frameworks import recognise_framework
+from jointopt.jobs.catalog.frameworks import named_release, recognise_framework, release_numbers
 from jointopt.studies import figures
 from jointopt.studies.marked import replace_between
 
 COMMAND = "python tests/bench/bench_classes.py --write DATA_FOLDER"
 RESTS_ON = [figures.ACCURACY, *(figures.GOLDEN.format(table) for table in ("rows", "plans", "frameworks"))]
 NOT_FITTED = ("aleph_layouts", "fms_fsdp", "nvidia_nemo_docs")  # of the dense sources, no profile's
-FITTED = {"dense": {*SOURCES} - {*NOT_FITTED}, "experts": {"nvidia_nemo_docs", "megatron_bridge_a"}}
+FITTED = {
+    "dense": {*SOURCES} - {*NOT_FITTED},
+    "experts": {"nvidia_nemo_docs", "megatron_bridge_a", "megatron_bridge_moe"},
+}
 HOST_ONLY = ("mcore_tiny",)
-FITTED_RELEASE = "26.04"  # of Megatron-Bridge, whose runs the constants of experts were fitted to
-RELEASE = r"(2\d\.\d\d(?:\.\d\d)?)"
+NEWER = (26, 6)  # containers whose recipes of experts are captured, fused and overlapped
 
 
 def named(path: Path) -> str:
@@ -73,14 +76,17 @@ def judged(paths: list[Path]) -> pd.DataFrame:
         source, table = named(path), timed(path)
         for kind, rows in table.groupby(classes(table)):
             rows = clean(source, rows) if kind == "dense" else rows.reset_index(drop=True)
+            none = pd.Series("", rows.index)
             out = jointopt.predict(rows, surrogate="none")
             ratio = out["predicted_iteration_time_s"].fillna(2.0 * out["iteration_time_s"]) / out["iteration_time_s"]
             low, high = (out[f"predicted_iteration_time_s_{end}"] for end in ("low", "high"))
-            release = rows.get("framework", pd.Series("", rows.index)).astype(str).str.extract(RELEASE)[0]
+            text = rows.get("framework_release", none).fillna("") + " " + rows.get("framework", none).fillna("")
+            release = text.astype(str).map(named_release)
             found.append(pd.DataFrame({
                 "class": f"{'fitted ' * (source in FITTED.get(kind, ()))}{kind}", "source": source, "release": release,
                 "gpu": rows["gpu"].astype(str).str.partition("-")[0].str.upper(),
-                "profile": rows.get("framework", pd.Series("", rows.index)).astype(str).map(stack),
+                "profile": rows.get("framework", none).astype(str).map(stack),
+                "dtype": rows.get("dtype", none).astype(str),
                 "job": classes(rows.assign(gpu="")), "fitted": "yes" if source in FITTED.get(kind, ()) else "no",
                 "error": (ratio - 1.0).abs(), "ratio": ratio,
                 "covered": (out["iteration_time_s"] >= low) & (out["iteration_time_s"] <= high),
@@ -108,19 +114,20 @@ def by_table(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return errors.assign(bias=100.0 * (grouped["ratio"].median() - 1.0), covered=100.0 * grouped["covered"].mean())
 
 
-def by_gpu(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line per kind of GPU, framework profile and kind of job, in percent, apart by whether profiles were fitted."""
-    grouped = rows.groupby(["gpu", "profile", "job", "fitted"])
+def by_kind(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """A line per value of ``by``, in percent, apart by whether profiles were fitted."""
+    grouped = rows.groupby([*by, "fitted"])
     errors = pd.DataFrame({"runs": grouped.size(), "off by": 100.0 * grouped["error"].median()})
     within = 100.0 * grouped["error"].quantile(0.9, interpolation="higher")
-    return errors.assign(**{"9 of 10 within": within, "bias": 100.0 * (grouped["ratio"].median() - 1.0)}).reset_index()
+    bias = 100.0 * (grouped["ratio"].median() - 1.0)
+    return errors.assign(**{"9 of 10 within": within, "bias": bias}).reset_index().round(1)
 
 
 def summary(rows: pd.DataFrame) -> dict[str, float]:
     """The figures that pages show, by name."""
     shown = {f"{kind} {name}": value for kind, line in by_class(rows).iterrows() for name, value in line.items()}
-    newer = rows[(rows["class"] == "experts") & (rows["release"].fillna("") > FITTED_RELEASE + ".99")]
-    every = rows[rows["class"] == "experts"]
+    every = rows[rows["job"] == "experts"]
+    newer = every[every["release"].map(release_numbers) >= NEWER]
     shown |= {"experts newer rows": len(newer), "experts newer error": 100.0 * newer["error"].median()}
     shown |= {"experts rows error": 100.0 * every["error"].median(), "experts sources": every["source"].nunique()}
     return {str(name): float(value) for name, value in shown.items()}
@@ -133,18 +140,19 @@ def main() -> None:
     given = parser.parse_args()
     files = [file for path in given.tables for file in (sorted(path.glob("*s_*.csv")) if path.is_dir() else [path])]
     rows = judged([file for file in files if named(file) not in HOST_ONLY and len(timed(file))])
-    releases = rows[rows["class"] == "experts"].dropna(subset="release")
-    parts = [by_class(rows), by_table(rows, ["class", "source"]), by_table(releases, ["source", "release"])]
+    parts = [by_class(rows), by_table(rows, ["class", "source"])]
     text = "\n\n".join(part.round(1).to_string() for part in parts)
     text = "\n".join(line.rstrip() for line in text.splitlines())
-    gpus = by_gpu(rows).round(1).to_string(index=False)
-    print(gpus, text, sep="\n\n")
+    gpus = by_kind(rows, ["gpu", "profile", "job", "dtype"]).to_string(index=False)
+    releases = by_kind(rows[rows["release"] != ""], ["profile", "release", "job"]).to_string(index=False)
+    print(gpus, releases, text, sep="\n\n")
     if given.write:
         page = ROOT / "docs" / "accuracy.md"
         replace_between(page, "<!-- gpus -->", "<!-- end of gpus -->", f"```text\n{gpus}\n```")
+        replace_between(page, "<!-- releases -->", "<!-- end of releases -->", f"```text\n{releases}\n```")
         page = ROOT / "docs" / "appendix" / "accuracy-by-source.md"
         replace_between(page, "<!-- classes -->", "<!-- end of classes -->", f"```text\n{text}\n```")
-        figures.record("classes", COMMAND, RESTS_ON, summary(rows), [gpus, text])
+        figures.record("classes", COMMAND, RESTS_ON, summary(rows), [gpus, releases, text])
 
 
 if __name__ == "__main__":
