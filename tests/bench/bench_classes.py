@@ -8,9 +8,9 @@ over tables of their median errors, the worst table, the median of predicted ove
 a row, and the share of rows within the 90 % interval; then every table. Tables of models so small that the host's time
 is all they show are left out. ``--write`` records the figures (docs/figures.json), of which README and docs show some,
 writes the tables into docs/appendix/accuracy-by-source.md, and those of combinations and of releases into
-docs/accuracy.md: by GPU, framework profile, kind of job and precision, and by profile, release and kind of job, the runs,
-the median error, the error that nine of ten runs keep (of less than ten the largest), and the median of predicted over
-measured less 1.
+docs/accuracy.md: by GPU, framework profile, kind of job and precision, and by profile, release and kind of job, the
+runs, the median error, the error that nine of ten runs keep (of less than ten the largest), and the median of predicted
+over measured less 1.
 """
 
 from __future__ import annotations
