@@ -134,6 +134,7 @@ class Framework:
     quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
     # of fp8 training beside frozen weights: what an MLP's activation function reads is kept in 8 bit
     fp8_activations_of_adapters: bool = False
+    fp8_attention_of_adapters: bool = False  # scores and their product with the values run in fp8 there too
     fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss in 16 bit; twice that in fp32
     logits_tensor_parallel: bool = True  # logits stay split over tp

@@ -150,6 +150,11 @@ class Training:
         usual = self.framework.fp8_activations_of_adapters and self.frozen and self.dtype in ("fp8", "fp4")
         return usual if self.fp8_activations is None else self.fp8_activations
 
+    @property
+    def attends_in_fp8(self) -> bool:
+        """Whether the attention core runs in fp8: the stack's habit beside frozen fp8 weights."""
+        return self.framework.fp8_attention_of_adapters and self.frozen and self.dtype == "fp8"
+
     def keeps_input_of(self, linear: str) -> bool:
         """Whether a linear layer's input is kept for the backward pass: it is for the gradient of trained weights."""
         return not self.frozen or linear in self.adapted

@@ -224,6 +224,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
     gemm, overhead, recipe = constants.gemm, arch.training_factor(gpu), job.training.fp8_recipe
     slower = profile.slower_on.get(gpu.architecture.lower(), {})
     plain, unfused = arch.fp32_time_factor(gpu), 1.0 if training.fused_norm else 1.5
+    kernel = arch.attention_kernel(gpu, training.attention, in_fp8=training.attends_in_fp8)
     if training.dtype == "fp32" and not profile.tf32 and plain is not None:
         # FP32 cores are slow enough to be fed: products reach about 0.9 of their peak, alone or in training
         top_share = max(tile.peak_fraction for tile in gemm.tiles)
@@ -239,9 +240,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         gemm=gemm, recipe=recipe, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
-        core=arch.attention_constants(gpu, training.attention).slower(
-            profile.attention_factor * slower.get(training.attention, 1.0)
-        ),
+        core=arch.attention_constants(gpu, kernel).slower(profile.attention_factor * slower.get(kernel, 1.0)),
         compute_factor=profile.compute_factor * slower.get("compute", 1.0) * overhead,
         elementwise_factor=profile.elementwise_factor * slower.get("elementwise", 1.0) * unfused,
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),

@@ -61,3 +61,25 @@ def test_published_memory_of_lora_under_fsdp_is_predicted_within_a_fifth(
     parts = memory_parts(job, enumerate_layouts(job).layouts)
     found = sum(held.max(axis=1) for name, held in parts.items() if name != "other").min()
     assert found / 2**30 == pytest.approx(published, rel=0.2)
+
+
+# MLPerf Training v5.1: Dell XE9685L (8 B200), NVIDIA Tyche (72 GB200), Cisco (64 H100); rank 16, sequences of 8,192
+@pytest.mark.parametrize(
+    ("gpu", "per_node", "gpus", "tp", "cp", "batch", "published_s", "within"),
+    [
+        ("b200-sxm-180gb", 8, 8, 1, 1, 8, 1.294, 0.15),
+        ("gb200", 4, 72, 1, 8, 9, 0.199, 0.12),
+        ("h100-sxm5-80gb", 8, 64, 4, 2, 8, 0.544, 0.03),
+    ],
+)
+def test_mlperf_lora_runs_in_fp8_have_attention_in_fp8(
+    gpu: str, per_node: int, gpus: int, tp: int, cp: int, batch: int, published_s: float, within: float
+) -> None:
+    run = {
+        "model": "llama-2-70b", "framework": "nemo", "dtype": "fp8", "fp8_recipe": "delayed", "fp8_param_gather": True,
+        "gpu": gpu, "gpus_per_node": per_node, "num_gpus": gpus, "tp": tp, "pp": 1, "cp": cp, "micro_batch_size": 1,
+        "global_batch_size": batch, "seq_length": 8192, "lora_dim": 16, "zero_stage": 1, "recompute": "none",
+        "lora_target_modules": "linear_qkv;linear_proj", "sequence_parallel": tp > 1,
+    }  # fmt: skip
+    found = float(price(pd.DataFrame([run])).physics["iteration_time_s"][0])
+    assert found == pytest.approx(published_s, rel=within)

@@ -193,6 +193,12 @@ def fp32_time_factor(gpu: Gpu) -> float | None:
     return peak * TERA / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
 
 
+def attention_kernel(gpu: Gpu, kernel: str, in_fp8: bool) -> str:
+    """The row of a kernel of attention: fp8's where a flash kernel runs in it on an architecture that has one."""
+    able = in_fp8 and kernel.startswith("flash") and _architecture(gpu.architecture).get("fp8_attention")
+    return "fp8_attention" if able else kernel
+
+
 def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:
     """Constants of a flash kernel; one that an architecture lacks (flash3 before Hopper) falls back to flash2.
 

@@ -8,7 +8,7 @@ import pytest
 
 from jointopt.core.schema import ATTENTIONS
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
-from jointopt.jobs.catalog.kernels import attention_constants, fp32_time_factor, training_factor
+from jointopt.jobs.catalog.kernels import attention_constants, attention_kernel, fp32_time_factor, training_factor
 from tests.each import each
 
 
@@ -57,3 +57,29 @@ def test_a_kernel_that_an_architecture_lacks_falls_back() -> None:
 def test_newer_kernels_are_faster_on_hopper() -> None:
     shares = [attention_constants(load_gpu("h200-sxm-141gb"), f"flash{n}").forward for n in (1, 2, 3)]
     assert shares == sorted(shares)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "forward", "backward"),
+    [
+        ("b200-sxm-180gb", 8192, 1502, 1255),
+        ("b200-sxm-180gb", 32768, 1781, 1582),
+        ("gb200", 8192, 1894, 1263),
+        ("h200-sxm-141gb", 8192, 964, 430),
+    ],
+)
+def test_fp8_attention_reaches_what_cudnn_publishes(gpu: str, tokens: int, forward: float, backward: float) -> None:
+    sheet = load_gpu(gpu)
+    found = attention_constants(sheet, "fp8_attention")
+    reached = (sheet.peak_16_bit_tflops or 0.0) * tokens / (tokens + found.half_length)
+    assert found.forward * reached == pytest.approx(forward, rel=0.15)
+    assert found.backward * reached == pytest.approx(backward, rel=0.15)
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "mi300x", "mi355x"])
+def test_attention_stays_in_16_bit_where_no_fp8_kernel_is_published(gpu: str) -> None:
+    assert attention_kernel(load_gpu(gpu), "flash2", in_fp8=True) == "flash2"
+
+
+def test_scores_that_go_through_memory_stay_in_16_bit() -> None:
+    assert attention_kernel(load_gpu("gb200"), "unfused", in_fp8=True) == "unfused"
