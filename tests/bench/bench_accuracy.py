@@ -113,19 +113,18 @@ def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
     memory = [t for name, t in tables.items() if name in MEMORY_SOURCES]
     generic, error = without_profile(tables)
     print(f"unknown framework: median error averaged over sources {error:.3f}")
-    print("iteration_time_s known", quantiles(list(tables.values()), "iteration_time_s"))
     print("iteration_time_s near", quantiles_of_both(tables, generic))
     print("iteration_time_s unknown", quantiles(generic, "iteration_time_s"))
     print("peak_memory_gib known", quantiles(memory, "peak_memory_gib"))
 
 
 def print_spans(folder: pathlib.Path) -> None:
-    """Attention kernels, forms, precisions and recipes of fp8 and fp4 of clean runs that `FEWEST` rows or more have.
+    """Attention kernels, forms and recipes of fp8 and fp4 of clean runs that `FEWEST` rows or more have.
 
     And the shortest layer of those whose profile has no host floor.
     """
     shortest_s = np.inf
-    kernels, forms, recipes, precisions = Counter(), Counter(), Counter(), Counter()
+    kernels, forms, recipes = Counter(), Counter(), Counter()
     for path in sorted(folder.glob("*s_*.csv")):
         table = pd.read_csv(path)
         if {"model", "hidden_size", "seq_length"} - set(table):
@@ -138,13 +137,12 @@ def print_spans(folder: pathlib.Path) -> None:
                 recipes[training.fp8_recipe.name] += count
             if runs:
                 kernels[training.attention] += count
-                precisions[training.precision] += count
                 has = {"latent": model.kv_lora_rank, "window": model.window_size}
                 has["alibi"] = model.position_embedding == "alibi"
                 forms.update({name: count for name, value in has.items() if value})
                 if not training.framework.host_floor_s:
                     shortest_s = min(shortest_s, float(np.nanmin(layer_peak_s(work.job, work.plans))))
-    spans = {"attentions": kernels, "attention_forms": forms, "fp8_recipes": recipes, "precisions": precisions}
+    spans = {"attentions": kernels, "attention_forms": forms, "fp8_recipes": recipes}
     for name, found in spans.items():
         print(name, sorted(one for one, count in found.items() if count >= FEWEST), dict(found))
     print(f"shortest layer {1e3 * shortest_s:.2f} ms")

@@ -11,6 +11,7 @@ import pytest
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.catalog.recorded_runs import recorded_runs
 from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals, doubts, layer_peak_s
 
@@ -49,5 +50,7 @@ def test_the_interval_of_short_layers_is_wider_and_says_why() -> None:
     plans = PLANS | {name: np.ones(3) for name in RESULTS}
     found = add_intervals(job(), plans)
     assert found["in_domain"].tolist() == [True, False, False]
-    assert found["iteration_time_s_high"][1] > 1.2 * found["iteration_time_s_high"][0]
+    high, wider = np.log(found["iteration_time_s_high"]), recorded_runs().wider["dense"]
+    assert high[1:] / high[0] == pytest.approx(wider[2] / wider[0])  # two steps from what is recorded
+    assert high[1] > 1.2 * high[0]
     assert "shorter than recorded ones" in DOUBTS["host"]

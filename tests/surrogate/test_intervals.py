@@ -13,6 +13,7 @@ from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.catalog.kernels import scaling_recipe
 from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.catalog.recorded_runs import RecordedRuns
 from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.intervals import (
@@ -34,7 +35,7 @@ from jointopt.surrogate.intervals import (
 )
 
 
-def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
+def job(gpu: str = "a100-sxm4-80gb", framework: str = "torchtitan") -> Job:
     cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8})
     return Job("j", load_model("llama-3-8b"), Training(4096, 64, framework=load_framework(framework)), cluster)
 
@@ -47,6 +48,27 @@ def columns(clock_mhz: float = 1e4, n: int = 2) -> Columns:
 def inside(one: Job, plans: Columns) -> Bools:
     """Whether recorded runs support plans, (n,)."""
     return np.asarray(add_intervals(one, columns(n=len(plans["pp"])) | plans)["in_domain"])
+
+
+def names(one: Job, plans: Columns | None = None) -> list[str]:
+    """The doubts that any of the plans has."""
+    return [name for name, of in doubts(one, columns() if plans is None else plans).items() if of.any()]
+
+
+# Half-widths of logarithms of time under a profile and under none, and factors on these by steps from what is recorded.
+LIKE, OTHER, WIDER = (0.2, 0.3), (0.4, 0.6), {"dense": [1.0, 1.5, 2.5, 3.0], "experts": [2.0, 3.0, 4.0, 5.0]}
+
+
+@pytest.fixture
+def few_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if four combinations alone were recorded."""
+    rows = [
+        ["torchtitan", "ampere", "bf16", "dense", *LIKE, 1, ""],
+        ["torchtitan", "hopper", "bf16", "dense", *LIKE, 2, ""],
+        ["megatron-lm", "ampere", "fp8", "dense", *LIKE, 1, ""],
+        ["generic", "ampere", "bf16", "dense", *OTHER, 1, ""],
+    ]
+    monkeypatch.setattr("jointopt.surrogate.intervals.recorded_runs", lambda: RecordedRuns.of(rows, WIDER))
 
 
 def width(found: Columns, name: str) -> float:
@@ -64,6 +86,7 @@ def test_every_result_lies_within_its_interval() -> None:
         assert (found[name] < found[f"{name}_high"]).all()
 
 
+@pytest.mark.usefixtures("few_recorded")
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_gpu_or_framework_without_recorded_runs_widens_the_interval(name: str) -> None:
     known = width(add_intervals(job(), columns()), name)
@@ -118,11 +141,24 @@ def test_a_step_below_the_highest_clock_is_no_doubt_and_half_of_it_is() -> None:
 
 
 def test_each_reason_why_nothing_recorded_supports_a_job_goes_by_its_name() -> None:
-    known = job("h100-sxm5-80gb")
-    mixture = replace(known, model=load_model("mixtral-8x7b"))
-    assert doubts(mixture, columns())["model"].all()
-    assert doubts(job("l40s"), columns())["gpu"].all()
+    known, mixtral = job("h100-sxm5-80gb"), load_model("mixtral-8x7b")
+    assert names(known) == names(training(framework_release="0.1")) == []
+    assert names(job("l40s")) == ["gpu"]
+    assert names(job(framework="deepspeed")) == names(job(framework="generic")) == ["framework"]
+    assert names(replace(training(dtype="fp16"), model=mixtral)) == ["model"]
+    assert names(training(dtype="fp16", lora_dim=16)) == ["adapters"]
+    assert names(training(dtype="fp8", framework=load_framework("nemo"), framework_release="99.01")) == ["release"]
     assert doubts(known, columns() | {"cp": np.array([1, 128])})["layout"].tolist() == [False, True]
+
+
+@pytest.mark.usefixtures("few_recorded")
+def test_software_gpu_precision_and_model_that_are_known_apart_and_not_together_are_out_of_domain() -> None:
+    known = job()
+    apart = replace(known, training=replace(known.training, dtype="fp8"))
+    assert (names(known), names(apart)) == ([], ["combination"])
+    assert inside(known, columns()).all()
+    assert not inside(apart, columns()).any()
+    assert names(replace(known, training=replace(known.training, dtype="fp4"))) == ["precision"]  # known nowhere
 
 
 def test_one_slow_stage_is_enough_to_be_outside() -> None:
@@ -145,52 +181,64 @@ def test_a_workload_that_no_recorded_run_spans_is_out_of_domain(beyond: dict[str
     assert not inside(known, columns() | {"cp": np.full(2, 128)}).any()
 
 
+@pytest.mark.usefixtures("few_recorded")
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_known_framework_in_a_new_place_is_less_uncertain_than_an_unknown_one(learned: bool) -> None:
-    def of(one: Job) -> list[float]:
+def test_each_step_from_recorded_runs_widens_the_interval_of_time(learned: bool) -> None:
+    def factor(gpu: str = "a100-sxm4-80gb", framework: str = "torchtitan", model: Any = (), **changed: Any) -> float:
+        one = job(gpu, framework)
+        one = replace(one, training=replace(one.training, **changed), model=replace(one.model, **dict(model)))
         found = add_intervals(one, columns())
-        nowhere = np.zeros(2, bool)
-        return times(with_time_interval(one, found, np.full(2, 0.1), nowhere) if learned else found)
+        found = with_time_interval(one, found, np.full(2, 0.1), np.zeros(2, bool)) if learned else found
+        below, above = np.log(times(found)) / [-LIKE[0], LIKE[1]]
+        assert below == pytest.approx(above)
+        return float(below)
 
-    near, far = pytest.approx([0.78, 1.41]), pytest.approx([0.70, 1.80])
-    known = job()
-    assert of(job("a40")) == near  # its clock response is known
-    assert of(replace(known, training=replace(known.training, seq_length=4_000_000))) == near
-    assert of(replace(known, training=replace(known.training, dtype="fp4"))) == far
-    assert of(replace(known, model=load_model("mixtral-8x7b"))) == far
-    assert of(job("a40", framework="generic")) == far
+    long, block = {"seq_length": 4_000_000}, {"block": "feed_forward"}
+    assert factor() == factor("h100-sxm5-80gb") == pytest.approx(1.0)
+    one_step = factor("a40"), factor("mi300x"), factor(**long), factor(dtype="fp8"), factor(dtype="fp4")
+    assert one_step == pytest.approx([1.5] * 5)
+    assert (factor("a40", **long), factor(model=block)) == pytest.approx((2.5, 2.5))
+    assert (factor("a40", model=block), factor("a40", model=block, **long)) == pytest.approx((3.0, 3.0))
+    assert factor(framework="generic") == factor(framework="deepspeed") == pytest.approx(OTHER[0] / LIKE[0])
+    assert factor("a40", "generic") == pytest.approx(1.5 * OTHER[0] / LIKE[0])
+    assert factor(model=vars(load_model("mixtral-8x7b"))) == pytest.approx(3.0)  # one step, of experts
 
 
+@pytest.mark.usefixtures("few_recorded")
 def test_bounds_of_new_sources_widen_for_what_no_recorded_run_is_like_alone() -> None:
-    def of(one: Job) -> list[float]:
-        halves = np.full(2, 0.1), np.full(2, 0.2)
-        return times(with_new_interval(one, add_intervals(one, columns()), halves))
+    def of(one: Job, below: float = 0.1, above: float = 0.2) -> list[float]:
+        halves = np.full(2, below), np.full(2, above)
+        return np.log(times(with_new_interval(one, add_intervals(one, columns()), halves))).tolist()
 
-    below, above = np.exp([-0.1, 0.2]).tolist()
     known = job()
-    assert of(known) == pytest.approx([below, above])
-    assert of(job(framework="generic")) == pytest.approx([0.70, above])
-    assert of(job("a40", framework="generic")) == pytest.approx([0.70, above])
-    assert of(job("a40")) == pytest.approx([0.78, 1.41])
-    assert of(replace(known, model=load_model("mixtral-8x7b"))) == pytest.approx([0.70, 1.80])
-    assert of(job("cpu-core", framework="generic")) == pytest.approx([0.25, 8.0])
+    assert of(known) == pytest.approx([-0.1, 0.2])
+    assert of(job(framework="generic")) == pytest.approx([-0.4, 0.6])
+    assert of(job("a40", framework="generic")) == pytest.approx([-0.6, 0.9])
+    assert of(job("a40")) == pytest.approx([-0.3, 0.45])
+    assert of(job("a40"), 0.5, 0.7) == pytest.approx([-0.5, 0.7])
+    assert of(replace(known, model=load_model("mixtral-8x7b"))) == pytest.approx([-0.6, 0.9])
+    assert of(job("cpu-core", framework="generic")) == pytest.approx(np.log([0.25, 8.0]))
 
 
+@pytest.mark.usefixtures("few_recorded")
 def test_the_interval_widens_by_the_plan_that_is_in_doubt_alone() -> None:
     found = add_intervals(job(), columns() | {"cp": np.array([1, 128]), "micro_batch_size": np.array([1, 128])})
     assert found["in_domain"].tolist() == [True, False]
-    assert (found["iteration_time_s_high"] / found["iteration_time_s"]).tolist() == pytest.approx([1.33, 1.41])
+    high = np.log(found["iteration_time_s_high"] / found["iteration_time_s"])
+    assert high.tolist() == pytest.approx([0.3, 1.5 * 0.3])
 
 
-KNOWN = {"iteration_time_s": (0.84, 1.33), "avg_power_w": (0.90, 1.16), "peak_memory_gib": (0.72, 1.28)}
-UNKNOWN = {"iteration_time_s": (0.70, 1.80), "avg_power_w": (0.75, 1.25), "peak_memory_gib": (0.60, 1.50)}
+KNOWN = {"iteration_time_s": np.exp([-0.2, 0.3]), "avg_power_w": (0.90, 1.16), "peak_memory_gib": (0.72, 1.28)}
+UNKNOWN = {"iteration_time_s": np.exp([-0.4, 0.6]), "avg_power_w": (0.75, 1.25), "peak_memory_gib": (0.60, 1.50)}
 
 
+@pytest.mark.usefixtures("few_recorded")
 @pytest.mark.parametrize(
     ("gpu", "framework", "bounds"),
     [
-        ("a100-sxm4-80gb", "nemo", KNOWN),
-        ("h100-sxm5-80gb", "nemo", KNOWN | {"avg_power_w": UNKNOWN["avg_power_w"]}),  # no response to clocks is known
+        ("a100-sxm4-80gb", "torchtitan", KNOWN),
+        ("h100-sxm5-80gb", "torchtitan", KNOWN | {"avg_power_w": UNKNOWN["avg_power_w"]}),  # no response to clocks
+        ("a100-sxm4-80gb", "megatron-lm", UNKNOWN | {"iteration_time_s": np.exp([-0.3, 0.45])}),  # of other precision
         ("a100-sxm4-80gb", "generic", UNKNOWN),
         ("cpu-core", "generic", UNKNOWN | {"iteration_time_s": (0.25, 8.0)}),
     ],
@@ -205,6 +253,7 @@ def test_the_intervals_of_the_physics_are_its_errors_on_recorded_runs(gpu: str, 
     assert found["energy_j_high"] == pytest.approx(found["energy_j"] * np.exp(np.hypot(np.log(high), np.log(p_high))))
 
 
+@pytest.mark.usefixtures("few_recorded")
 def test_at_half_the_clock_the_doubt_of_its_response_adds_to_time_in_squares() -> None:
     one = job("h100-sxm5-80gb")
     found = add_intervals(one, columns(clock_mhz=0.5 * float(one.cluster.gpu.clock_max_mhz or 0.0)))
@@ -315,6 +364,7 @@ def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("few_recorded")
 @pytest.mark.parametrize(("network", "high"), [(0.0, 0.3), (0.4, 0.5)])
 def test_an_assumed_network_adds_to_the_upper_end_in_squares(network: float, high: float) -> None:
     known, bounds, doubt = training(), (np.full(2, 0.2), np.full(2, 0.3)), np.full(2, network)
