@@ -192,7 +192,7 @@ def factors(rows: pd.DataFrame) -> dict[str, list[float]]:
             part = next((some for some in parts if some["table"].nunique() >= FEWEST_TABLES), parts[-1])
             if len(part):
                 weights = (1.0 / part.groupby(["table", "kind"])["needed"].transform("size")).to_numpy(float)
-                # of few tables more, as split conformal prediction has it (Lei et al. 2018); of twenty not the worst alone
+                # of few tables more, as split conformal prediction has it (Lei et al. 2018); of many not the worst alone
                 level = min(LEVEL * (1.0 + 1.0 / part["table"].nunique()), MOST_LEVEL)
                 needed = np.quantile(part["needed"].to_numpy(float), level, weights=weights, method="inverted_cdf")
                 least = max(least, round(float(needed), 2))
