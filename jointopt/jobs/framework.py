@@ -116,6 +116,8 @@ class Framework:
     # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
     gathers_once_with_pipeline: bool = False
     zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
+    # in which data-parallel ranks send the gradients or weights of each of a stage's layers; 0: one of all layers
+    messages_per_layer: float = 0.0
     network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
     tp_network_efficiency: float = 0.0  # the same of tensor parallelism; 0: as the rest
     tp_hop_s: float = 0.0  # each step of the ring of a tensor-parallel collective across nodes takes so much longer

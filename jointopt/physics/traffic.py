@@ -437,9 +437,10 @@ def gradient_traffic(
     """
     zero = lay.zero[:, None]
     reduced = gathered = np.zeros((2, *params.dense.shape))
+    messages = np.maximum(job.training.framework.messages_per_layer * lay.layers, 1.0)
     for _, kind, size_bytes, group, sent in gradient_messages(job, lay, groups, params, trained):
         if np.any(sent & (group.size > 1)):
-            cost = np.where(sent, collective_cost(hw, kind, size_bytes, group), 0.0)
+            cost = np.where(sent, messages * collective_cost(hw, kind, size_bytes / messages, group), 0.0)
             reduced, gathered = (reduced, gathered + cost) if kind == "all_gather" else (reduced + cost, gathered)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch
     repeats = np.where(zero >= 2, lay.micro_batches[:, None], 1.0)

@@ -69,14 +69,14 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
 
 
 def named_release(text: str) -> str:
-    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "core_v0.12.0"; no bound (>=0.16)."""
-    found = _RELEASE.search(text)
+    """The release that text on software names: 24.07 of "NeMo 24.07", 0.12.0 of "core_v0.12.0", v1; no >=0.16."""
+    found = _RELEASE.search(text) or _MAJOR.search(text)
     return found[1] if found else ""
 
 
 def release_numbers(text: str) -> tuple[int, ...]:
     """The numbers of the release that a text names, (26, 4, 1); empty where it names none."""
-    return tuple(int(part) for part in named_release(text).split(".") if part)
+    return tuple(int(part) for part in named_release(text).lstrip("v").split(".") if part)
 
 
 def newer_than_known(profile: Framework, text: str) -> bool:
@@ -135,6 +135,7 @@ def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
 
 
 _RELEASE = re.compile(r"(?<![\d.<>=])(\d+(?:\.\d+)+)")
+_MAJOR = re.compile(r"(?<![\w.])(v\d+)(?![\w.])")  # a release of one number, which needs its v
 
 
 def framework_of_words(text: str) -> Framework | None:

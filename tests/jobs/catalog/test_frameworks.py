@@ -120,6 +120,10 @@ RECOGNISED = [
     ("MegatronLM core_v0.9", "megatron-lm"),
     ("megatron_core", "megatron-lm"),
     ("NeMo2.0", "nemo"),
+    ("JAX Pax", "jax"),
+    ("paxml 24.04", "jax"),
+    ("JAX instead of NeMo", "jax"),
+    ("MaxText JAX on NVIDIA cluster", "maxtext"),
     ("FSDP2", "fsdp"),
     ("MosaicML LLM Foundry", "composer"),
     ("not DeepSpeed, Megatron-LM", "megatron-lm"),
@@ -139,7 +143,7 @@ def test_what_tables_call_a_framework_is_recognised(text: str, name: str) -> Non
     "text",
     ["", "Colossal-AI", "in-house", "NVIDIA", "nemotron in-house", "nemotron",
      "not Megatron (own code)", "non-Megatron", "in-house, not based on Megatron-LM", "isn't NeMo", "Megatron-like",
-     "decomposer", "Azure foundry"],
+     "PyTorch instead of JAX", "decomposer", "Azure foundry"],
 )  # fmt: skip
 def test_an_unknown_framework_is_the_generic_one_and_marked_as_unknown(text: str) -> None:
     profile, known = recognise_framework(text)
@@ -222,6 +226,21 @@ def test_large_products_of_amd_reach_what_its_library_sustains(gpu: str) -> None
     constants = kernel_constants(load_gpu(gpu)).gemm
     seconds = sum(gemm_time_s(4096, 4864, 32896, constants, throttled=False))
     assert 2 * 4096 * 4864 * 32896 / seconds == pytest.approx(published * 1e12, rel=0.06)
+
+
+@each(("release", "hidden", "messages"), [("", 0.5, 8), ("24.04", 0.5, 8), ("23.10", 0.0, 16), ("v1", 0.0, 16)])
+def test_pax_hides_no_gather_behind_a_layer_before_its_container_24_04(
+    release: str, hidden: float, messages: float
+) -> None:
+    found = with_settings(load_framework("jax"), {"framework_release": release})
+    assert (found.dp_overlap, found.messages_per_layer) == (hidden, messages)
+
+
+def test_maxtext_is_jax_that_recomputes_whole_layers_and_has_flash_attention() -> None:
+    pax, maxtext = load_framework("jax"), load_framework("maxtext")
+    differing = {f.name for f in fields(Framework) if getattr(pax, f.name) != getattr(maxtext, f.name)}
+    assert differing == {"name", "aliases", "source", "fitted", "default_recompute", "default_attention"}
+    assert (maxtext.default_recompute, maxtext.default_attention) == ("full", "flash2")
 
 
 CHANGES = (

@@ -285,3 +285,10 @@ def test_what_an_iteration_costs_beyond_its_steps_is_paid_once() -> None:
     parts = seconds(dp=4, pp=2, framework=profile)
     assert parts["other"] == pytest.approx(0.25)
     assert sum(parts.values()) == pytest.approx(sum(seconds(dp=4, pp=2).values()) + 0.25)
+
+
+def test_messages_of_each_layer_apart_take_their_latency_each() -> None:
+    apart = 4 * 3  # layers, messages of each
+    found = seconds(dp=4, framework={"messages_per_layer": 3.0})["dp_comm"]
+    assert found == pytest.approx(apart * inside_s("all_reduce", 4 * WEIGHTS / apart, 4))
+    assert found > seconds(dp=4)["dp_comm"]
