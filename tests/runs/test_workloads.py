@@ -196,9 +196,7 @@ def test_a_precision_that_is_blank_or_the_gpu_lacks_is_never_in_domain(surrogate
     run = {"attention": "fused", "framework": "megatron-lm", "micro_batch_size": 4}  # layers that no host delays
     recorded = {"h100-sxm5-80gb": "bf16"}  # of that framework; on the others fp16
     pairs = [
-        run | {"gpu": gpu, "dtype": each}
-        for gpu, dtype, _ in PRECISIONS
-        for each in (dtype, recorded.get(gpu, "fp16"))
+        run | {"gpu": gpu, "dtype": each} for gpu, dtype, _ in PRECISIONS for each in (dtype, recorded.get(gpu, "fp16"))
     ]
     found = jointopt.predict(table(*pairs), surrogate=surrogate)
     assert found.in_domain.tolist() == [answer for *_, inside in PRECISIONS for answer in (inside, True)]

@@ -94,7 +94,9 @@ def test_traffic_that_hides_on_the_assumed_network_is_doubted_where_a_slower_one
     training = {"seq_length": 8192, "global_batch_size": 128, "framework": "torchtitan"}
     cluster = {"gpu": "h100-sxm5-80gb", "nodes": 8}
     one = parse_job({"name": "j", "model": "llama-3-70b", "training": training, "cluster": cluster}, "j", Path())
-    hides = replace(one.training.framework, dp_overlap=0.9)  # of its gathers, as long as there are kernels to hide under
+    hides = replace(
+        one.training.framework, dp_overlap=0.9
+    )  # of its gathers, as long as there are kernels to hide under
     one = replace(one, training=replace(one.training, framework=hides))
     physics, plan = priced(one, HIDDEN), np.arange(1)
     straight = sensitivities(physics, plan, np.full((1, 1), physics.top_mhz))[:, CONSTANTS.index("inter_node")]
