@@ -43,7 +43,7 @@ NAMES = ["software", "architecture", "precision", "kind"]
 MOST_ROWS = 400  # of a table
 LEAST = 0.05  # half-width of a combination: repeats of one run differ by as much
 MOST_STEPS, FEWEST_TABLES = 3, 3
-LEVEL, MOST_LEVEL = 0.9, 0.92
+LEVEL, MOST_LEVEL = 0.9, 0.95
 KINDS = ("dense", "experts", "adapters")
 HEAD = """\
 # Combinations of recorded runs and how far off predicted times are there, written by
@@ -192,7 +192,7 @@ def factors(rows: pd.DataFrame) -> dict[str, list[float]]:
             part = next((some for some in parts if some["table"].nunique() >= FEWEST_TABLES), parts[-1])
             if len(part):
                 weights = (1.0 / part.groupby(["table", "kind"])["needed"].transform("size")).to_numpy(float)
-                # of few tables more, as split conformal prediction has it (Lei et al. 2018); of many not the worst alone
+                # of few tables more, as split conformal prediction has it (Lei et al. 2018), tables being what is drawn
                 level = min(LEVEL * (1.0 + 1.0 / part["table"].nunique()), MOST_LEVEL)
                 needed = np.quantile(part["needed"].to_numpy(float), level, weights=weights, method="inverted_cdf")
                 least = max(least, round(float(needed), 2))
