@@ -17,14 +17,19 @@ from jointopt.jobs.defaults import default_attention
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
 from jointopt.search.exact import fastest_layout
 from jointopt.surrogate.features import network_assumed
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.feasible_layouts import plan_at_top_clock, search_problem, top_times, worth_starting
+from jointopt.workflows.feasible_layouts import (
+    feasible_layouts,
+    plan_at_top_clock,
+    search_problem,
+    top_times,
+    worth_starting,
+)
+from jointopt.workflows.search_steps import Stopwatch
 
 if TYPE_CHECKING:
     from jointopt.report.proposal import Proposal
@@ -127,14 +132,11 @@ def _own_time_s(job: Job, layout: Columns) -> float:
 
 def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
     """(s of the fastest layout of a job within such degrees that fits as well as any, that layout)."""
-    space = enumerate_layouts(replace(job, search=replace(job.search, power_limit_w=None, **near)))
-    model = JobModel(job)
-    physics = model.cost_model(space.layouts, lazily=True)
-    fitting = model.fit_probability(physics)
-    if not (fitting >= FEASIBLE).any():
-        raise JointOptError(f"No layout of {job.name!r} within these degrees fits in memory.")
-    problem = search_problem(job, physics, space.clocks_mhz)
-    some = np.flatnonzero(worth_starting(problem, physics, fitting) & (fitting >= FEASIBLE))
+    model = JobModel(replace(job, search=replace(job.search, power_limit_w=None, **near)))
+    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(quiet=True))
+    physics = model.cost_model(layouts, peak_bytes, lazily=True)
+    problem = search_problem(model.job, physics, space.clocks_mhz)
+    some = np.flatnonzero(worth_starting(problem, physics, model.fit_probability(physics)))
     best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     return float(plan_at_top_clock(physics, best)[0]["iteration_time_s"][0]), layout
