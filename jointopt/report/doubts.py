@@ -44,12 +44,17 @@ class OpenSetting:
         """By how much the time moves, the option that states the alternative, and what is assumed instead."""
         assumed = f"{self.assumed:g}" if isinstance(self.assumed, float) else self.assumed
         other = "; another layout" if self.plan else ""
-        return f"{self.time_change_percent:+z.1f} %", f"if {self.key}={self.alternative}", f"(not {assumed}{other})"
+        return f"{self.time_change_percent:+z.1f} %", f"if {self._stated}", f"(not {assumed}{other})"
 
     @property
     def states(self) -> str:
         """The option that states the alternative."""
-        return f"--set {self.key}={self.alternative}"
+        return f"--set {self._stated}"
+
+    @property
+    def _stated(self) -> str:
+        value = self.alternative
+        return f"{self.key}={str(value).lower() if isinstance(value, bool) else value}"
 
     def document(self) -> dict[str, Any]:
         """Every field of the JSON, with the option that states the alternative."""
