@@ -37,5 +37,7 @@ def test_published_times_of_qwen3_with_and_without_overlap(overlap: bool, measur
 
 @pytest.mark.parametrize(("framework", "off"), [("megatron-lm", 0.14), ("megatron-bridge", 0.1)])
 def test_published_throughput_of_deepseek_v3_with_overlap(framework: str, off: float) -> None:
-    found = seconds(DEEPSEEK, ep_overlap=True, framework=framework)  # which graphs it had is not stated: bridge has some
+    found = seconds(
+        DEEPSEEK, ep_overlap=True, framework=framework
+    )  # which graphs it had is not stated: bridge has some
     assert 8192 * 4096 / 1024 / found == pytest.approx(1412, rel=off)

@@ -74,7 +74,9 @@ def test_cuda_graphs_have_the_names_of_the_version(
     intent: Any, model: str, kind: str, version: str, words: dict[str, str]
 ) -> None:
     made = intent(model, framework="megatron-bridge")
-    made = replace(made, job=replace(made.job, training=replace(made.job.training, cuda_graph=kind, token_dispatcher="alltoall")))
+    made = replace(
+        made, job=replace(made.job, training=replace(made.job.training, cuda_graph=kind, token_dispatcher="alltoall"))
+    )
     written = options(made, version)
     assert {name[11:]: value for name, value in written.items() if name.startswith("cuda-graph-")} == words
     assert ("no-check-for-nan-in-loss-and-grad" in written) == (kind == "full_iteration")

@@ -40,7 +40,9 @@ def test_a_program_introduces_itself_with_its_version(log: str, framework: str, 
     assert version_of(log, framework) == version
 
 
-@pytest.mark.parametrize(("version", "bounds"), [("0.12", "<0.13"), ("0.14", ">=0.14 <0.15"), ("0.16.1", ">=0.16 <0.19"), ("0.19", ">=0.19")])
+@pytest.mark.parametrize(
+    ("version", "bounds"), [("0.12", "<0.13"), ("0.14", ">=0.14 <0.15"), ("0.16.1", ">=0.16 <0.19"), ("0.19", ">=0.19")]
+)
 def test_the_list_of_all_options_bounds_the_version(version: str, bounds: str) -> None:
     options = {name.replace("-", "_") for name, one in option_table("megatron").items() if one.known_to(version)}
     assert version_by_options(options) == bounds
