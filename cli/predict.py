@@ -32,6 +32,7 @@ def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) ->
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
     from jointopt.core.errors import naming_table
+    from jointopt.report.doubts import open_line
     from jointopt.runs.table import checked_results, read_table, write_table
     from jointopt.workflows.predict import FIGURES
     from jointopt.workflows.predict import predict as predicted_table
@@ -42,4 +43,6 @@ def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) ->
             common.remark(line)
         predicted = predicted_table(runs, pue=pue, **basis)
     write_table(predicted, out, FIGURES)
+    if "hangs_on" in predicted and (line := open_line(predicted["hangs_on"].tolist())):
+        common.remark(line)
     common.remark(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.")

@@ -25,6 +25,7 @@ NOT_KNOWN = "outside of what was checked (`jointopt explain` says why)"
 _STANDS_IN = "another precision or attention kernel stands in for the plan's"
 LEAST_PERCENT = 0.5  # of the time, below which a setting is not remarked on
 LINES, OF_ONE = 4, 2  # for people: alternatives in all, and of one setting
+OF_ROW = 2  # of a table: settings that move its time most, which a sentence counts
 _COUNTED = re.compile(r" \([\d,]+ plans?\)$")
 _KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
 
@@ -44,12 +45,17 @@ class OpenSetting:
         """By how much the time moves, the option that states the alternative, and what is assumed instead."""
         assumed = f"{self.assumed:g}" if isinstance(self.assumed, float) else self.assumed
         other = "; another layout" if self.plan else ""
-        return f"{self.time_change_percent:+z.1f} %", f"if {self.key}={self.alternative}", f"(not {assumed}{other})"
+        return f"{self.time_change_percent:+z.1f} %", f"if {self._stated}", f"(not {assumed}{other})"
 
     @property
     def states(self) -> str:
         """The option that states the alternative."""
-        return f"--set {self.key}={self.alternative}"
+        return f"--set {self._stated}"
+
+    @property
+    def _stated(self) -> str:
+        value = self.alternative
+        return f"{self.key}={str(value).lower() if isinstance(value, bool) else value}"
 
     def document(self) -> dict[str, Any]:
         """Every field of the JSON, with the option that states the alternative."""
@@ -76,6 +82,15 @@ def first_lines(
         lines += paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"])
         lines += lay_out(columns)[1:]
     return lines
+
+
+def open_line(hangs_on: Sequence[str]) -> str:
+    """A sentence on the settings that move rows of a table most (a cell of its column `hangs_on` each); else blank."""
+    first = Counter(name for cell in hangs_on for name in str(cell).split()[:OF_ROW])
+    if not first:
+        return ""
+    rows = ", ".join(f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in first.most_common(LINES))
+    return f"Times hang most on settings left open, which a column of that name states: {rows}; `hangs_on` has all."
 
 
 def _shown_settings(found: Sequence[OpenSetting]) -> list[OpenSetting]:

@@ -69,11 +69,13 @@ def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A figure of the catalogue as its table shows it; counts from a million on are in millions."""
+    """A figure of the catalogue as its table shows it; counts are in millions, from ten billion on in billions."""
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, tuple):
         return " ".join(map(str, value))
+    if isinstance(value, int) and value >= 10**10:
+        return f"{value / 1e9:,.1f} B"
     if isinstance(value, int) and value >= 10**6:
         return f"{value / 1e6:,.0f} M"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,18 +13,24 @@ from jointopt.core.errors import JointOptError
 from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
+from jointopt.jobs.catalog.priors import alternatives
 from jointopt.jobs.defaults import default_attention
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
 from jointopt.search.exact import fastest_layout
 from jointopt.surrogate.features import network_assumed
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.feasible_layouts import plan_at_top_clock, search_problem, top_times, worth_starting
+from jointopt.workflows.feasible_layouts import (
+    feasible_layouts,
+    plan_at_top_clock,
+    search_problem,
+    top_times,
+    worth_starting,
+)
+from jointopt.workflows.search_steps import Stopwatch
 
 if TYPE_CHECKING:
     from jointopt.report.proposal import Proposal
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 GENERIC = "generic"
 NAMED = ("megatron-lm", "megatron-bridge", "torchtitan")  # of frameworks, those that most jobs run in, with own figures
 SLOWER_NETWORK = 0.25  # of the reference system's: Jean Zay's A100 have 6.25 GB/s each, where that has 25
-UNEVEN = 1.5  # tokens of the most loaded expert over the mean, as docs/job-file.md quotes it of arXiv:2408.15664
+AS_USUAL = "as usual"  # what stands in for a setting of the software: what the framework's profile has
 _SPLIT = (*DEGREES, "ep")
 
 
@@ -42,7 +48,12 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
     framework, found = training.framework, list[tuple[str, Any, Sequence[Any]]]()
     if framework.name == GENERIC:
         found.append(("training.framework", GENERIC, NAMED))
-    if training.attention_assumed and model.has_attention:
+    likely = dict[str, list[Any]]()  # by setting, the values that a prior gives a weight, as the mixture has them
+    for setting, value, *_ in alternatives(job):
+        likely.setdefault(setting, []).append(value)
+    stands_in = {"attention": training.attention}
+    found += [(f"training.{name}", stands_in.get(name, AS_USUAL), values) for name, values in likely.items()]
+    if training.attention_assumed and model.has_attention and "attention" not in likely:
         # kernels that older and newer releases run on that GPU, and faster ones that another framework runs there
         names = {framework.name, *framework_names()}
         usual = {
@@ -65,10 +76,8 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
         other = [name for name in RECIPE_CLASSES if not same_efficiency([own, name])][:1]
         found.append(("training.recipe_class", own, other))
     recipes = recipes_of(training.dtype, cluster.gpu)
-    if training.fp8_recipe is None and len(recipes) > 1:
-        found.append(("training.fp8_recipe", "one of them", recipes))
-    if model.is_moe and training.moe_load_imbalance == 1.0 and not training.moe_routing:
-        found.append(("training.moe_load_imbalance", 1.0, [UNEVEN]))
+    if training.fp8_recipe is None and len(recipes) > 1 and "fp8_recipe" not in likely:
+        found.append(("training.fp8_recipe", AS_USUAL, recipes))
     if model.is_moe and not training.token_dispatcher:
         usual_way = framework.token_dispatcher
         found.append(("training.token_dispatcher", usual_way, [one for one in ("deepep",) if one != usual_way]))
@@ -127,14 +136,11 @@ def _own_time_s(job: Job, layout: Columns) -> float:
 
 def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
     """(s of the fastest layout of a job within such degrees that fits as well as any, that layout)."""
-    space = enumerate_layouts(replace(job, search=replace(job.search, power_limit_w=None, **near)))
-    model = JobModel(job)
-    physics = model.cost_model(space.layouts, lazily=True)
-    fitting = model.fit_probability(physics)
-    if not (fitting >= FEASIBLE).any():
-        raise JointOptError(f"No layout of {job.name!r} within these degrees fits in memory.")
-    problem = search_problem(job, physics, space.clocks_mhz)
-    some = np.flatnonzero(worth_starting(problem, physics, fitting) & (fitting >= FEASIBLE))
+    model = JobModel(replace(job, search=replace(job.search, power_limit_w=None, **near)))
+    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(quiet=True))
+    physics = model.cost_model(layouts, peak_bytes, lazily=True)
+    problem = search_problem(model.job, physics, space.clocks_mhz)
+    some = np.flatnonzero(worth_starting(problem, physics, model.fit_probability(physics)))
     best = fastest_layout(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     return float(plan_at_top_clock(physics, best)[0]["iteration_time_s"][0]), layout

@@ -30,6 +30,10 @@ def test_a_gpu_of_16_bit_halves_alone_shows_their_rate() -> None:
     assert (volta["bf16_tflops"], volta["fp16_tflops"]) == (None, 125)
 
 
-@pytest.mark.parametrize(("value", "shown"), [(999_999, "999999"), (1_000_000, "1 M"), (7_241_000_000, "7,241 M")])
-def test_counts_are_in_millions_from_one_million_on(value: int, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(999_999, "999999"), (1_000_000, "1 M"), (7_241_000_000, "7,241 M"), (9_999_000_000, "9,999 M"),
+     (10_000_000_000, "10.0 B"), (549_309_000_000, "549.3 B")],
+)  # fmt: skip
+def test_counts_are_in_millions_from_one_million_on_and_in_billions_from_ten(value: int, shown: str) -> None:
     assert listing_text([{"model": "x", "parameters": value}]).splitlines()[-1].split(maxsplit=1)[1] == shown

@@ -8,12 +8,16 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.catalog.priors import USUAL, open_priors
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, load_jobs, with_changes
+from jointopt.jobs.plans.text import parse_plan
+from jointopt.physics.cost_model import CostModel
 from jointopt.report.doubts import LINES, OF_ONE
 from jointopt.report.proposal import Proposal
+from jointopt.surrogate.mixture import mixture_of
 from jointopt.workflows.explain import explain
-from jointopt.workflows.open_settings import open_settings, open_words
+from jointopt.workflows.open_settings import AS_USUAL, open_settings, open_words
 from jointopt.workflows.propose import propose
 from jointopt.workflows.scale import scale
 from tests.each import each
@@ -23,6 +27,9 @@ JOBS = {
     "generic": job_from_options(*SMALL),
     "megatron": job_from_options("llama-2-13b", "a100-sxm4-80gb", 16, 64, 4096, framework="megatron-lm"),
     "experts": job_from_options("mixtral-8x7b", "b200-sxm-180gb", 16, 64, 4096, dtype="fp8", framework="nemo"),
+    "bridge": job_from_options(
+        "mixtral-8x7b", "b200-sxm-180gb", 16, 64, 4096, dtype="fp8", framework="megatron-bridge"
+    ),
 }
 
 
@@ -37,7 +44,8 @@ def test_stating_an_alternative_changes_the_first_row_by_what_is_announced(found
         there = propose(with_changes(found.job, {one.key: one.alternative}), surrogate="none")
         change = 100.0 * (there.front["iteration_time_s"][0] / first_s - 1.0)
         assert one.time_change_percent == pytest.approx(change, abs=1.0), one  # by another layout nearby
-        assert one.states == f"--set {one.key}={one.alternative}"
+        stated = str(one.alternative).lower() if isinstance(one.alternative, bool) else one.alternative
+        assert one.states == f"--set {one.key}={stated}"
 
 
 @each("job", JOBS.values())
@@ -93,3 +101,26 @@ def test_scale_names_them_once() -> None:
     assert "training.framework generic" in words
     assert found.to_dict()["open_settings"] == words
     assert found.text().count("Left open, and so assumed: training.framework generic") == 1
+
+
+def test_what_the_mixture_of_open_settings_names_is_priced_once_each_with_the_key_that_states_it() -> None:
+    job = JOBS["bridge"]
+    keys = [key for key, *_ in open_settings(job)]
+    named = mixture_of(CostModel(job, parse_plan("dp=16 ep=8", job).layouts)).names[0].split()
+    assert {f"training.{name}" for name in named} <= {*keys}
+    assert {"training.cuda_graph", "training.fp8_recipe", "training.moe_routing"} <= {*keys}
+    assert len(keys) == len({*keys})
+    assert "training.moe_load_imbalance" not in keys  # which natural routing stands for
+    weighed = {f"training.{name}": {*of} - {USUAL} for name, of in open_priors(job).items()}
+    assert all({*others} <= weighed[key] for key, _, others in open_settings(job) if key in weighed)
+
+
+def test_a_proposal_in_80_columns_says_in_words_which_settings_of_the_software_move_it(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = propose(JOBS["bridge"], surrogate="none")
+    settings = [one for one in found.hangs_on if one.assumed == AS_USUAL]
+    head = found.text().split("\n\n")[0]
+    assert abs(settings[0].time_change_percent) > 5.0
+    assert settings[0].states.removeprefix("--set ") in head
+    assert "(not as usual" in head
+    assert "hangs on open settings; --set KEY=VALUE states one:" in head

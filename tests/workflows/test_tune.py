@@ -140,6 +140,8 @@ def test_energy_alone_ends_a_run_whatever_its_time() -> None:
 
 def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
     candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(timed), timed)
+    # in so much less memory that the first plan may fit or not, as before any run of it
+    candidates = replace(candidates, log_load=candidates.log_load - candidates.log_load[0])
     outlook = Outlook(timed, candidates, EarlierRuns(), USUAL, np.random.default_rng(0))
     time_s = float(candidates.predicted["iteration_time_s"][0])
     behind = {"status": "timeout", "iteration_time_s": 2.0 * time_s}
@@ -147,7 +149,7 @@ def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_wh
         outlook.after(timed.objectives, np.array([0]), [row]) for row in (behind, {"status": "timeout"})
     )
     assert (bounded.columns["iteration_time_s"] > 1.2 * unbounded.columns["iteration_time_s"]).all()
-    assert bounded.columns["probability_fits"].sum() > unbounded.columns["probability_fits"].sum()
+    assert (bounded.columns["probability_fits"] > unbounded.columns["probability_fits"]).all()
 
 
 def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_as_its_time_does() -> None:

@@ -27,7 +27,7 @@ from jointopt.workflows.validate import validate
 TIGHT = {
     "model": "bloom-176b",
     "training": {"seq_length": 2048, "global_batch_size": 64},
-    "cluster": {"gpu": "h100-sxm5-80gb", "nodes": 4, "gpus_per_node": 8},
+    "cluster": {"gpu": "gh200-96gb", "nodes": 8, "gpus_per_node": 4},
     "search": {"tp": [16], "pp": [1, 2], "vpp": [1], "micro_batch_size": [1], "cp": [1, 2], "clock_mhz": [1500, 1980]},
 }
 ROOMY = {
