@@ -302,14 +302,12 @@ class PlanCorrection:
         conditioned, own, measured = self.correction._settled[0], self.correction.own, self.correction._measured_clocks
         network, of_new, is_new = self._network(job), None, own is None and not len(conditioned.known)
         out = add_intervals(job, columns, measured, network)
-        if (
-            is_new and not self.correction.changes_time
-        ):  # the physics alone predicts, of which recorded runs say how sure it is
-            return out
         scales = {} if own is None else {name: target.scale for name, target in own.heat.items()}
         halves = {name: scale.half_width for name, scale in (scales | {"avg_power_w": self.power}).items()}
         out = with_measured_intervals(job, out, {name: half for name, half in halves.items() if half is not None})
         out = bounds_within_limits(job, out, self.correction.peak_overshoot)
+        if is_new and not self.correction.changes_time:  # recorded runs say how sure the physics is
+            return out
         # where constants are moved, the runs contradict what was assumed of a new source
         if not self.correction.shifts.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
             of_new = with_new_interval(job, out, bounds, measured, network)
