@@ -158,7 +158,7 @@ def test_a_study_of_three_objectives_has_their_names_and_its_best_trials_are_of_
 def test_the_table_of_many_objectives_shows_the_best_in_each(stored: tuple[Proposal, str]) -> None:
     table = stored[0].text().partition("are between these")[0].splitlines()
     assert max(map(len, table)) <= 100
-    assert len(table) < 35
+    assert len(table) <= 35
     cells = [cell for line in table for cell in line.split()]
     assert f"{stored[0].front['peak_memory_gib'].min():.1f}" in cells
     assert f"{stored[0].front['iteration_time_s'].min():.3f}" in cells

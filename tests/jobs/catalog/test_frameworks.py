@@ -128,7 +128,6 @@ RECOGNISED = [
     ("MosaicML LLM Foundry", "composer"),
     ("not DeepSpeed, Megatron-LM", "megatron-lm"),
     (" torchtitan ", "torchtitan"),
-    ("MaxText JAX on NVIDIA cluster", "jax"),
     ("JAX instead of NeMo", "jax"),
 ]
 
