@@ -16,6 +16,8 @@ over measured less 1.
 from __future__ import annotations
 
 import argparse
+import functools
+import operator
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +32,7 @@ COMMAND = "python tests/bench/bench_classes.py --write DATA_FOLDER"
 RESTS_ON = [figures.ACCURACY, *(figures.GOLDEN.format(table) for table in ("rows", "plans", "frameworks"))]
 NOT_FITTED = ("aleph_layouts", "fms_fsdp", "nvidia_nemo_docs")  # of the dense sources, no profile's
 FITTED = {
-    "dense": {*SOURCES} - {*NOT_FITTED},
+    "dense": {*SOURCES, "jax_pax", "jax_pax_2023"} - {*NOT_FITTED},
     "experts": {"nvidia_nemo_docs", "megatron_bridge_a", "megatron_bridge_moe"},
 }
 HOST_ONLY = ("mcore_tiny",)
@@ -80,8 +82,9 @@ def judged(paths: list[Path]) -> pd.DataFrame:
             out = jointopt.predict(rows, surrogate="none")
             ratio = out["predicted_iteration_time_s"].fillna(2.0 * out["iteration_time_s"]) / out["iteration_time_s"]
             low, high = (out[f"predicted_iteration_time_s_{end}"] for end in ("low", "high"))
-            text = rows.get("framework_release", none).fillna("") + " " + rows.get("framework", none).fillna("")
-            release = text.astype(str).map(named_release)
+            stated = (rows.get(name, none) for name in ("framework_release", "framework_version", "framework"))
+            text = functools.reduce(operator.add, (cells.fillna("").astype(str) + " " for cells in stated))
+            release = text.map(named_release)
             found.append(pd.DataFrame({
                 "class": f"{'fitted ' * (source in FITTED.get(kind, ()))}{kind}", "source": source, "release": release,
                 "gpu": rows["gpu"].astype(str).str.partition("-")[0].str.upper(),
