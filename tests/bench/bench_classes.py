@@ -83,7 +83,9 @@ def judged(paths: list[Path]) -> pd.DataFrame:
             ratio = out["predicted_iteration_time_s"].fillna(2.0 * out["iteration_time_s"]) / out["iteration_time_s"]
             low, high = (out[f"predicted_iteration_time_s_{end}"] for end in ("low", "high"))
             stated = (rows.get(name, none) for name in ("framework_release", "framework_version", "framework"))
-            text = functools.reduce(operator.add, (cells.fillna("").astype(str) + " " for cells in stated))
+            text = functools.reduce(
+                operator.add, (cells.astype(object).fillna("").astype(str) + " " for cells in stated)
+            )
             release = text.map(named_release)
             found.append(pd.DataFrame({
                 "class": f"{'fitted ' * (source in FITTED.get(kind, ()))}{kind}", "source": source, "release": release,
