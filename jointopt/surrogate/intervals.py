@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import TERA, Z_90
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.catalog.frameworks import release_numbers
+from jointopt.jobs.catalog.frameworks import load_framework, release_numbers
 from jointopt.jobs.catalog.recorded_runs import OTHER_SOFTWARE, combination_of, recorded_runs
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
@@ -113,8 +113,10 @@ def doubts(
     }  # fmt: skip
     of_all["combination"] = runs.steps(own) > 0 and not any(of_all[name] for name in _OF_COMBINATION)
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once
-    known_host = training.framework.host_floor_s > 0.0 or training.captures_graphs or gpu.is_cpu
+    # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once, as some
+    # releases do where nothing is stated
+    has_floor = max(training.framework.host_floor_s, load_framework(software).host_floor_s) > 0.0
+    known_host = has_floor or training.captures_graphs or gpu.is_cpu
     found["host"] = (layer_peak_s(job, columns) < errors["shortest_layer_s"]) & (not known_host)
     found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
     return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}
