@@ -113,8 +113,8 @@ def doubts(
     }  # fmt: skip
     of_all["combination"] = runs.steps(own) > 0 and not any(of_all[name] for name in _OF_COMBINATION)
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once, as some
-    # releases do where nothing is stated
+    # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once, as
+    # some releases do where nothing is stated
     has_floor = max(training.framework.host_floor_s, load_framework(software).host_floor_s) > 0.0
     known_host = has_floor or training.captures_graphs or gpu.is_cpu
     found["host"] = (layer_peak_s(job, columns) < errors["shortest_layer_s"]) & (not known_host)
