@@ -32,6 +32,7 @@ from jointopt.jobs.catalog.clusters import KEYS as CLUSTER_KEYS
 from jointopt.jobs.catalog.frameworks import (
     framework_names,
     framework_of_words,
+    kind_of_runs,
     load_framework,
     named_class,
     named_release,
@@ -584,8 +585,7 @@ def read_training(section: Section, gpu: Gpu, model: Model) -> Training:
     settings = _settings(training, framework)
     settings.setdefault("framework_release", named_release(text) if meant else "")
     recipe = _fp8_recipe(training, gpu, dtype)
-    kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
-    kind |= {"model": "moe" if model.is_moe else "dense", "attention_kind": "mla" if model.kv_lora_rank else ""}
+    kind = kind_of_runs(gpu, dtype, recipe, model.is_moe, model.kv_lora_rank)
     framework = profile_of_class(with_settings(framework, settings, **kind), stated)
     # a release that runs another kernel than the newest states that; where neither is named, the kernel is assumed
     software = settings["framework_release"]

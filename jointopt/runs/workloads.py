@@ -29,6 +29,7 @@ from jointopt.jobs import defaults
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import (
     job_of_class,
+    kind_of_runs,
     named_class,
     named_release,
     newer_than_known,
@@ -354,9 +355,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         assumed.append("fp8_recipe")
     if framework.family != "megatron-core" and settings.get("cuda_graph") != "none":
         settings.pop("cuda_graph", None)  # whose memory under other frameworks is unknown
-    kind = {"dtype": dtype, "fp8_recipe": recipe.name if recipe else "", "architecture": gpu.architecture.lower()}
-    latent = "mla" if row.get("kv_lora_rank") else ""
-    kind |= {"model": "moe" if row.get("num_experts") else "dense", "attention_kind": latent}
+    kind = kind_of_runs(gpu, dtype, recipe, row.get("num_experts"), row.get("kv_lora_rank"))
     assumed += ["framework_release"] * newer_than_known(framework, settings["framework_release"])
     assumed += ["moe_load_imbalance"] * (settings.get("moe_routing") == "natural" and "moe_load_imbalance" not in row)
     recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))

@@ -13,8 +13,9 @@ from typing import Any
 from jointopt.core.errors import CatalogError, nearest_hint
 from jointopt.core.schema import OVERLAPS, RECIPE_CLASSES, evaluate
 from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import SETTINGS, Job, Training
+from jointopt.jobs.job import SETTINGS, Job, ScalingRecipe, Training
 
 
 @functools.cache
@@ -84,6 +85,18 @@ def newer_than_known(profile: Framework, text: str) -> bool:
     return bool(profile.newest_release) and release_numbers(text) > release_numbers(profile.newest_release)
 
 
+KIND_WORDS = ("dtype", "fp8_recipe", "architecture", "model", "attention_kind")
+
+
+def kind_of_runs(
+    gpu: Gpu, dtype: str, recipe: ScalingRecipe | None, experts: object, latents: object
+) -> dict[str, str]:  # fmt: skip
+    """What a profile's changes are chosen by beside settings, by `KIND_WORDS`: a blank word where nothing is meant."""
+    scaling = recipe.name if recipe else ""
+    words = (dtype, scaling, gpu.architecture.lower(), "moe" if experts else "dense", "mla" if latents else "")
+    return dict(zip(KIND_WORDS, words, strict=True))
+
+
 def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) -> Framework:
     """The profile of runs with ``settings`` (of `jointopt.jobs.job.SETTINGS`): its changes that apply, in their order.
 
@@ -91,7 +104,7 @@ def with_settings(profile: Framework, settings: Mapping[str, Any], **kind: str) 
     they are not stated, ``release`` (numbers of a release, as in ``release >= (26, 6)``), and what ``kind`` names.
     """
     values: dict[str, Any] = dict.fromkeys(SETTINGS) | dict(settings)
-    values |= dict.fromkeys(("dtype", "fp8_recipe", "architecture", "model", "attention_kind"), "")
+    values |= dict.fromkeys(KIND_WORDS, "")
     values["release"] = release_numbers(values["framework_release"] or "")
     for change in profile.changes:
         if evaluate(change["when"], values | kind):

@@ -46,9 +46,8 @@ def named_model(text: str) -> Model | None:
 
     One that was tuned afterwards (``-Instruct``) has the shape of the first. None where no catalogue entry is meant.
     """
-    last = _squeezed(_TUNED.sub("", text.rstrip("/").rpartition("/")[2]))
-    found = known_names().get(text.lower()) or _squeezed_names().get(last)
-    return _published(found).model if found else None
+    found = _squeezed_names().get(_squeezed(_TUNED.sub("", text.rstrip("/").rpartition("/")[2])))
+    return known_model(text) or (_published(found).model if found else None)
 
 
 _TUNED = re.compile(r"[-_](?:instruct|chat|hf|it|base)$", re.IGNORECASE)
