@@ -20,7 +20,7 @@ from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import with_constants
 from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.workloads import Workload, runs_with_plans
-from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
+from jointopt.surrogate.features import PEAK, heat_of, runs_of, seconds_at, watts_at
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.power import MeasuredPower, PowerScale, board_power_of, within_limits
 
@@ -216,6 +216,10 @@ class PricedPlans:
     def layout(self) -> Ints:
         """Of ``physics``, (n,)."""
         return self.plans.layout_of_row
+
+    def at_shares(self, shares: tuple[float, ...]) -> tuple[Floats, Floats]:
+        """Time in s and power in W of the physics with all stages at these shares of the top clock, (shares, n) each."""
+        return seconds_at(self.physics, self.layout, shares), watts_at(self.physics, self.layout, shares)
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""

@@ -22,7 +22,7 @@ from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import BoardPower, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
-from jointopt.surrogate.clock_response import CLOCK
+
 from jointopt.surrogate.correction import Correction, PlanCorrection
 from jointopt.surrogate.evidence import Evidence, far_constants_words, source_of_job
 from jointopt.surrogate.features import (

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from jointopt.core.schema import LOG_COLUMNS, RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.surrogate.clock_response import CLOCK
+
 from jointopt.surrogate.evidence import expected_above
 from jointopt.surrogate.intervals import ALIKE_DEVIATION, difference_half_width, difference_variance, posterior_of_new
-from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, kinship
+from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, kinship
 from jointopt.surrogate.new_sources import MOST_ABOVE, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
@@ -220,7 +220,9 @@ class Conditioned:
         Trees correct sources without runs alone: once runs are known, they make predictions worse
         (docs/appendix/surrogate-experiments.md).
         """
-        first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
+        # a layout at many clocks is answered once, where what was learned is the same at all
+        swept = self.own is not None and len(self.own.power_clocks) > 1
+        first, of = runs.distinct("" if swept else CLOCK)
         some = runs.take(first)
         mean, deviation = self.posterior.predict(some)
         if self.own is not None:

@@ -26,10 +26,11 @@ MANY_RUNS = 5_000  # rows, of which a quarter of the usual bins hold enough each
 USUAL: Mapping[str, Any] = {
     "max_depth": 2, "n_estimators": 150, "learning_rate": 0.05, "reg_lambda": 50.0, "min_child_weight": 5.0,
     "strength": 1.0, "random_state": 0, "categories": None, "monotone": None, "subsample": 1.0, "colsample": 1.0,
+    "max_bin": 256,
 }  # fmt: skip
-_LATER = {"subsample", "colsample"}  # settings that cards of trees which see every row and column lack
+_LATER = {"subsample", "colsample", "max_bin"}  # settings that cards of earlier trees may lack
 _OBJECTIVE = "reg:pseudohubererror"
-_SLOPE = 0.2  # of its loss
+_SLOPE = 0.5  # of its loss: residuals beyond it count less than squared
 
 _DEEPEST = 64  # nodes of a path, which is followed by recursion; trees are trained to a depth of 6
 _LARGEST_LEAF = 2.0  # of a logarithm: trees are trained on residuals of at most 1
@@ -221,10 +222,10 @@ def fit_trees(features: Floats, residual: Floats, weight: Floats | None = None, 
     features, residual, weight = features[counts], residual[counts], weight[counts]
     s = {**USUAL, **settings}
     quantiles = functools.partial(np.quantile, axis=0, weights=weight, method="inverted_cdf")
-    usual = {name: s[name] for name in USUAL if name not in ("strength", "categories", "monotone", "colsample")}
+    usual = {name: s[name] for name in USUAL if name not in ("strength", "categories", "monotone", "colsample", "max_bin")}
     regressor = xgboost.XGBRegressor(
         **usual, n_jobs=1, colsample_bynode=s["colsample"], objective=_OBJECTIVE, huber_slope=_SLOPE,
-        tree_method="hist", max_bin=256 if len(residual) < MANY_RUNS else 64,
+        tree_method="hist", max_bin=s["max_bin"] if len(residual) < MANY_RUNS else 64,
         base_score=float(quantiles(residual, 0.5)),
         monotone_constraints=None if s["monotone"] is None else tuple(s["monotone"]),
     ).fit(features, residual, sample_weight=weight)  # fmt: skip
