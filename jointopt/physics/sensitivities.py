@@ -16,7 +16,6 @@ from jointopt.core.schema import ATTENTIONS, CONSTANTS, DTYPES, LOG_COLUMNS, OCC
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import SharedCosts, with_host_of
-from jointopt.physics.layers import by_clock_shares
 from jointopt.physics.makespan import Makespan, least_makespan_s, time_parts
 from jointopt.physics.stage_costs import Pipelines, StageCosts
 

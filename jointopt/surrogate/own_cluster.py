@@ -117,11 +117,16 @@ class OwnRuns:
 
     def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""
+        runs = self.within_clocks(runs)
         if self.as_sure and _of_new_models(runs, known).any():
             mean, deviation = process.predict(runs)
         else:  # deviations of many plans take time
             mean, deviation = process.mean(runs), np.zeros(len(runs))
         return self.time(self.counted(mean, deviation, runs, known), runs)
+
+    def within_clocks(self, runs: Runs) -> Runs:
+        """The runs, at the nearest clock of those that were measured."""
+        return replace(runs, features=dict(runs.features) | {CLOCK: np.clip(runs.matrix([CLOCK])[:, 0], *self.clocks)})
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
         """The ``mean`` (n,) of the process times the weight that it has on each run, by its ``deviation`` (n,)."""

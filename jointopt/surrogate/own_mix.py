@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import CONSTANTS, Bools, Floats, Ints
+from jointopt.core.schema import CONSTANTS, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.curves import Curves
@@ -163,7 +163,12 @@ def choose(
 
 
 def mixes(
-    process: Sequence[Floats], trees: Sequence[Floats], names: tuple[str, ...], swept: Swept | None, *, beyond: bool = False
+    process: Sequence[Floats],
+    trees: Sequence[Floats],
+    names: tuple[str, ...],
+    swept: Swept | None,
+    *,
+    beyond: bool = False,
 ) -> list[tuple[Mix, Floats]]:
     """Mixes of all `WEIGHTS`, none first and without trees as yet (`with_trees`), and their answers (kinds, n).
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from jointopt.core.schema import LOG_COLUMNS, RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-
 from jointopt.surrogate.evidence import expected_above
 from jointopt.surrogate.intervals import ALIKE_DEVIATION, difference_half_width, difference_variance, posterior_of_new
 from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, kinship
@@ -223,7 +222,7 @@ class Conditioned:
         # a layout at many clocks is answered once, where what was learned is the same at all
         swept = self.own is not None and len(self.own.power_clocks) > 1
         first, of = runs.distinct("" if swept else CLOCK)
-        some = runs.take(first)
+        some = runs.take(first) if self.own is None else self.own.within_clocks(runs.take(first))
         mean, deviation = self.posterior.predict(some)
         if self.own is not None:
             mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)

@@ -456,9 +456,7 @@ def swept(priced: Priced) -> dict[str, Swept]:
     return found
 
 
-def _priced_again(
-    some: SourceRuns, priced: Priced, power: MeasuredPower
-) -> tuple[SourceRuns, Priced, Floats]:
+def _priced_again(some: SourceRuns, priced: Priced, power: MeasuredPower) -> tuple[SourceRuns, Priced, Floats]:
     """Runs and their pricing where limits hold by measured ``power``, and log(time before / time after) (n,)."""
     again = priced.under(same_job, power)
     moved, of_power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))

@@ -222,7 +222,9 @@ def fit_trees(features: Floats, residual: Floats, weight: Floats | None = None, 
     features, residual, weight = features[counts], residual[counts], weight[counts]
     s = {**USUAL, **settings}
     quantiles = functools.partial(np.quantile, axis=0, weights=weight, method="inverted_cdf")
-    usual = {name: s[name] for name in USUAL if name not in ("strength", "categories", "monotone", "colsample", "max_bin")}
+    usual = {
+        name: s[name] for name in USUAL if name not in ("strength", "categories", "monotone", "colsample", "max_bin")
+    }
     regressor = xgboost.XGBRegressor(
         **usual, n_jobs=1, colsample_bynode=s["colsample"], objective=_OBJECTIVE, huber_slope=_SLOPE,
         tree_method="hist", max_bin=s["max_bin"] if len(residual) < MANY_RUNS else 64,
