@@ -62,7 +62,7 @@ class Curves:
         return np.asarray(out)
 
     def above_line(self, rest: float) -> tuple[Curves, Floats]:
-        """The curves, beyond their ends as steep as a line below each, nowhere negative from ``rest`` on; its offset."""
+        """(The curves, beyond their ends as steep as a line below each; that line's offset)."""
         offset = (self.y - self.beyond * self.x).min(axis=0)
         through_rest = (self.y / np.maximum(self.x - rest, 1e-9)).min(axis=0)
         lower = self.beyond * rest + offset < 0.0

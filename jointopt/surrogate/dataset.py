@@ -218,7 +218,7 @@ class PricedPlans:
         return self.plans.layout_of_row
 
     def at_shares(self, shares: tuple[float, ...]) -> tuple[Floats, Floats]:
-        """Time in s and power in W of the physics with all stages at these shares of the top clock, (shares, n) each."""
+        """Seconds and watts of the physics with all stages at these shares of the top clock, (shares, n) each."""
         return seconds_at(self.physics, self.layout, shares), watts_at(self.physics, self.layout, shares)
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:

@@ -261,7 +261,7 @@ class JobModel:
         return self.bounded(columns, correction)
 
     def described(self, plans: Columns) -> Described | None:
-        """Plans (n,) without power limits as runs of the source, and what the physics says; None without a surrogate."""
+        """Plans (n,) without power limits as runs, and what the physics says of them; None without a surrogate."""
         if self._correction is None:
             return None
         known = self._layouts_of(plans)
@@ -313,7 +313,7 @@ class JobModel:
         return physics.corrected(time_factor, memory, *line, heat, time.curves, power.curves)
 
     def _unpacked(self, figures: Floats | None) -> tuple[TimeScale, PowerScale, Floats]:
-        """Time and power of layouts, and `BoardPower.cells` or none, of their `_figures_of`; None: as in the physics."""
+        """Time and power of layouts, and `BoardPower.cells` or none, by `_figures_of`; None: as in the physics."""
         if figures is None or self._correction is None:
             return TimeScale(np.zeros(1)), PowerScale(), np.empty((0, 0))
         k = len(self._correction.time_clocks)

@@ -453,7 +453,10 @@ class TargetLearner:
         return found[:count], found[count], found[count + 1 :]
 
     def learn(self) -> tuple[OwnTarget, Floats, dict[str, float]]:
-        """The quantity, cross-fitted answers (2, n) of models and of layouts left out, and held-out errors. Peaks are cut at their limits."""
+        """The quantity, cross-fitted answers (2, n) of models and of layouts left out, and errors of the first.
+
+        Peaks are cut at their limits.
+        """
         runs, log_ratio, all_rows = self.measured.runs, self.log_ratio, np.arange(len(self.values), dtype=np.int64)
         folds = folds_by_model(runs, self.seed)[0], folds_by_layout(runs, self.seed)[0]
         limits_w = self.measured.limits_w if self.name == HEAT_NAMES[PEAK] else None

@@ -83,8 +83,8 @@ def learn_trees(columns: Floats, target: Floats, names: Sequence[str], seed: int
     """
     categories = [i for i, name in enumerate(names) if CATEGORY in name]
     found = fit_trees(
-        columns, target, max_depth=_DEPTH, n_estimators=_TREES, learning_rate=_RATE, reg_lambda=1.0, min_child_weight=3.0,
-        random_state=seed, categories=categories, subsample=_ROWS, max_bin=_BINS,
+        columns, target, max_depth=_DEPTH, n_estimators=_TREES, learning_rate=_RATE, reg_lambda=1.0,
+        min_child_weight=3.0, random_state=seed, categories=categories, subsample=_ROWS, max_bin=_BINS,
     )  # fmt: skip
     everywhere = np.full(columns.shape[1], ANYWHERE)
     return replace(found, low=-everywhere, high=everywhere)
@@ -105,7 +105,7 @@ class Swept:
         return Swept(self.shares, self.values[rows], self.at_shares[:, rows])
 
     def read(self, log_ratio: Floats) -> Floats:
-        """log(measured / physics) (n,) at the clocks of the runs, from that at the shares (k, n): as `JobModel` does."""
+        """log(measured / physics) (n,) at the clocks of runs, from that at the shares (k, n): as `JobModel` answers."""
         logs, at = np.log(self.values), np.log(self.at_shares)
         return np.asarray(Curves.rising(at, at + log_ratio).at(np.arange(len(logs)), logs) - logs)
 
@@ -194,7 +194,7 @@ def with_trees(mix: Mix, runs: Runs, target: Floats, seed: int = 0) -> Mix:
 def cross_fitted_mix(
     mix: Mix, runs: Runs, target: Floats, process: Floats, fold: Ints, swept: Swept | None, seed: int
 ) -> Floats:
-    """Cross-fitted answers (n,) of a given ``mix``, over folds (n,) by which ``process`` (k, n) was cross-fitted too."""
+    """Cross-fitted answers (n,) of a ``mix``, over folds (n,) by which ``process`` (k, n) was cross-fitted too."""
     if not mix.weight:
         return read(swept, process)
     trees = cross_fitted_trees(runs, target, fold, mix.names, swept, seed)
