@@ -296,12 +296,12 @@ def tokens_with_logits(job: Job, lay: LayoutArrays) -> Floats:
     """
     model, training = job.model, job.training
     if training.logits_chunks:
-        return np.ceil(lay.tokens / training.logits_chunks)
+        return np.asarray(np.ceil(lay.tokens / training.logits_chunks))
     if training.cross_entropy != "linear":
-        return lay.tokens
+        return np.asarray(lay.tokens)
     words = model.vocab_size / (lay.tp if training.framework.logits_tensor_parallel else 1.0)
     fewest = np.ceil(lay.tokens / np.ceil(words / model.hidden_size))
-    return np.minimum(2.0 ** np.ceil(np.log2(fewest)), lay.tokens)
+    return np.asarray(np.minimum(2.0 ** np.ceil(np.log2(fewest)), lay.tokens))
 
 
 # Layers whose activations the ranks of a pipeline hold at once, and the few ranks that may need most memory.
