@@ -21,7 +21,7 @@ from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, joined_runs
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, inputs
-from jointopt.surrogate.surrogate import Surrogate, Widths
+from jointopt.surrogate.surrogate import SPEEDS, Surrogate, Widths
 from jointopt.surrogate.trees import fit_trees
 
 NAMES = FEATURES
@@ -126,6 +126,15 @@ def test_features_never_seen_and_unknown_software_are_out_of_domain(surrogate: S
     assert not surrogate.predict(far, True)[2].any()
     assert surrogate.predict(middle, True)[2].all()
     assert not surrogate.predict(replace(middle, source=np.full(5, B)), fitted=False)[2].any()
+
+
+def test_a_plan_with_a_tenth_of_its_features_beyond_those_of_training_is_out_of_domain(surrogate: Surrogate) -> None:
+    names = [name for name in NAMES if name not in SPEEDS][:20]
+    spanned = replace(surrogate, training_range=dict.fromkeys(names, (-1.0, 1.0)))
+    for beyond, inside in ((1, True), (2, False)):
+        far = dict.fromkeys(names[:beyond], np.array([1.001]))
+        one = replace(runs(1), features={**dict.fromkeys(NAMES, np.zeros(1)), "log2_peak": np.full(1, 0.125), **far})
+        assert spanned.predict(one, True)[2].tolist() == [inside]
 
 
 def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measured(surrogate: Surrogate) -> None:
