@@ -59,7 +59,7 @@ def differences(few: ModuleType, data: TrainingSet, table: pd.DataFrame, profile
     assert shipped is not None
     kernel = learn_kernel(data, data.of(set(data.source.tolist()) - {name}))
     nothing = shipped.support.take(np.arange(0))
-    surrogate = replace(shipped, kernel=kernel, trees=None, support=nothing, residual=np.empty(0))
+    surrogate = replace(shipped, kernel=kernel, support=nothing, residual=np.empty(0))
     recorded = few.recorded(table, profile)
     found = [
         (count, *few.after_and_constant(surrogate, recorded, *split)) for count, split in few.splits(recorded, DRAWS)

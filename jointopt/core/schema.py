@@ -47,6 +47,9 @@ LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 MODEL_BLOCKS = ("layer", "attention", "feed_forward")  # of a model, without embedding and head
 CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
 MOE_ROUTING = ("forced", "natural")  # experts drawn at random, as benchmarks do; chosen by the router
+# how the loss is computed: kernel by kernel, by torch.compile, in one kernel, in one with the head's product
+CROSS_ENTROPIES = ("unfused", "compiled", "fused", "linear")
+OTHER_CROSS_ENTROPIES = {"native": "compiled", "te": "fused"}  # Megatron Core's --cross-entropy-fusion-impl
 OVERLAPS = ("dp_overlap", "tp_overlap", "ep_overlap")  # which collectives hide under kernels, stated of the software
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 LEAST_LINK_GBYTES_PER_S = 0.001  # 8 Mb/s for a GPU: nothing that trains together is slower
@@ -219,6 +222,8 @@ COLUMNS = {
         Column("precision_aware_optimizer", "bool", "", "workload", "Megatron Core's precision-aware optimizer"),
         Column("fp8_param_gather", "bool", "", "workload", "weights live and travel in 8 bit"),
         Column("fp8_activations", "bool", "", "workload", "activations are kept in 8 bit for the backward pass"),
+        Column("cross_entropy", "str", "", "workload", "loss: unfused, compiled, fused, linear (with the head)"),
+        Column("logits_chunks", "int", "", "workload", "chunks of tokens whose logits are alive one after the other"),
         Column("attention", "str", "", "workload", "attention kernel"),
         Column("fused_norm", "bool", "", "workload", "fused normalisation kernels"),
         Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.core.errors import ExportError
 from jointopt.core.quote import sh_variable, sh_word
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, encode_cells
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, OTHER_CROSS_ENTROPIES, STAGE_LAYERS, encode_cells
 from jointopt.jobs.defaults import default_etp
 from jointopt.jobs.details import Details, details_of
 from jointopt.jobs.framework import OVERLAP_KINDS, overlap_is_on, usual_overlap_share
@@ -72,6 +72,14 @@ class Intent:
         """Facts of the model that a target may have no words for, by name: the table's, and an odd activation."""
         usual, kind = ("silu",) if self.model.gated_mlp else ("gelu", "gelu_tanh", "relu2"), self.details.activation
         return facts_of(self.model, self.details) | ({} if kind in usual else {"activation": f"activation {kind}"})
+
+    @property
+    def loss_fusion(self) -> dict[str, Any]:
+        """Megatron Core's options of the loss: fused unless the job says otherwise, by the kernels that it states."""
+        stated = self.job.training.cross_entropy
+        kernels = next((theirs for theirs, ours in OTHER_CROSS_ENTROPIES.items() if ours == stated), None)
+        named = {"cross_entropy_fusion_impl": kernels} if kernels else {}
+        return {"cross_entropy_loss_fusion": stated != "unfused"} | named
 
     @property
     def window_words(self) -> str:
@@ -167,7 +175,8 @@ class Export:
 _MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather")
 # of settings that a target has no words for, what it does anyway: the first
 _ANYWAY = {"compile": False, "cuda_graph": "none", "dp_overlap": True, "tp_overlap": False, "ep_overlap": False,
-           "moe_routing": "natural", "fp8_activations": False}  # fmt: skip
+           "moe_routing": "natural", "fp8_activations": False, "cross_entropy": "unfused",
+           "logits_chunks": 1}  # fmt: skip
 
 
 _PEFT_NAMES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import ExportError
-from jointopt.core.schema import FP8_RECIPES, MODULES, TOKEN_DISPATCHERS
+from jointopt.core.schema import FP8_RECIPES, MODULES, OTHER_CROSS_ENTROPIES, TOKEN_DISPATCHERS
 from jointopt.frameworks.intent import Export, Gaps, Intent
 from jointopt.frameworks.logs import version_by_options
 from jointopt.frameworks.options import (
@@ -67,7 +67,7 @@ def megatron_words(intent: Intent, version: str = NEWEST) -> tuple[Words, list[s
     _precision(words, gaps, intent)
     _kernels(words, intent)
     _graphs(words, gaps, intent)
-    gaps.settings(*OF_MEGATRON)
+    gaps.settings(*OF_MEGATRON, *["cross_entropy"] * (intent.job.training.cross_entropy != "linear"))
     _run(words, gaps, intent)
     return words, gaps.notes
 
@@ -378,7 +378,7 @@ def _kernels(words: Words, intent: Intent) -> None:
     backend = training.attention if training.attention in ("unfused", "fused") else "flash"
     overlapped = intent.hides("tp") and tp <= intent.job.cluster.gpus_per_node
     words.add(
-        attention_backend=backend, transformer_impl="transformer_engine", cross_entropy_loss_fusion=True,
+        attention_backend=backend, transformer_impl="transformer_engine", **intent.loss_fusion,
         activation_func_fp8_input_store=training.fp8_activations,
         # every kernel of a causal model makes its mask by itself; one of 128k tokens would take 16 GiB
         no_create_attention_mask_in_dataloader=True, manual_gc=True, manual_gc_interval=100,
@@ -386,7 +386,7 @@ def _kernels(words: Words, intent: Intent) -> None:
     )  # fmt: skip
 
 
-# settings of a job that its options state
+# settings of a job that its options state, and a loss but one fused with the head, which its branch dev alone has
 OF_MEGATRON = ("cuda_graph", "dp_overlap", "tp_overlap", "ep_overlap", "moe_routing", "fp8_activations")
 CAPTURED_OF_EXPERTS: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess")  # of an MoE layer, what has one shape
 
@@ -432,13 +432,11 @@ def _run(words: Words, gaps: Gaps, intent: Intent) -> None:
 SHAPE = ("num_layers", "hidden_size")  # who has both is a Megatron command line
 _DUMP = re.compile(r"^\s*(\w+) \.{3,} ?(.*?)\s*$")
 
-
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
-
-
 # options that a command line or a log without them has not on
 OFF = dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
-                     "moe_router_force_load_balancing"), False) | {"cuda_graph_impl": "none"}  # fmt: skip
+                     "moe_router_force_load_balancing"), False) | {"cuda_graph_impl": "none",
+      "cross_entropy_loss_fusion": False, "cross_entropy_fusion_impl": "native"}  # fmt: skip
 
 
 def dump_settings(text: str) -> FileSettings | None:
@@ -688,8 +686,10 @@ def _training(options: Options) -> dict[str, Any]:
     flash = options.flag("use_flash_attn") or backend == "flash"
     kernel = "flash2" if flash else "unfused" if backend in ("unfused", "local") else None
     dtype = _dtype(options)
+    kind, fused = options.word("cross_entropy_fusion_impl"), options.flag("cross_entropy_loss_fusion")
+    loss = OTHER_CROSS_ENTROPIES.get(kind, "linear" if kind == "linear" else None) if fused is not False else "unfused"
     found = stated(dtype=dtype, fp8_recipe=_recipe(options, dtype), attention=kernel, cuda_graph=_read_graphs(options))
-    return _plain(options, "training") | found | _states(options) | _routing(options)
+    return _plain(options, "training") | found | stated(cross_entropy=loss) | _states(options) | _routing(options)
 
 
 def _routing(options: Options) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def _plan(intent: Intent) -> dict[str, Any]:
         "recompute_granularity": None if intent["recompute"] == "none" else intent["recompute"],
         "recompute_method": ("block" if layers else "uniform") if full else None,
         "recompute_num_layers": (layers or 1) if full else None,
-        "cross_entropy_loss_fusion": True,
+        **intent.loss_fusion,
     }  # fmt: skip
     if names:
         found["recompute_modules"] = names

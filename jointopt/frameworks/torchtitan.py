@@ -32,6 +32,7 @@ from jointopt.frameworks.options import (
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.details import OF_TRAINING, details_of, differing_details
+from jointopt.jobs.job import Training
 
 NAME = "torchtitan"
 Settings = dict[str, dict[str, Any]]
@@ -114,7 +115,9 @@ def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.no_recipe_but(("tensorwise", "rowwise", "mxfp8") if old else ("tensorwise",))
     gaps.never(_is_mxfp8(intent) and tp > 1, "tensor parallelism with fp8_recipe mxfp8")  # not yet with compile
     gaps.choices_of_megatron()
-    gaps.settings("compile", "tp_overlap", "moe_routing")
+    gaps.settings("compile", "tp_overlap", "moe_routing", "cross_entropy")
+    loss = intent.job.training.cross_entropy
+    gaps.never(loss in ("fused", "linear"), f"training.cross_entropy {loss}")
     eager = intent.job.training.compile is False
     gaps.never(eager and intent.job.training.tp_overlap, "training.tp_overlap without training.compile")
     gaps.uneven_experts()
@@ -150,7 +153,7 @@ def _settings(intent: Intent, old: bool) -> Settings:
         "parallelism": _parallelism(intent, old),
         "metrics": {"log_freq": 10 if intent.is_training else 1},
         "checkpoint": {"enable": intent.is_training},
-        "compile": {"enable": training.compile is not False},
+        "compile": _compiled_parts(training, old),
     }  # fmt: skip
     if not old and (piped or intent.model.is_moe or training.cuda_graph):  # its graphs capture neither of the first two
         found["training"]["disable_cuda_graphs"] = True
@@ -163,6 +166,17 @@ def _settings(intent: Intent, old: bool) -> Settings:
     if old and intent["recompute"] == "selective":
         share = training.framework.selective_share
         found["activation_checkpoint"]["selective_ac_option"] = str(round(1 / share)) if share else "op"
+    return found
+
+
+def _compiled_parts(training: Training, old: bool) -> dict[str, Any]:
+    """What is compiled: by default all, else the parts, of which 0.3 takes one as a word."""
+    whole, stated = training.compile is not False, training.cross_entropy
+    loss = stated == "compiled" if stated else whole
+    parts = [part for part, on in (("model", whole), ("loss", loss)) if on]
+    found: dict[str, Any] = {"enable": bool(parts)}
+    if stated and parts and (old or len(parts) == 1):
+        found["components"] = parts if old else parts[0]
     return found
 
 
@@ -382,8 +396,12 @@ def config_settings(config: Mapping[str, Any]) -> FileSettings:
 
 def _stated_settings(options: Options) -> dict[str, Any]:
     """Whether it compiles, and hides tensor parallelism under kernels, as its JobConfig has it; graphs that are off."""
+    compiles, parts = bool(options.flag("compile.enable", "training.compile")), options.take("compile.components")
+    named = compiles and parts is not None
     return stated(
-        compile=bool(options.flag("compile.enable", "training.compile")),
+        compile=compiles and (not named or "model" in str(parts)),
+        cross_entropy=("compiled" if "loss" in str(parts) else "unfused") if named else None,
+        logits_chunks=options.whole("loss.num_chunks"),
         tp_overlap=bool(options.flag("parallelism.enable_async_tensor_parallel")),
         cuda_graph="none" if options.flag("training.disable_cuda_graphs") else None,
     )

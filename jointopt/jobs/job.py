@@ -18,7 +18,10 @@ STATE_FIELDS = (
     "fp8_param_gather",
 )  # fmt: skip
 # what the software does, which changes its profile (``changes`` in catalog/frameworks.yaml)
-SETTINGS = ("framework_release", "compile", "cuda_graph", *OVERLAPS, "moe_routing", "fp8_activations")
+SETTINGS = (
+    "framework_release", "compile", "cuda_graph", *OVERLAPS, "moe_routing", "fp8_activations", "cross_entropy",
+    "logits_chunks",
+)  # fmt: skip
 # formats of gradients and optimizer states
 STATE_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
@@ -93,6 +96,8 @@ class Training:
     tp_overlap: float | None = None
     ep_overlap: float | None = None
     fp8_activations: bool | None = None  # kept in 8 bit for the backward pass
+    cross_entropy: str = ""  # one of `CROSS_ENTROPIES`: how the loss is computed
+    logits_chunks: int | None = None  # chunks of a micro-batch's tokens whose logits are alive one after the other
     run_tokens: int | None = None  # of the whole training run; None = not reported
     # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's
     grad_reduce_dtype: str | None = None  # the gradient buffer, and what is reduced
@@ -174,6 +179,11 @@ class Training:
         """Iterations of the whole run, the last one perhaps not full; None where its tokens are not given."""
         tokens = self.run_tokens
         return None if tokens is None else -(-tokens // (self.global_batch_size * self.seq_length))
+
+    @property
+    def logit_bytes(self) -> float:
+        """Bytes alive per logit at the peak of the loss; twice those of 16 bit in fp32."""
+        return self.framework.logits_bytes * (2.0 if self.dtype == "fp32" else 1.0)
 
     @property
     def gradient_bytes(self) -> float:

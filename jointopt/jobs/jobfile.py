@@ -14,6 +14,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import (
     ATTENTIONS,
     COLUMNS,
+    CROSS_ENTROPIES,
     CUDA_GRAPHS,
     DTYPES,
     FP8_RECIPES,
@@ -21,6 +22,7 @@ from jointopt.core.schema import (
     LORA_TARGETS,
     MODEL_BLOCKS,
     MOE_ROUTING,
+    OTHER_CROSS_ENTROPIES,
     OTHER_NAMES,
     OTHER_RECIPES,
     OVERLAPS,
@@ -651,8 +653,13 @@ def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None
 def _settings(training: Section, framework: Framework) -> dict[str, Any]:
     """What the job states of its software (`SETTINGS`); JobError for what that framework has not."""
     found: dict[str, Any] = {key: training.flag(key) for key in ("compile", "fp8_activations") if training.has(key)}
-    words = {"cuda_graph": CUDA_GRAPHS, "moe_routing": MOE_ROUTING}
+    losses = (*CROSS_ENTROPIES, *OTHER_CROSS_ENTROPIES)
+    words = {"cuda_graph": CUDA_GRAPHS, "moe_routing": MOE_ROUTING, "cross_entropy": losses}
     found |= {key: training.choice(key, names) for key, names in words.items() if training.has(key)}
+    if loss := found.get("cross_entropy"):
+        found["cross_entropy"] = OTHER_CROSS_ENTROPIES.get(loss, loss)
+    if training.has("logits_chunks"):
+        found["logits_chunks"] = limited_whole(training, "logits_chunks", "training.logits_chunks")
     if found.get("cuda_graph", "none") != "none" and framework.family != "megatron-core":
         raise JobError(
             f"{training.at('cuda_graph')}: the memory of {framework.name}'s CUDA graphs is unknown; expected none."

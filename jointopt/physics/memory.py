@@ -282,9 +282,26 @@ def whole_tensor_bytes(job: Job, lay: LayoutArrays) -> Floats:
 def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, tensor_parallel: bool) -> Floats:
     """Bytes of logits and their gradient at the peak of the loss, on the last stage.
 
-    ``per_logit`` is the framework profile's, fitted; Korthikanti et al. 2022, section 4.3, has 4·s·b·v/t for fp32.
+    ``per_logit`` is the framework profile's of its cross-entropy (`Training.logit_bytes`); Korthikanti et al. 2022,
+    section 4.3, has 4·s·b·v/t for fp32.
     """
     return per_logit * tokens * model.vocab_size / (tp if tensor_parallel else 1.0)
+
+
+def tokens_with_logits(job: Job, lay: LayoutArrays) -> Floats:
+    """Tokens of a rank, (L,), whose logits are alive at once: those of one chunk, or all.
+
+    A fused linear cross-entropy takes a power of two of them, as gives about as many logits as the head's input has
+    elements (Liger-Kernel, ops/fused_linear_cross_entropy.py), where ``logits_chunks`` says nothing else.
+    """
+    model, training = job.model, job.training
+    if training.logits_chunks:
+        return np.asarray(np.ceil(lay.tokens / training.logits_chunks))
+    if training.cross_entropy != "linear":
+        return np.asarray(lay.tokens)
+    words = model.vocab_size / (lay.tp if training.framework.logits_tensor_parallel else 1.0)
+    fewest = np.ceil(lay.tokens / np.ceil(words / model.hidden_size))
+    return np.asarray(np.minimum(2.0 ** np.ceil(np.log2(fewest)), lay.tokens))
 
 
 # Layers whose activations the ranks of a pipeline hold at once, and the few ranks that may need most memory.
@@ -389,8 +406,8 @@ def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     two = 2.0 * np.maximum.reduce(per_layer)
     in_flight = np.where(lay.offloads_activations[:, None], np.minimum(in_flight, two), in_flight)
     activations = in_flight + at_work + whole_tensor_bytes(job, lay)[:, None]
-    per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
-    logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
+    alive, split = tokens_with_logits(job, lay), profile.logits_tensor_parallel
+    logits = logits_bytes(job.model, alive, lay.tp, training.logit_bytes, split)
     logits = logits * (1.0 + job.model.mtp_num_layers)
     # logits are gone when the last layer is recomputed
     logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.cluster import Cluster
-from jointopt.jobs.job import Job
+from jointopt.jobs.job import Job, Training
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
@@ -214,7 +214,10 @@ class Explanation(Result):
             yield [share_table(f"Energy of the site (PUE {cluster.pue:g})", paid, tables.ENERGY_UNITS)]
             if has_site_costs(self.job):
                 yield [site_table(self.job, ["this plan"], [time_s], [energy_j])]
-        yield [share_table("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS)]
+        memory_gib = tidy_parts(self.memory_gib)
+        yield [share_table("Memory of the fullest GPU", memory_gib, tables.MEMORY_UNITS)]
+        if memory_gib.get("logits"):
+            yield [_logits_sentence(self.job.training)]
         yield [stage_table(self.stages)]
         if math.isfinite(energy_j):
             yield [stage_energy_table(self.stages)]
@@ -222,6 +225,14 @@ class Explanation(Result):
             links = [f"{_LINKS[name].format(v)} ({origin})" for name, (v, origin) in _links(cluster).items()]
             yield [f"Links of a GPU, each way: {', '.join(links)}."]
         yield [basis_lines(self.assumed, self.informed_by), *self.learned]
+
+
+def _logits_sentence(training: Training) -> str:
+    """What a logit takes while the loss is computed, by the cross-entropy that the job states, or as usual."""
+    loss, chunks = training.cross_entropy, training.logits_chunks
+    known = f"cross_entropy {loss}" if loss else f"usual of {training.framework.name}: cross_entropy is not given"
+    of_chunk = f", of one of {chunks} chunks at a time" if chunks else ", of a chunk at a time" * (loss == "linear")
+    return f"Logits: {training.logit_bytes:g} bytes each ({known}){of_chunk}."
 
 
 def _links(cluster: Cluster) -> dict[str, tuple[float, str]]:

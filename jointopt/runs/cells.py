@@ -16,6 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import (
     ATTENTIONS,
     COLUMNS,
+    CROSS_ENTROPIES,
     CUDA_GRAPHS,
     DTYPES,
     FP8_RECIPES,
@@ -23,6 +24,7 @@ from jointopt.core.schema import (
     MODEL_BLOCKS,
     MOE_ROUTING,
     ONE_CLOCK,
+    OTHER_CROSS_ENTROPIES,
     OTHER_RECIPES,
     OVERLAPS,
     RECIPE_CLASSES,
@@ -311,6 +313,7 @@ READERS: dict[str, Reader] = {  # by column, else by type
     "recipe_class": _one_of(RECIPE_CLASSES),
     "token_dispatcher": _one_of(TOKEN_DISPATCHERS, named_dispatcher),
     "cuda_graph": _one_of(CUDA_GRAPHS, named_cuda_graph),
+    "cross_entropy": _one_of(CROSS_ENTROPIES, OTHER_CROSS_ENTROPIES),
     "moe_routing": _one_of(MOE_ROUTING, {word: "forced" if flag else "natural" for word, flag in _FLAGS.items()}),
     **dict.fromkeys(OVERLAPS, (named_share, "a share from 0 to 1, true, false or blank")),
 }  # fmt: skip

@@ -248,6 +248,8 @@ _COLUMN_BY_OTHER_NAME = {
         "ep_overlap": "overlap_moe_expert_parallel_comm moe_a2a_overlap a2a_overlap",
         "moe_routing": "routing moe_force_load_balance force_load_balancing",
         "fp8_activations": "activation_func_fp8_input_store fp8_activation",
+        "cross_entropy": "cross_entropy_fusion_impl cross_entropy_loss_fusion fused_cross_entropy loss_fn",
+        "logits_chunks": "num_output_chunks loss_chunks",
         "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip

@@ -335,6 +335,7 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
         text = str(found[name])
         found[name] = text == "true" if text in ("true", "false") else float(text)
     found |= {name: bool(found[name]) for name in ("compile", "fp8_activations") if name in found}
+    found |= {"logits_chunks": int(found["logits_chunks"])} if "logits_chunks" in found else {}
     if "cuda_graph" in found:
         found["cuda_graph"] = named_cuda_graph(str(found["cuda_graph"])) or ""
     text = f"{found.get('framework_release', '')} {row.get('framework', '')}"

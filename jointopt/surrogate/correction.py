@@ -184,8 +184,7 @@ class Correction:
     def changes_time(self) -> bool:
         """Whether the predicted time of any plan changes."""
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
-        trees = self.surrogate.trees
-        return known or len(self.surrogate.remembered(self.source)) > 0 or (trees is not None and trees.strength > 0.0)
+        return known or len(self.surrogate.remembered(self.source)) > 0
 
     @property
     def time_clocks(self) -> tuple[float, ...]:

@@ -19,8 +19,9 @@ from jointopt.core.atomic_write import finish_replacing
 from jointopt.core.errors import TableError, UsageError, nearest_hint
 from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Floats
+from jointopt.physics.sensitivities import CATEGORY
 from jointopt.surrogate.features import HEAT_NAMES
-from jointopt.surrogate.kernel import FEATURES, SHAPES, SHARES, Kernel, Runs
+from jointopt.surrogate.kernel import CLOCK, FEATURES, SHAPES, SHARES, Kernel, Runs
 from jointopt.surrogate.new_sources import WEIGHTS, NewGroups
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, OwnTarget
@@ -28,14 +29,14 @@ from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import Trees
 
-CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"
+CARD, SUPPORT = "card.json", "support.npz"
 OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they predict
 LEARNED = "learned_rows.npz"  # fingerprints of the runs that it learned from; surrogates of earlier versions have none
 _HASHED = {".json", ".npz"}
 _UNSEALED = "0" * 64
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
-# a form that could not be checked, and nothing of a source's own
-FORMAT = 6
+# a form that could not be checked, and nothing of a source's own, 6 trees of all sources
+FORMAT, OLDEST = 7, 6
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 DAMAGED = (
@@ -74,6 +75,7 @@ _OWN = OwnRuns, {
     "power_limit_w": _POSITIVE, "heat": {str: (OwnTarget, {"scale": _SCALE, "mix": _MIX, "overshoot": _POSITIVE})},
     "as_sure": bool, "of_new": _SHARE, "of_known": _SHARE,
 }  # fmt: skip
+_RANGE = {str: [(-1e4, 1e4), (-1e4, 1e4)]}
 _NEW_GROUPS = NewGroups, {
     "sources": [str, ...], "weight": {*WEIGHTS}, "wider": (1.0, 1e3), "errors": {str: (0.0, 1e9)}, "judged": int,
     "as_sure": bool,
@@ -107,7 +109,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 
 def save(surrogate: Surrogate, folder: Path) -> None:
-    """Write card (JSON), trees (XGBoost's own JSON) and supporting runs (plain arrays) into ``folder``.
+    """Write card (JSON), trees of own runs (XGBoost's JSON) and supporting runs (plain arrays) into ``folder``.
 
     The card has the hashes of these, and of arrays that lie there already (`retrain` writes the held-out runs first).
     """
@@ -120,12 +122,11 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     )  # fmt: skip
     if surrogate.learned_rows is not None:
         np.savez_compressed(folder / LEARNED, row=np.unique(surrogate.learned_rows))
-    booster = surrogate.trees and surrogate.trees.save(folder / TREES)
     own = [_entry_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
     written = sorted(path for path in folder.iterdir() if path.suffix in _HASHED and path.name != CARD)
     model = {
         "format": FORMAT, "kernel": surrogate.kernel, "widths": surrogate.widths,
-        "feature_names": surrogate.feature_names, "support_features": names, "booster": booster, "own": own,
+        "support_features": names, "own": own, "training_range": surrogate.training_range,
         "sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in written},
     }  # fmt: skip
     if surrogate.new_groups:
@@ -192,12 +193,12 @@ def load(folder: Path) -> Surrogate:
         # a card written before few runs and many were distinguished has the same width for both
         widths = {"few": model["widths"]["measured"], **model["widths"]}
         surrogate = Surrogate(
-            kernel=_read(_KERNEL, model["kernel"], "kernel"), trees=Trees.read(folder / TREES, model["booster"]),
-            feature_names=tuple(model["feature_names"]), support=support,
+            kernel=_read(_KERNEL, model["kernel"], "kernel"), support=support,
             residual=arrays["residual"].astype(np.float64), widths=_read(_WIDTHS, widths, "widths"), card=card,
             own=tuple(_read_own(folder, number, values) for number, values in enumerate(model["own"])),
             new_groups=tuple(_read(_NEW_GROUPS, one, "groups") for one in groups),
             learned_rows=_arrays(folder / LEARNED, ("row",))["row"] if LEARNED in model["sha256"] else None,
+            training_range=_read(_RANGE, _training_range(model), "training_range"),
         )  # fmt: skip
         _check_sizes(surrogate)
         _check_names(surrogate)
@@ -222,7 +223,7 @@ def _checked_card(folder: Path) -> dict[str, Any]:
     _check_file(folder / CARD)
     card: dict[str, Any] = json.loads(content := (folder / CARD).read_bytes())
     model = card["model"]
-    hashes = model["sha256"] if model["format"] == FORMAT else {}
+    hashes = model["sha256"] if model["format"] in (OLDEST, FORMAT) else {}
     seal = hashes.get(CARD)
     if seal is not None and hashlib.sha256(content.replace(seal.encode(), _UNSEALED.encode())).hexdigest() != seal:
         raise ValueError(f"{CARD} has changed since it was written: its sha256 is not the one that it states")
@@ -230,14 +231,15 @@ def _checked_card(folder: Path) -> dict[str, Any]:
         raise TableError(
             f"The surrogate in {folder} is of format {written}, and this version reads {FORMAT}: update jointopt."
         )
-    if written < FORMAT:
+    shared = model.get("booster")
+    if written < OLDEST or (shared is not None and shared["parameters"]["strength"] != 0.0):
         again = " ".join(str(card.get("rebuild", "")).split())
         how = f" (its card has how: `{again}`)" if again else ""
+        what = f"is of format {written}" if written < OLDEST else "corrects by trees of all sources"
         raise TableError(
-            f"The surrogate in {folder} is of format {written}, of an earlier version; retrain it for format "
-            f"{FORMAT}{how}."
+            f"The surrogate in {folder} {what}, of an earlier version; retrain it for format {FORMAT}{how}."
         )
-    boosters = {TREES: model["booster"]}
+    boosters = dict[str, Any]()
     for number, own in enumerate(model["own"]):
         boosters |= {OWN_TREES.format(number, of): mix["booster"] for of, mix in _mixes(own).items()}
     for name in (SUPPORT, *(name for name, booster in boosters.items() if booster is not None)):
@@ -248,6 +250,14 @@ def _checked_card(folder: Path) -> dict[str, Any]:
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != hashes[name]:
             raise ValueError(f"{name} has changed since it was written: its sha256 is not that of the card")
     return card
+
+
+def _training_range(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A card's entry on ranges of features; one of format 6 has them with trees of all sources, of no weight."""
+    if (shared := model.get("booster")) is None:
+        return dict(model.get("training_range", {}))
+    ranges = zip(model["feature_names"], zip(shared["low"], shared["high"], strict=True), strict=True)
+    return {name: ends for name, ends in ranges if name != CLOCK and CATEGORY not in name}
 
 
 def _mixes(own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -321,8 +331,6 @@ def _check_names(surrogate: Surrogate) -> None:
     kernels: Floats = surrogate.support.features.get("attention", np.zeros(1))
     if not np.isin(np.rint(kernels), np.arange(len(ATTENTIONS))).all():
         raise ValueError("an attention kernel of its runs is none that is known")
-    if not all(isinstance(name, str) for name in surrogate.feature_names):
-        raise ValueError("the name of a feature is no text")
     if not all(isinstance(card.get(name, {}), dict) for name in ("data", "recipe_classes", "files_sha256")):
         raise ValueError("what its card says of files or recipe classes is no list of names with values")
     if not all(isinstance(value, float | int) for row in card.get("error", {}).values() for value in row.values()):
@@ -331,12 +339,10 @@ def _check_names(surrogate: Surrogate) -> None:
 
 def _check_sizes(surrogate: Surrogate) -> None:
     """ValueError where parts that were read one by one do not belong together."""
-    runs, trees = surrogate.support, surrogate.trees
+    runs = surrogate.support
     count, constants = runs.sensitivity.shape
     of_runs = (surrogate.residual, runs.source, runs.group, *runs.features.values())
     sizes = {"runs": {count, *map(len, of_runs)}}
-    if trees is not None:
-        sizes["features"] = {len(surrogate.feature_names), len(trees.low)}
     kernels = {own.source: own.kernel for own in surrogate.own if own.kernel is not None}
     for source, kernel in ({"all": surrogate.kernel} | kernels).items():
         varying = bool(kernel.varying)

@@ -1,4 +1,4 @@
-"""A surrogate: trees for what sources share, a Gaussian process for what each of them is, calibrated intervals."""
+"""A surrogate: a Gaussian process of each source, what many runs of one taught, calibrated intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, kinship
 from jointopt.surrogate.new_sources import MOST_ABOVE, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
-from jointopt.surrogate.trees import Trees
 
 if TYPE_CHECKING:
     from jointopt.runs.workloads import Workload  # imports pandas
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these are weak evidence of each other
+LEAST_INSIDE = 0.9  # of the features of a run in the domain: share within their training ranges
 SIZES = ("log2_seq_length", "log2_gpus", "log2_hidden", "log2_layers")
 FARTHEST = 1.0  # of these, beyond a cluster's own runs: intervals held 47 to 57 % at eight and sixteen times the size
 # Counts of runs between which the factor on intervals goes from that of few to that of many: the process's own width
@@ -73,8 +73,6 @@ class Surrogate:
     """Learned correction of the physics' time, power and heat, of many sources."""
 
     kernel: Kernel  # of the Gaussian process, shared by all sources
-    trees: Trees | None  # shared by all sources
-    feature_names: tuple[str, ...]  # of the trees
     support: Runs  # runs that the process remembers
     residual: Floats  # of these, log(measured / physics)
     widths: Widths = field(default_factory=Widths)
@@ -82,6 +80,7 @@ class Surrogate:
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
     new_groups: tuple[NewGroups, ...] = ()  # of each source of which it learned from a few runs
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
+    training_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by feature, of several sources
 
     def predict(
         self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None
@@ -164,12 +163,6 @@ class Surrogate:
         name = str(self.card.get("recipe_classes", {}).get(source, ""))
         return name if name in ("", *RECIPE_CLASSES) else None
 
-    def correction_by_trees(self, runs: Runs) -> Floats:
-        """Correction by the trees (n,), of log(measured / physics)."""
-        if self.trees is None or not len(runs):
-            return np.zeros(len(runs))
-        return self.trees.predict(runs.matrix(self.feature_names))
-
 
 @dataclass(frozen=True)
 class Conditioned:
@@ -191,10 +184,8 @@ class Conditioned:
         """The mean of `predict` alone, (n,)."""
         if self.own is not None:
             mean = self.own.mean(self.posterior, runs, self.known)
-        elif len(self.known):
-            mean = self.parts(runs)[0] * self.posterior.mean(runs)
         else:
-            mean = self.surrogate.correction_by_trees(runs)
+            mean = self.parts(runs)[0] * self.posterior.mean(runs)
         return self._not_below(mean, runs)
 
     def _not_below(self, mean: Floats, runs: Runs) -> Floats:
@@ -214,11 +205,7 @@ class Conditioned:
         return self.new_groups.parts(runs, self.known, mean, Z_90 * self.widths(runs) * deviation)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
-        """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
-
-        Trees correct sources without runs alone: once runs are known, they make predictions worse
-        (docs/appendix/surrogate-experiments.md).
-        """
+        """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each."""
         # a layout at many clocks is answered once, where what was learned is the same at all
         swept = self.own is not None and len(self.own.power_clocks) > 1
         first, of = runs.distinct("" if swept else CLOCK)
@@ -227,8 +214,6 @@ class Conditioned:
         if self.own is not None:
             mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)
         mean, inside, half_width = mean[of], self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
-        if self.own is None and not len(self.known):
-            mean = self.surrogate.correction_by_trees(runs)
         if self.new_groups is not None:  # groups may differ where features do not
             part, wider = self.new_groups.parts(runs, self.known, mean, half_width)
             mean, half_width = part * mean, wider * half_width
@@ -302,8 +287,10 @@ class Conditioned:
         surrogate, known = self.surrogate, self.known
         gpus = np.unique(np.concatenate([each.matrix(SPEEDS) for each in (surrogate.support, known)]), axis=0)
         inside = (np.abs(runs.matrix(SPEEDS)[:, None] - gpus[None]) < SAME_SPEED).all(axis=2).any(axis=1)
-        if surrogate.trees is not None:
-            inside &= surrogate.trees.range.gate(runs.matrix(surrogate.feature_names)) > 0.5
+        if surrogate.training_range:
+            low, high = np.transpose(list(surrogate.training_range.values()))
+            features = runs.matrix(tuple(surrogate.training_range))
+            inside &= ((low - 1e-9 <= features) & (features <= high + 1e-9)).mean(axis=1) > LEAST_INSIDE
         if self.own is not None and len(known):
             sizes, of_known = runs.matrix(SIZES), known.matrix(SIZES)
             inside &= (sizes >= of_known.min(axis=0) - FARTHEST).all(axis=1)

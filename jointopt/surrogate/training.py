@@ -61,12 +61,8 @@ from jointopt.surrogate.own_mix import Swept, count_distinct
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
 from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths, fingerprints
-from jointopt.surrogate.trees import Trees, fit_trees
 
 _log = logging.getLogger(__name__)
-MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
-STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-LEAST_GAIN = 0.05  # of the error of physics alone, below which trees do not count
 LEAST_ROWS, MOST_SUPPORT = 20, 500  # runs that are learned from at all, and that are kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
@@ -148,14 +144,12 @@ def source_weights(source: np.ndarray[Any, Any]) -> Floats:
     return np.asarray(weight / weight.mean())
 
 
-def shared_trees(data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int) -> Trees:
-    """Trees of the runs ``rows`` of all sources, by features of these names."""
-    return fit_trees(
-        data.known.runs.take(rows).matrix(names), np.clip(data.known_residual[rows], -1.0, 1.0),
-        source_weights(data.source[rows]), strength=strength, random_state=seed,
-        categories=[i for i, name in enumerate(names) if CATEGORY in name],
-        monotone=[MONOTONE.get(name, 0) for name in names],
-    )  # fmt: skip
+def training_range(data: TrainingSet, rows: Ints) -> dict[str, tuple[float, float]]:
+    """Range (0.5 % to 99.5 % of weighted runs) of each feature but clock and categories in the runs ``rows``."""
+    names = [name for name in data.known.runs.names if name != CLOCK and CATEGORY not in name]
+    features, weight = data.known.runs.take(rows).matrix(names), source_weights(data.source[rows])
+    low, high = np.quantile(features, [0.005, 0.995], axis=0, weights=weight, method="inverted_cdf").tolist()
+    return dict(zip(names, zip(low, high, strict=True), strict=True))
 
 
 def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
@@ -168,12 +162,9 @@ def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
     return learn(known + unknown, seed=seed)
 
 
-def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: float | None = None) -> Surrogate:
-    """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
-    names = data.known.runs.names
-    best = _best_strength(data, rows, names, seed) if strength is None else strength
-    trees = shared_trees(data, rows, names, best, seed)
-    return Surrogate(kernel, trees, names, *_remembered_runs(data, rows, seed))
+def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0) -> Surrogate:
+    """A surrogate of the runs ``rows`` of several sources."""
+    return Surrogate(kernel, *_remembered_runs(data, rows, seed), training_range=training_range(data, rows))
 
 
 def _remembered_runs(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Floats]:
@@ -182,19 +173,6 @@ def _remembered_runs(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Fl
     parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
     kept = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
     return data.known.runs.take(kept), np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
-
-
-def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: int) -> float:
-    errors = np.zeros(len(STRENGTHS))
-    for held in data.by_source(rows):
-        rest = np.setdiff1d(rows, held)
-        if not len(rest):
-            return 0.0
-        full = shared_trees(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
-        y = data.known_residual[held]
-        errors += [float(np.median(np.abs(np.expm1(s * full - y)))) for s in STRENGTHS]
-    best = int(errors.argmin())
-    return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
 
 
 def leave_groups_out(
@@ -237,12 +215,12 @@ def leave_source_out(
     return joined_held_out([answer for answer in answers if answer is not None])
 
 
-def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
-    """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
+def cross_validate(data: TrainingSet, allowed: set[str], seed: int = 0) -> list[Scores]:
+    """Every source judged by a surrogate without it, kernels included."""
     scores, of_two_plans = [], functools.partial(predict_pairs, twins=False)
     for name in steps(np.unique(data.source).tolist(), "judging on sources left out"):
         rows, others = data.of({name}), data.of(allowed - {name})
-        surrogate = fit(data, others, learn_kernel(data, others, seed), seed, strength)
+        surrogate = fit(data, others, learn_kernel(data, others, seed), seed)
         leave = functools.partial(leave_source_out, data, surrogate, name, seed=seed)
         held = {kind: leave(count, fitted=known, group=by) for kind, (count, known, by) in LEFT_OUT.items()}
         held["group_out"] = leave_groups_out(data, surrogate, rows, data.known.runs.group)
@@ -302,7 +280,7 @@ def train(
             surrogate, judged = _train_one_source(data, base, seed)
         else:
             surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
-            scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
+            scores = cross_validate(data, names, seed)
             own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
             surrogate = with_calibrated_widths(surrogate, scores)
             groups = () if for_others else _new_groups_of_few(data, scores, surrogate.widths)
@@ -351,7 +329,7 @@ def _train_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Su
     """The same as `train` of runs of one source: what they teach of it, around the kernel of ``base``."""
     found, origin = learn_every_own(data, base.kernel, seed), str(data.source[0])
     supporting = _remembered_runs(data, data.of({origin}), seed)
-    surrogate = Surrogate(base.kernel, None, data.known.runs.names, *supporting, widths=base.widths)
+    surrogate = Surrogate(base.kernel, *supporting, widths=base.widths)
     bare, surrogate = surrogate.without_runs(), with_own_runs(surrogate, found)
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}

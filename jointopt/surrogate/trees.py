@@ -25,10 +25,10 @@ MANY_RUNS = 5_000  # rows, of which a quarter of the usual bins hold enough each
 # Shallow and strongly regularised; `fit_trees` says what the other settings are.
 USUAL: Mapping[str, Any] = {
     "max_depth": 2, "n_estimators": 150, "learning_rate": 0.05, "reg_lambda": 50.0, "min_child_weight": 5.0,
-    "strength": 1.0, "random_state": 0, "categories": None, "monotone": None, "subsample": 1.0, "colsample": 1.0,
-    "max_bin": 256,
+    "random_state": 0, "categories": None, "monotone": None, "subsample": 1.0, "colsample": 1.0, "max_bin": 256,
 }  # fmt: skip
 _LATER = {"subsample", "colsample", "max_bin"}  # settings that cards of earlier trees may lack
+_EARLIER = {"strength"}  # one that cards of earlier versions have, 1 of all trees of own runs
 _OBJECTIVE = "reg:pseudohubererror"
 _SLOPE = 0.5  # of its loss: residuals beyond it count less than squared
 
@@ -65,7 +65,7 @@ class TrainingRange:
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees on log(measured / predicted) that count with ``strength`` and within their range of training alone.
+    """Trees on log(measured / predicted) that count within their range of training alone.
 
     ``nodes``: `_NODES` of all trees one after the other, (nodes,), children and parents by their number in the tree.
     ``start`` (nodes,): the first node of the tree of each. ``base``: of every prediction.
@@ -93,11 +93,6 @@ class Trees:
         path.write_text(json.dumps(self.document, separators=(",", ":")))
         return {"parameters": dict(self.settings), "low": self.low.tolist(), "high": self.high.tolist()}
 
-    @property
-    def strength(self) -> float:
-        """Share of what the trees predict that corrects; 0 = they change no prediction."""
-        return float(self.settings["strength"])
-
     @functools.cached_property
     def range(self) -> TrainingRange:
         """The range of training, without columns of 0 and 1 and those along which predictions may only rise or fall.
@@ -110,13 +105,11 @@ class Trees:
         return TrainingRange(self.low, self.high, free)
 
     def predict(self, features: Floats) -> Floats:
-        """Correction of log(measured / physics) (n,) after strength and gate, by features (n, k) without blanks.
+        """Correction of log(measured / physics) (n,) after the gate, by features (n, k) without blanks.
 
         As XGBoost's in single precision, whose import takes a second and a half. Rows that are alike are quickest one
         after the other, as splits that all of them take the same way are not looked at.
         """
-        if not self.strength:
-            return np.zeros(len(features))
         out = np.full(len(features), self.base)
         for start in range(0, len(features), _ROWS):
             rows = slice(start, start + _ROWS)
@@ -126,7 +119,7 @@ class Trees:
                 leaves: list[float] = []
                 places = self._places(root, columns, ranges, leaves)
                 out[rows] += np.take(leaves, places)
-        return np.asarray(self.strength * self.range.gate(features) * out)
+        return np.asarray(self.range.gate(features) * out)
 
     def _places(
         self, node: int, columns: npt.NDArray[np.float32], ranges: tuple[list[float], list[float]], leaves: list[float]
@@ -166,16 +159,16 @@ class Trees:
     def contributions(self, features: Floats) -> Floats:
         """Shares of each feature in `predict`, and behind them that of none, (n, k + 1), whose sum `predict` is.
 
-        SHAP values (Lundberg and Lee 2017) and their base, all after strength and gate.
+        SHAP values (Lundberg and Lee 2017) and their base, all after the gate.
         """
         import xgboost
 
         answer = self.booster.predict(xgboost.DMatrix(features), pred_contribs=True)
-        return np.asarray(answer * (self.strength * self.range.gate(features))[:, None], np.float64)
+        return np.asarray(answer * self.range.gate(features)[:, None], np.float64)
 
     @functools.cached_property
     def booster(self) -> xgboost.Booster:
-        """XGBoost's, of the same trees without strength and gate."""
+        """XGBoost's, of the same trees without the gate."""
         import xgboost
 
         return xgboost.Booster(model_file=bytearray(json.dumps(self.document).encode()))
@@ -210,10 +203,9 @@ class Trees:
 def fit_trees(features: Floats, residual: Floats, weight: Floats | None = None, **settings: Any) -> Trees:
     """Trees fitted to residuals (n,) of features (n, k), with a Huber loss against outliers, by settings of `USUAL`.
 
-    ``strength``: what they predict is multiplied by it and by the gate of `TrainingRange`, since ungated boosting at
-    full strength makes unseen sources worse. ``categories``: columns of 0 and 1. ``monotone``: a sign per column along
-    which predictions may only rise (1) or fall (-1), or 0. ``subsample``, ``colsample``: shares of the rows that each
-    tree sees, and of the columns that each node does.
+    ``categories``: columns of 0 and 1. ``monotone``: a sign per column along which predictions may only rise (1) or
+    fall (-1), or 0. ``subsample``, ``colsample``: shares of the rows that each tree sees, and of the columns that each
+    node does.
     """
     import xgboost
 
@@ -222,9 +214,7 @@ def fit_trees(features: Floats, residual: Floats, weight: Floats | None = None, 
     features, residual, weight = features[counts], residual[counts], weight[counts]
     s = {**USUAL, **settings}
     quantiles = functools.partial(np.quantile, axis=0, weights=weight, method="inverted_cdf")
-    usual = {
-        name: s[name] for name in USUAL if name not in ("strength", "categories", "monotone", "colsample", "max_bin")
-    }
+    usual = {name: s[name] for name in USUAL if name not in ("categories", "monotone", "colsample", "max_bin")}
     regressor = xgboost.XGBRegressor(
         **usual, n_jobs=1, colsample_bynode=s["colsample"], objective=_OBJECTIVE, huber_slope=_SLOPE,
         tree_method="hist", max_bin=s["max_bin"] if len(residual) < MANY_RUNS else 64,
@@ -237,11 +227,11 @@ def fit_trees(features: Floats, residual: Floats, weight: Floats | None = None, 
 
 def _check_settings(settings: Mapping[str, Any], low: Floats, high: Floats) -> None:
     """ValueError where a setting is no number, or what a card holds of each feature is not of as many features."""
-    if set(settings) | _LATER != set(USUAL):
+    if (set(settings) | _LATER) - _EARLIER != set(USUAL):
         raise ValueError(f"settings {', '.join(settings)}, expected {', '.join(sorted(USUAL))}")
     words = [name for name, value in settings.items() if not isinstance(value, int | float | list | None)]
-    if words or not 0.0 <= settings["strength"] <= 1.0:
-        raise ValueError(f"{words[0]} of the trees is no number" if words else "strength of the trees is not 0 to 1")
+    if words:
+        raise ValueError(f"{words[0]} of the trees is no number")
     for name in ("monotone", "categories"):
         listed = [] if settings[name] is None else settings[name]
         if not isinstance(listed, list) or not all(isinstance(one, int) for one in listed):

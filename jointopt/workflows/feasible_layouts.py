@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,14 +60,15 @@ def need_power(job: Job) -> None:
 
 
 def feasible_layouts(
-    model: JobModel, watch: Stopwatch, least: float = FEASIBLE, *, allow_tight: bool = False
-) -> tuple[Space, Columns, Floats, dict[str, int]]:
+    model: JobModel, watch: Stopwatch, least: float = FEASIBLE, *, allow_tight: bool = False,
+    splits: Sequence[tuple[int, int, Split]] | None = None,
+) -> tuple[Space, Columns, Floats, dict[str, int]]:  # fmt: skip
     """(space, its layouts that fit in memory, the bytes (n,) that they take by the physics, what was dropped).
 
     They fit with a probability of ``least`` or more. Where none does and ``allow_tight`` is set they are those that
     come nearest: at least half as likely to fit as the best, and not certain to fail. The dropped ones are counted by
-    reason; InfeasibleError where nothing is left. Splits of the layers that `free_splits` finds come behind the listed
-    ones.
+    reason; InfeasibleError where nothing is left. Behind the listed splits of the layers come ``splits``, (pp, vpp,
+    split) of each; None: those that `free_splits` finds.
     """
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(model.job)
@@ -82,7 +83,7 @@ def feasible_layouts(
     if not len(peak_bytes):
         raise InfeasibleError(remedy(model, space.layouts, dropped))
     with watch.phase("splits", "splits of the layers over pipelines"):
-        for pp, vpp, split in free_splits(model, layouts, peak_bytes):
+        for pp, vpp, split in free_splits(model, layouts, peak_bytes) if splits is None else splits:
             pipeline: dict[str, Any] = {"pp": (pp,), "vpp": (vpp,), "stage_layers": (";".join(map(str, split)),)}
             alone = enumerate_layouts(replace(model.job, search=replace(model.job.search, **pipeline)))
             part, more, more_bytes, without = _fitting_layouts(model, alone, least)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import JointOptError
-from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, Columns
+from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, STAGE_LAYERS, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.catalog.priors import alternatives
@@ -18,6 +18,7 @@ from jointopt.jobs.defaults import default_attention
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.stages import Split
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
 from jointopt.search.exact import fastest_layout
@@ -35,7 +36,7 @@ from jointopt.workflows.search_steps import Stopwatch
 if TYPE_CHECKING:
     from jointopt.report.proposal import Proposal
 
-GENERIC = "generic"
+GENERIC, FRAMEWORK = "generic", "training.framework"
 NAMED = ("megatron-lm", "megatron-bridge", "torchtitan")  # of frameworks, those that most jobs run in, with own figures
 SLOWER_NETWORK = 0.25  # of the reference system's: Jean Zay's A100 have 6.25 GB/s each, where that has 25
 AS_USUAL = "as usual"  # what stands in for a setting of the software: what the framework's profile has
@@ -47,7 +48,7 @@ def open_settings(job: Job) -> list[tuple[str, Any, Sequence[Any]]]:
     training, cluster, model = job.training, job.cluster, job.model
     framework, found = training.framework, list[tuple[str, Any, Sequence[Any]]]()
     if framework.name == GENERIC:
-        found.append(("training.framework", GENERIC, NAMED))
+        found.append((FRAMEWORK, GENERIC, NAMED))
     likely = dict[str, list[Any]]()  # by setting, the values that a prior gives a weight, as the mixture has them
     for setting, value, *_ in alternatives(job):
         likely.setdefault(setting, []).append(value)
@@ -94,25 +95,34 @@ def open_words(job: Job) -> list[str]:
 def settings_of_proposal(model: JobModel, found: Proposal) -> tuple[OpenSetting, ...]:
     """The open settings of a proposal by how much they move the time of its first row, the largest first.
 
-    The first plan of each alternative is looked for within the degrees of the best layouts. By the physics alone; none
-    where runs were measured on such a cluster, which show what its settings are.
+    The first plan of each alternative is looked for within the degrees and splits of the best layouts. By the physics
+    alone; none where runs were measured on such a cluster, which show what its settings are.
     """
     front, shown = found.front, [layout.plans[0] for layout in found.best_layouts]
     if model.evidence.counts or not len(front["pp"]):
         return ()
     own = {name: front[name][:1] for name in LAYOUT_COLUMNS if name in front}
-    near = {name: tuple(sorted({int(entry[name]) for entry in shown} | {int(own[name][0])})) for name in _SPLIT}
-    sizes = {1, 2} | {int(entry["micro_batch_size"]) for entry in shown} | {int(own["micro_batch_size"][0])}
-    return _priced_alternatives(model.job, own, near | {"micro_batch_size": tuple(sorted(sizes))})
+    shown += plan_records(own, np.full((1, int(own["pp"][0])), np.nan), [0])
+    near = {name: tuple(sorted({int(entry[name]) for entry in shown})) for name in _SPLIT}
+    sizes = {1, 2} | {int(entry["micro_batch_size"]) for entry in shown}
+    codes = {(int(one["pp"]), int(one["vpp"]), STAGE_LAYERS.code(one["stage_layers"])) for one in shown}
+    splits = [(pp, vpp, STAGE_LAYERS.numbers(code)) for pp, vpp, code in sorted(codes) if code]
+    return _priced_alternatives(model.job, own, near | {"micro_batch_size": tuple(sorted(sizes))}, splits)
 
 
 def settings_of_plan(model: JobModel, layouts: Columns) -> tuple[OpenSetting, ...]:
     """As `settings_of_proposal`, of one plan (layout columns of one row) under every alternative that can start it."""
-    return () if model.evidence.counts else _priced_alternatives(model.job, layouts, {})
+    return () if model.evidence.counts else _priced_alternatives(model.job, layouts, {}, [])
 
 
-def _priced_alternatives(job: Job, own: Columns, near: Mapping[str, Any]) -> tuple[OpenSetting, ...]:
-    """Each alternative of an open setting with the change of time, of the plan itself or of the fastest ``near`` it."""
+def _priced_alternatives(
+    job: Job, own: Columns, near: Mapping[str, Any], splits: Sequence[tuple[int, int, Split]]
+) -> tuple[OpenSetting, ...]:
+    """Each alternative of an open setting with the change of time, of the plan itself or of the fastest ``near`` it.
+
+    ``splits`` of the layers, (pp, vpp, split), are tried beside those that are listed; under another framework
+    others may be faster, and are looked for.
+    """
     found: list[OpenSetting] = []
     if not (settings := open_settings(job)):
         return ()
@@ -121,7 +131,8 @@ def _priced_alternatives(job: Job, own: Columns, near: Mapping[str, Any]) -> tup
         for other in others:
             with suppress(JointOptError):  # the job cannot be run so
                 there = with_changes(job, {key: other})
-                time_s, layout = _fastest(there, near) if near else (_own_time_s(there, own), own)
+                tried = None if key == FRAMEWORK else splits
+                time_s, layout = _fastest(there, near, tried) if near else (_own_time_s(there, own), own)
                 clocks = np.full((1, int(layout["pp"][0])), np.nan)
                 if not near and (broken := check_plan(there, plan_records(own, clocks, [0])[0])):
                     raise JointOptError(broken[0])
@@ -134,10 +145,12 @@ def _own_time_s(job: Job, layout: Columns) -> float:
     return float(plan_at_top_clock(JobModel(job).physics(layout), 0)[0]["iteration_time_s"][0])
 
 
-def _fastest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
+def _fastest(
+    job: Job, near: Mapping[str, Any], splits: Sequence[tuple[int, int, Split]] | None
+) -> tuple[float, Columns]:
     """(s of the fastest layout of a job within such degrees that fits as well as any, that layout)."""
     model = JobModel(replace(job, search=replace(job.search, power_limit_w=None, **near)))
-    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(quiet=True))
+    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(quiet=True), splits=splits)
     physics = model.cost_model(layouts, peak_bytes, lazily=True)
     problem = search_problem(model.job, physics, space.clocks_mhz)
     some = np.flatnonzero(worth_starting(problem, physics, model.fit_probability(physics)))

@@ -184,7 +184,7 @@ def without(data: TrainingSet, name: str) -> Surrogate:
     rows = data.of(set(data.source.tolist()) - {name})
     none = np.arange(0)
     kernel = learn_kernel(data, rows)
-    return replace(shipped, kernel=kernel, trees=None, support=shipped.support.take(none), residual=np.empty(0))
+    return replace(shipped, kernel=kernel, support=shipped.support.take(none), residual=np.empty(0))
 
 
 def judged(folder: Path, draws: int, slower: float) -> str:

@@ -156,7 +156,7 @@ def judged(surrogate: Surrogate, table: pd.DataFrame, draws: int) -> dict[str, f
 def without(data: TrainingSet, scores: list[Scores], name: str) -> Surrogate:
     """A surrogate of all sources but that one, the widths of its intervals too."""
     rows = data.of(set(data.source.tolist()) - {name})
-    found = fit(data, rows, learn_kernel(data, rows), strength=0.0)
+    found = fit(data, rows, learn_kernel(data, rows))
     return with_calibrated_widths(found, [score for score in scores if score.source != name])
 
 

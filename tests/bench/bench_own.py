@@ -62,7 +62,7 @@ def lines(data: TrainingSet, base: Surrogate) -> Iterator[dict[str, object]]:
 
 def of_few(data: TrainingSet, base: Surrogate) -> dict[str, object]:
     """The line of a source of few runs."""
-    runs, bare = data.known.runs, replace(base.without_runs(), feature_names=data.known.runs.names, own=(), trees=None)
+    runs, bare = data.known.runs, replace(base.without_runs(), own=(), training_range={})
     held = leave_size_out(data, bare, np.arange(len(runs)).astype(np.int64))
     assert held is not None
     group, nested, chosen = size_groups(runs)[held.rows], np.empty(len(held.rows)), []

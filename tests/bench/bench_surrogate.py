@@ -127,13 +127,12 @@ def learners(bench: Bench, name: str, surrogate: Surrogate) -> dict[str, Learner
 
 
 def without(bench: Bench, names: set[str], seed: int = 0) -> Surrogate:
-    """A surrogate of all sources but ``names``, widths of intervals and strength of trees as shipped."""
+    """A surrogate of all sources but ``names``, widths of intervals as shipped."""
     shipped = load_surrogate("default")
     assert shipped is not None
-    strength = shipped.trees.strength if shipped.trees else 0.0
     allowed = set(bench.data.source.tolist()) - names
     rows = bench.data.of(allowed)
-    surrogate = fit(bench.data, rows, learn_kernel(bench.data, rows, seed), seed, strength)
+    surrogate = fit(bench.data, rows, learn_kernel(bench.data, rows, seed), seed)
     return replace(surrogate, widths=shipped.widths)
 
 

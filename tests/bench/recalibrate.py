@@ -1,4 +1,4 @@
-"""Rewrite the widths of a surrogate's intervals by cross-validation, its kernel, trees and remembered runs as they are.
+"""Rewrite the widths of a surrogate's intervals by cross-validation, its kernel and remembered runs as they are.
 
     .venv/bin/python tests/bench/recalibrate.py [--new] DATA_FOLDER [SURROGATE_FOLDER]
 
@@ -50,7 +50,7 @@ def check_physics(surrogate: Surrogate, data: TrainingSet) -> None:
 
 
 def with_new_bounds(surrogate: Surrogate, data: TrainingSet) -> Surrogate:
-    """The surrogate, whose trees predict nothing, with the bounds of new sources that ``data`` needs."""
+    """The surrogate with the bounds of new sources that ``data`` needs."""
     new = [
         NewSource.of(data.known.take(at), data.known_residual[at], data.unknown.take(at), data.unknown_residual[at])
         for at in data.by_source(np.arange(len(data.source)))
@@ -66,15 +66,14 @@ def main() -> None:
     folder = Path(words[1]) if len(words) == 2 else ROOT / "models" / "default"
     surrogate = load(folder)
     data = training_set(tables(surrogate, Path(words[0])))
-    strength = surrogate.trees.strength if surrogate.trees else 0.0
-    if "--new" in sys.argv and not strength:
+    if "--new" in sys.argv:
         found = with_new_bounds(surrogate, data)
         save(found, folder)
         print(f"before: {surrogate.widths}\nnow:    {found.widths}")
         return
     check_physics(surrogate, data)
     with threadpool_limits(1, user_api="blas"):
-        scores = cross_validate(data, set(data.source.tolist()), strength, surrogate.card["seed"])
+        scores = cross_validate(data, set(data.source.tolist()), surrogate.card["seed"])
     found = with_calibrated_widths(replace(surrogate, widths=Widths()), scores)
     errors = score_table(scores, found.widths).set_index("source").round(4).T.to_dict()
     card = {**surrogate.card, "error": {n: {k: v for k, v in row.items() if v == v} for n, row in errors.items()}}

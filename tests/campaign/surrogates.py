@@ -65,15 +65,14 @@ def good() -> Path:
 
 
 def _small(default: Surrogate) -> Surrogate:
-    """With runs of the source alone, and few trees."""
+    """With runs of the source alone."""
     support = replace(default.support.take(np.arange(RUNS)), source=np.full(RUNS, SOURCE))
-    trees = _trees_of(len(default.feature_names), 2)
-    return replace(default, trees=trees, support=support, residual=default.residual[:RUNS])
+    return replace(default, support=support, residual=default.residual[:RUNS])
 
 
 def _mix(default: Surrogate, seed: int) -> Mix:
     trees = _trees_of(FEATURES + default.support.sensitivity.shape[1], seed)
-    return Mix(trees, 0.5, bool(seed), default.feature_names[:FEATURES])
+    return Mix(trees, 0.5, bool(seed), tuple(default.training_range)[:FEATURES])
 
 
 def _trees_of(width: int, seed: int) -> Trees:
@@ -112,8 +111,7 @@ def _seal_again(folder: Path, name: str, content: bytes) -> None:
 def _predictions(folder: Path, in_whole: bool) -> object:
     """What changed trees and what was learned of the source answer; ``in_whole``: other parts and words on them too."""
     surrogate = load(folder)
-    mixes = [mix.trees for own in surrogate.own for mix in own.mixes.values()]
-    for trees in filter(None, (surrogate.trees, *mixes)):
+    for trees in filter(None, [mix.trees for own in surrogate.own for mix in own.mixes.values()]):
         columns = np.zeros((2, len(trees.low)))
         answers = trees.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):

@@ -25,7 +25,7 @@ def test_it_prints_held_out_errors_before_and_after_and_writes_the_folder(traine
         assert name in result.stdout
     assert f"written to {out}" in result.stdout
     assert sorted(path.name for path in out.iterdir()) == [
-        "card.json", "held_out.npz", "learned_rows.npz", "support.npz", "trees.json",
+        "card.json", "held_out.npz", "learned_rows.npz", "support.npz",
     ]  # fmt: skip
     card = json.loads((out / "card.json").read_text())
     assert card["licences"] == ["a100: mine"]

@@ -152,6 +152,7 @@ def test_a_job_file_of_before_today_s_names_means_what_it_said(written: dict[str
 
 @each(("key", "value"), [("dp_overlap", 0.7), ("tp_overlap", True), ("tp_overlap", False), ("dp_overlap", 0),
                          ("compile", True), ("fp8_activations", False), ("cuda_graph", "none"),
+                         ("cross_entropy", "linear"), ("logits_chunks", 8),
                          ("framework_release", "25.10"), ("framework_release", "0.16.1")])  # fmt: skip
 def test_a_setting_of_the_software_is_kept_as_it_is_stated(key: str, value: Any) -> None:
     job = parse(changed(SMALL, f"training.{key}", value))
@@ -159,11 +160,18 @@ def test_a_setting_of_the_software_is_kept_as_it_is_stated(key: str, value: Any)
     assert parse(parse_yaml(dump_job(job))) == job
 
 
+@each(("theirs", "ours"), [("native", "compiled"), ("te", "fused")])
+def test_a_loss_may_be_stated_by_megatron_s_words(theirs: str, ours: str) -> None:
+    assert parse(changed(SMALL, "training.cross_entropy", theirs)).training.cross_entropy == ours
+
+
 @each(("key", "value", "sentence"), [
     ("dp_overlap", 1.5, "true, false or a share from 0 to 1; got 1.5"), ("tp_overlap", "some", "training.tp_overlap"),
     ("framework_release", "newest", "a release such as 26.06 or 0.16.1, in quotes; got 'newest'"),
     ("framework_release", 25.1, "in quotes; got 25.1"),  # which YAML makes of 25.10 too
     ("moe_routing", "random", "one of forced, natural"), ("compile", "sometimes", "training.compile"),
+    ("cross_entropy", "flash", "one of unfused, compiled, fused, linear, native, te; got 'flash'"),
+    ("logits_chunks", 0, "training.logits_chunks must be a whole number"),
 ])  # fmt: skip
 def test_a_setting_that_says_nothing_is_refused(key: str, value: Any, sentence: str) -> None:
     with pytest.raises(JobError, match=re.escape(sentence)):

@@ -3,11 +3,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jointopt.core.facts import Assumption
-from jointopt.jobs.jobfile import load_job, parse_job
+from jointopt.jobs.jobfile import load_job, parse_job, shipped_job, with_changes
 from jointopt.report.explanation import Shortage, share_table, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.tables import TIME_UNITS, figure, json_text
@@ -85,6 +86,18 @@ def test_blocks_come_in_the_order_of_time_energy_memory_and_stages(make_explanat
     places = [text.find(f"\n{head}") for head in heads]
     assert -1 not in places
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("stated", "words"), [
+    ({}, "Logits: 4 bytes each (usual of composer: cross_entropy is not given)."),
+    ({"cross_entropy": "unfused", "logits_chunks": 2},
+     "Logits: 14 bytes each (cross_entropy unfused), of one of 2 chunks at a time."),
+])  # fmt: skip
+def test_what_a_logit_takes_is_told_with_the_loss_that_is_assumed(stated: dict[str, Any], words: str) -> None:
+    job = shipped_job("llama-3-8b-1x8-h100")
+    job = with_changes(job, {f"training.{key}": value for key, value in (stated | {"framework": "composer"}).items()})
+    text = explain(job, "dp=8 zero_stage=3 recompute=none", surrogate="none").text()
+    assert words in " ".join(text.split())
 
 
 def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) -> None:

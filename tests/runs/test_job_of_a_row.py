@@ -66,6 +66,7 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"moe_routing": "Natural"}, {"moe_routing": "natural", "assumed": "moe_load_imbalance"}),
     ({"tp_overlap": "0.50", "dp_overlap": "yes"}, {"tp_overlap": 0.5, "dp_overlap": True}),
     ({"compile": "yes", "fp8_activations": 0}, {"compile": True, "fp8_activations": False}),
+    ({"cross_entropy": "TE", "logits_chunks": 4.0}, {"cross_entropy": "fused", "logits_chunks": 4}),
     ({"framework_release": "0.16.1"}, {"framework_release": "0.16.1"}),
     ({"framework": "NeMo 24.07"}, {"framework_release": "24.07"}), ({"framework_release": "nightly"}, {}),
     (STATES | {"main_grads_dtype": "bfloat16"}, STATES),

@@ -225,7 +225,7 @@ def test_what_was_learned_of_the_clock_is_saved_and_read_again(tmp_path: Path) -
     data = training_set(swept("T", rows=60), broken=9.0)
     response = LearnedResponse(ClockResponse(0.8, 0.25), 0.04, 0.02)
     own = OwnRuns(str(data.known.runs.source[0]), response=response, off_below=0.39, clock_remark="why")
-    surrogate = Surrogate(KERNEL, None, (), data.known.runs, data.known_residual, own=(own,))
+    surrogate = Surrogate(KERNEL, data.known.runs, data.known_residual, own=(own,))
     save(surrogate, tmp_path / "mine")
     read = load(tmp_path / "mine").own[0]
     assert (read.response, read.off_below, read.clock_remark) == (response, 0.39, "why")

@@ -28,7 +28,7 @@ from jointopt.surrogate.trees import fit_trees
 pytestmark = pytest.mark.long  # the short part of a campaign
 
 SOURCE, NAMES = "lab|megatron-lm|h100-sxm5-80gb|8", ("log2_tp", "log2_pp")
-TREES = ("trees.json", *(f"own-0-{of}.json" for of in ("time", "power", PEAK, RISE)))
+TREES = tuple(f"own-0-{of}.json" for of in ("time", "power", PEAK, RISE))
 FILES = (CARD, "support.npz", "learned_rows.npz", *TREES)
 
 
@@ -53,8 +53,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     heat = {name: OwnTarget(PowerScale(1.1, 0.05), _mix(i), 1.2) for i, name in enumerate((PEAK, RISE))}
     own = OwnRuns(SOURCE, time=_mix(2), power=PowerScale(1.1, 0.05), power_mix=_mix(3), heat=heat)
     surrogate = Surrogate(
-        kernel=default_kernel(3), trees=_mix(4).trees, feature_names=FEATURES[:5], support=KNOWN, residual=np.zeros(60),
-        widths=Widths(1.1, 1.2, 1.3), card={"seed": 7}, own=(own,), learned_rows=np.arange(40, dtype=np.uint64),
+        kernel=default_kernel(3), support=KNOWN, residual=np.zeros(60), widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
+        own=(own,), learned_rows=np.arange(40, dtype=np.uint64), training_range=dict.fromkeys(FEATURES[:5], (0.0, 3.0)),
     )  # fmt: skip
     save(surrogate, folder := tmp_path_factory.mktemp("good") / "mine")
     return folder
@@ -116,7 +116,7 @@ def reason(folder: Path, name: str) -> str:
     columns = inputs(KNOWN.take(np.arange(3)), NAMES)
     try:
         found = load(folder)
-        trees = dict(zip(TREES, (found.trees, *(mix.trees for mix in found.own[0].mixes.values())), strict=True))
+        trees = dict(zip(TREES, (mix.trees for mix in found.own[0].mixes.values()), strict=True))
         if (one := trees.get(name)) is not None:
             for answers in (one.predict(columns), one.contributions(columns)):
                 assert np.abs(answers).max() < 100.0

@@ -98,7 +98,7 @@ def test_of_the_pairs_of_a_large_group_four_hundred_are_drawn_and_all_of_a_small
 
 def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None:
     off = HeldOut(np.linspace(0.0, 1.0, 11), np.zeros(11), np.full(11, 0.3), np.arange(11))
-    unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    unseen = Surrogate(kernel(), THREE.take(NONE), np.zeros(0))
     widths = with_conformal_widths(unseen, {"fitted": [off]}, {"fitted": [replace(off, truth=2.0 * off.truth)]}).widths
     assert (widths.fitted, widths.difference) == (pytest.approx(3.0), pytest.approx(2.0))
     known = replace(unseen, widths=Widths(fitted=3.0, difference=2.0)).conditioned("a", True)
@@ -109,7 +109,7 @@ def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None
 def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_process() -> None:
     roots = np.linspace(0.1, 0.4, 11)
     off = HeldOut(1.5 * roots, np.zeros(11), roots**2, np.arange(11), known=3)
-    unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    unseen = Surrogate(kernel(), THREE.take(NONE), np.zeros(0))
     widths = with_conformal_widths(unseen, {"few": [off]}, {"few": [off]}).widths
     assert widths.difference_after == pytest.approx(1.5)
     known = replace(unseen, widths=widths).conditioned("a", True, (THREE, np.array([0.1, 0.2, 0.1])))
@@ -125,7 +125,7 @@ def test_of_a_new_source_a_profile_makes_differences_as_sure_as_those_of_sources
     roots = np.linspace(0.1, 0.4, 11)
     by = {"source_out": 1.5, "unseen": 3.0}
     off = {kind: HeldOut(of * roots, np.zeros(11), roots**2, np.arange(11)) for kind, of in by.items()}
-    none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    none = Surrogate(kernel(), THREE.take(NONE), np.zeros(0))
     scores = Scores("a", 0.1, off, off)
     found = with_calibrated_widths(none, [scores]).conditioned("b", fitted)
     one = THREE.take(np.array([0]))
@@ -160,7 +160,7 @@ def test_what_the_physics_was_off_by_counts_in_full_of_plans_30_percent_apart_an
 
 
 def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
-    none = Surrogate(kernel(noise=0.03), None, (), THREE.take(NONE), np.zeros(0))
+    none = Surrogate(kernel(noise=0.03), THREE.take(NONE), np.zeros(0))
     widths = Widths(difference_after=2.0, difference_new=0.3)
     scattered = THREE.take(np.array([0, 0, 0, 2, 2])), np.array([0.5, -0.5, 0.0, 0.4, -0.4])
     known = replace(none, widths=widths).conditioned("a", True, scattered)
@@ -171,7 +171,7 @@ def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
 
 
 def test_pairs_of_one_plan_do_not_calibrate_differences_of_two() -> None:
-    none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    none = Surrogate(kernel(), THREE.take(NONE), np.zeros(0))
     some = np.arange(3), NONE, True
     counts = [len(predict_pairs(none, THREE, np.zeros(3), *some, twins=twins).rows) for twins in (True, False)]  # type: ignore[union-attr]
     assert counts == [3, 2]

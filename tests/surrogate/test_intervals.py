@@ -15,7 +15,7 @@ from jointopt.jobs.catalog.kernels import scaling_recipe
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.catalog.recorded_runs import RecordedRuns
 from jointopt.jobs.job import Job, Training
-from jointopt.surrogate.clock_response import MeasuredClocks
+from jointopt.surrogate.intervals import MeasuredClocks
 from jointopt.surrogate.intervals import (
     ADDED_DOUBTS,
     RESULTS,

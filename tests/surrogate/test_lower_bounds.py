@@ -12,7 +12,7 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.kernel import CLOCK
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import Evidence, expected_above, is_lower_bound
 from jointopt.surrogate.job_model import JobModel
@@ -35,7 +35,7 @@ def some(count: int, seed: int = 0) -> Runs:
 
 def after(residual: list[float], bounded: list[bool]) -> Conditioned:
     """The shipped kinds of scales after runs of those residuals."""
-    nothing = Surrogate(default_kernel(3), None, (), some(0), np.empty(0))
+    nothing = Surrogate(default_kernel(3), some(0), np.empty(0))
     runs = some(4).take(np.arange(len(residual)))
     return nothing.conditioned(LAB, True, (runs, np.array(residual)), np.array(bounded))
 
@@ -120,7 +120,7 @@ def residuals(surrogate: Surrogate) -> Floats:
 def test_a_surrogate_remembers_bounds_that_say_something_as_what_is_expected_beyond(job: Job) -> None:
     ended = early(job, 1.4).assign(source="lab")
     priced = price(with_results(ended.iloc[:2]))
-    bare = Surrogate(default_kernel(priced.runs.sensitivity.shape[1]), None, (), priced.runs, np.zeros(2))
+    bare = Surrogate(default_kernel(priced.runs.sensitivity.shape[1]), priced.runs, np.zeros(2))
     found, counts = with_lower_bounds(bare, ended)
     assert counts == (4, 4)
     assert len(found.residual) == len(found.support) == 6
@@ -132,7 +132,7 @@ def test_a_surrogate_remembers_bounds_that_say_something_as_what_is_expected_bey
 def test_bounds_in_milliseconds_are_named_and_not_remembered(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     ended = early(job, 1400.0).assign(source="lab")
     priced = price(with_results(ended.iloc[:2]))
-    bare = Surrogate(default_kernel(priced.runs.sensitivity.shape[1]), None, (), priced.runs, np.zeros(2))
+    bare = Surrogate(default_kernel(priced.runs.sensitivity.shape[1]), priced.runs, np.zeros(2))
     found, counts = with_lower_bounds(bare, ended)
     assert counts == (4, 0)
     assert len(found.support) == 2

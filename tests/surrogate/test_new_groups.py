@@ -41,9 +41,7 @@ def runs(groups: str, source: str = LAB, seed: int = 0) -> Runs:
 
 def surrogate(*new_groups: NewGroups) -> Surrogate:
     """One that remembers eight runs of groups a to d, all 1.3 times as long as the physics says."""
-    return Surrogate(
-        default_kernel(3), None, FEATURES, runs("aabbccdd"), np.full(8, np.log(1.3)), new_groups=new_groups
-    )
+    return Surrogate(default_kernel(3), runs("aabbccdd"), np.full(8, np.log(1.3)), new_groups=new_groups)
 
 
 def judged(truth: Floats, mean: Floats, half_width: float = 1.0, groups: str = "abcde") -> tuple[NewGroups, HeldOut]:

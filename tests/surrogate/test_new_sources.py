@@ -39,7 +39,7 @@ def short(micro_batch: float, n: int = 2) -> Runs:
 
 
 def surrogate(widths: Widths = WIDTHS) -> Surrogate:
-    return Surrogate(default_kernel(len(CONSTANTS)), None, (), short(0.0, 0), np.empty(0), widths)
+    return Surrogate(default_kernel(len(CONSTANTS)), short(0.0, 0), np.empty(0), widths)
 
 
 def test_a_stand_in_is_off_by_what_other_sources_of_its_framework_would_have_fitted() -> None:

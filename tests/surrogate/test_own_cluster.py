@@ -154,7 +154,7 @@ def test_a_difference_between_plans_of_another_model_holds_what_the_whole_proces
     some, new = runs(8), replace(runs(3, seed=9), group=np.array(["model 9|1"] * 3))
     first, residual = new.take(np.zeros(1, np.int64)), np.linspace(-0.4, 0.4, 8)
     (mean, half), (whole, of_whole) = (
-        Surrogate(KERNEL, None, some.names, some, residual, own=(OwnRuns(SOURCE, as_sure=sure),))
+        Surrogate(KERNEL, some, residual, own=(OwnRuns(SOURCE, as_sure=sure),))
         .conditioned(SOURCE, True)
         .difference(new, first)
         for sure in (True, False)
@@ -281,7 +281,7 @@ def test_trees_of_power_are_evaluated_once_per_clock_for_all_jobs_of_a_source() 
     mix = Mix(trees, 1.0, True, ("log2_tp",))  # type: ignore[arg-type]
     own = OwnRuns(SOURCE, power=PowerScale(1.1, 0.05), power_mix=mix, clocks=(0.6, 1.0), power_limit_w=700.0)
     known, *parts = (replace(runs(n, n), sensitivity=np.full((n, len(CONSTANTS)), 0.1)) for n in (9, 5, 3, 1))
-    surrogate = Surrogate(default_kernel(len(CONSTANTS)), None, (), known, noise(9), own=(own,))
+    surrogate = Surrogate(default_kernel(len(CONSTANTS)), known, noise(9), own=(own,))
     correction, rng = Correction(surrogate, SOURCE, True), np.random.default_rng(0)
     watts = [np.sort(rng.uniform(200.0, 650.0, (5, len(part))), axis=0) for part in parts]
     together = correction.plan_corrections(parts, watts)
@@ -347,7 +347,7 @@ def test_learned_power_is_read_at_four_clocks_over_those_measured(clocks, read) 
 
 def test_what_was_learned_of_a_source_is_saved_and_read_again(learned: OwnRuns, tmp_path: Path) -> None:
     some = runs(40, seed=5)
-    surrogate = Surrogate(KERNEL, None, (), some, steps(some), own=(learned, OwnRuns("hub|nemo|v100|4")))
+    surrogate = Surrogate(KERNEL, some, steps(some), own=(learned, OwnRuns("hub|nemo|v100|4")))
     save(surrogate, tmp_path / "saved")
     read = load(tmp_path / "saved")
     assert [own.source for own in read.own] == [SOURCE, "hub|nemo|v100|4"]
@@ -360,7 +360,7 @@ def test_what_was_learned_of_a_source_is_saved_and_read_again(learned: OwnRuns, 
 def test_trees_of_a_source_for_other_features_than_named_are_refused(learned: OwnRuns, tmp_path: Path) -> None:
     wrong = replace(learned, time=replace(learned.time, names=learned.time.names[1:]))
     some = runs(10)
-    save(Surrogate(KERNEL, None, (), some, steps(some), own=(wrong,)), tmp_path / "saved")
+    save(Surrogate(KERNEL, some, steps(some), own=(wrong,)), tmp_path / "saved")
     with pytest.raises(TableError, match=f"features of time of {re.escape(SOURCE)} differ in number"):
         load(tmp_path / "saved")
 
@@ -409,7 +409,7 @@ def test_a_process_that_knows_less_than_the_physics_has_weight_0_and_says_so() -
 def test_weights_of_the_process_are_kept_in_the_files_of_a_surrogate(tmp_path: Path) -> None:
     some = runs(8)
     own = OwnRuns(SOURCE, of_new=0.0, errors={"process": 0.2, "time": 0.1, "physics": 0.1})
-    save(Surrogate(KERNEL, None, some.names, some, np.full(8, 0.3), own=(own,)), tmp_path)
+    save(Surrogate(KERNEL, some, np.full(8, 0.3), own=(own,)), tmp_path)
     (found,) = load(tmp_path).own
     assert (found.of_new, found.of_known) == (0.0, 1.0)
     process, new = condition(KERNEL, some, np.full(8, 0.3)), replace(some, group=np.full(8, "model 9|1"))
@@ -431,5 +431,5 @@ def test_runs_twice_as_large_as_a_clusters_own_are_near_and_larger_ones_or_anoth
 ) -> None:
     known, new = runs(50), runs(4, seed=9)  # sizes, as logarithms, from 0 to 3
     new = replace(new, features=dict(new.features) | {name: np.full(4, value)})
-    surrogate = Surrogate(KERNEL, None, known.names, known, np.zeros(50), own=(OwnRuns(SOURCE),))
+    surrogate = Surrogate(KERNEL, known, np.zeros(50), own=(OwnRuns(SOURCE),))
     np.testing.assert_array_equal(surrogate.conditioned(SOURCE, True).predict(new)[2], np.full(4, inside))

@@ -263,7 +263,7 @@ def test_features_that_make_the_steps_of_peaks_are_the_most_important_of_their_t
 def with_steps() -> Surrogate:
     own = own_of_steps()
     heat = {PEAK: replace(own.heat[PEAK], overshoot=1.04)}
-    return Surrogate(KERNEL, None, (), runs(3), np.zeros(3), own=(replace(own, power_limit_w=650.0, heat=heat),))
+    return Surrogate(KERNEL, runs(3), np.zeros(3), own=(replace(own, power_limit_w=650.0, heat=heat),))
 
 
 def test_what_was_learned_of_heat_is_kept_with_hashes(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior()
 
 
 def surrogate(support: Runs, residual: np.ndarray) -> Surrogate:
-    return Surrogate(default_kernel(1), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3, few=1.4))
+    return Surrogate(default_kernel(1), support, residual, Widths(1.1, 1.2, 1.3, few=1.4))
 
 
 def rows(n: int, source: str, peak: float = 8.0) -> Runs:

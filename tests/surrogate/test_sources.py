@@ -44,7 +44,7 @@ def of(source: Source, count: int = 3) -> Runs:
 def few(*parts: Runs) -> Surrogate:
     """Remembers these runs, of no source many."""
     every = joined_runs(parts)
-    return Surrogate(KERNEL, None, (), every, np.zeros(len(every)))
+    return Surrogate(KERNEL, every, np.zeros(len(every)))
 
 
 def test_sources_that_are_one_take_their_kin_along_and_leave_others() -> None:

@@ -19,7 +19,9 @@ import pytest
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, joined_runs
-from jointopt.surrogate.surrogate import Surrogate, Widths
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.own_mix import Mix, inputs
+from jointopt.surrogate.surrogate import SPEEDS, Surrogate, Widths
 from jointopt.surrogate.trees import fit_trees
 
 NAMES = FEATURES
@@ -27,6 +29,7 @@ RAN: list[str] = []
 
 
 A, B = "a|megatron-lm|a100-sxm4-80gb|8", "b|megatron-lm|a100-sxm4-80gb|8"
+MANY, TREES = "many|jax|v100-sxm2-16gb|8", "own-0-time.json"
 
 
 def runs(n: int, seed: int = 0, source: str = A) -> Runs:
@@ -40,11 +43,10 @@ def runs(n: int, seed: int = 0, source: str = A) -> Runs:
 @pytest.fixture(scope="module")
 def surrogate() -> Surrogate:
     support, residual = runs(60), np.round(np.linspace(-16, 16, 60)) / 128.0
-    trees = fit_trees(support.matrix(NAMES), residual, strength=0.5)
-    kernel = default_kernel(3)
+    own = OwnRuns(MANY, time=Mix(fit_trees(inputs(support, NAMES), residual, n_estimators=9), 0.5, False, NAMES))
     return Surrogate(
-        kernel=kernel, trees=trees, feature_names=NAMES, support=support, residual=residual,
-        widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
+        kernel=default_kernel(3), support=support, residual=residual, widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
+        own=(own,), training_range=dict.fromkeys(NAMES, (-1.0, 1.0)),
     )  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def folder(surrogate: Surrogate, tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-@pytest.mark.parametrize("source", [A, B])
+@pytest.mark.parametrize("source", [A, B, MANY])
 def test_a_loaded_surrogate_predicts_as_the_saved_one(surrogate: Surrogate, folder: Path, source: str) -> None:
     new = runs(9, seed=3, source=source)
     given = (runs(4, seed=5, source=source), np.full(4, 0.2))
@@ -67,7 +69,7 @@ def test_a_loaded_surrogate_predicts_as_the_saved_one(surrogate: Surrogate, fold
 
 def test_a_loaded_surrogate_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     save(load(folder), tmp_path / "again")
-    for name in ("card.json", "trees.json", "support.npz"):
+    for name in ("card.json", TREES, "support.npz"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
@@ -89,11 +91,23 @@ def test_a_file_of_noise_that_an_earlier_version_wrote_is_checked_and_not_read(f
 
 
 def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:
-    plain = replace(surrogate, trees=None)
-    mean, half, _ = plain.predict(runs(5, source=B), fitted=True)
+    mean, half, _ = surrogate.predict(runs(5, source=B), fitted=True)
     np.testing.assert_array_equal(mean, 0.0)
-    assert (half > plain.predict(runs(5), fitted=True)[1]).all()
-    assert (plain.predict(runs(5, source=B), fitted=False)[1] > half).all()
+    assert (half > surrogate.predict(runs(5), fitted=True)[1]).all()
+    assert (surrogate.predict(runs(5, source=B), fitted=False)[1] > half).all()
+
+
+def test_trees_of_all_sources_of_an_earlier_version_leave_their_range_where_they_counted_not_at_all(
+    folder: Path, surrogate: Surrogate
+) -> None:
+    names = [*NAMES, "clock", "framework=jax"]
+    trees = {"parameters": {"strength": 0.0}, "low": [-1.0] * len(names), "high": [1.0] * len(names)}
+    _card(format=6, feature_names=names, booster=trees, training_range={})(folder)
+    assert load(folder).training_range == surrogate.training_range
+    trees["parameters"] = {"strength": 0.25}
+    _card(booster=trees)(folder)
+    with pytest.raises(TableError, match="by trees of all sources, of an earlier version; retrain it for format 7"):
+        load(folder)
 
 
 def test_only_runs_of_the_same_source_move_a_prediction(surrogate: Surrogate) -> None:
@@ -114,16 +128,25 @@ def test_features_never_seen_and_unknown_software_are_out_of_domain(surrogate: S
     assert not surrogate.predict(replace(middle, source=np.full(5, B)), fitted=False)[2].any()
 
 
+def test_a_plan_with_a_tenth_of_its_features_beyond_those_of_training_is_out_of_domain(surrogate: Surrogate) -> None:
+    names = [name for name in NAMES if name not in SPEEDS][:20]
+    spanned = replace(surrogate, training_range=dict.fromkeys(names, (-1.0, 1.0)))
+    for beyond, inside in ((1, True), (2, False)):
+        far = dict.fromkeys(names[:beyond], np.array([1.001]))
+        one = replace(runs(1), features={**dict.fromkeys(NAMES, np.zeros(1)), "log2_peak": np.full(1, 0.125), **far})
+        assert spanned.predict(one, True)[2].tolist() == [inside]
+
+
 def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measured(surrogate: Surrogate) -> None:
     new = runs(4)
     faster = replace(new, features={**{name: np.zeros(4) for name in NAMES}, "log2_peak": np.full(4, 1.5)})
-    plain = replace(surrogate, trees=None)
+    plain = replace(surrogate, training_range={})
     assert not plain.predict(faster, True)[2].any()
     assert plain.predict(faster, True, (faster, np.zeros(4)))[2].all()
 
 
 def test_a_gpu_with_other_memory_is_another_gpu_although_it_multiplies_as_fast(surrogate: Surrogate) -> None:
-    plain = replace(surrogate, trees=None)
+    plain = replace(surrogate, training_range={})
     same = replace(runs(4), features={name: np.zeros(4) for name in NAMES} | {"log2_memory": np.zeros(4)})
     wider = replace(same, features={**same.features, "log2_memory": np.full(4, 0.3)})
     assert plain.predict(same, True, (same, np.zeros(4)))[2].all()
@@ -181,7 +204,7 @@ def _object_array(folder: Path) -> None:
 def _setting(**parameters: Any) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         card = json.loads((folder / "card.json").read_text())
-        card["model"]["booster"]["parameters"] |= parameters
+        card["model"]["own"][0]["time"]["booster"]["parameters"] |= parameters
         write_card(folder, card)
 
     return damage
@@ -239,12 +262,6 @@ def _attention(folder: Path) -> None:
     _array("features", lambda values: values + 5.0 * (np.arange(values.shape[1]) == column))(folder)
 
 
-def _first_feature(folder: Path, name: object) -> None:
-    card = json.loads((folder / "card.json").read_text())
-    card["model"]["feature_names"][0] = name
-    write_card(folder, card)
-
-
 def _version_of_zip(folder: Path) -> None:
     content = bytearray((folder / "support.npz").read_bytes())
     content[content.index(b"PK\x01\x02") + 6] = 193  # needed to extract: 19.3
@@ -279,15 +296,15 @@ DAMAGE = {
     "an array whose header does not end": _header_without_end,
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
-    "a pickle as trees": _bytes("trees.json", pickle.dumps(Payload())),
+    "a pickle as trees": _bytes(TREES, pickle.dumps(Payload())),
     "a pickle as card": _bytes("card.json", pickle.dumps(Payload())),
     "empty arrays": _bytes("support.npz", b""),
     "arrays packed in a way to come": _version_of_zip,
-    "empty trees": _bytes("trees.json", b""),
+    "empty trees": _bytes(TREES, b""),
     "cut arrays": _cut("support.npz"),
-    "cut trees": _cut("trees.json"),
+    "cut trees": _cut(TREES),
     "no arrays": lambda folder: (folder / "support.npz").unlink(),
-    "no trees": lambda folder: (folder / "trees.json").unlink(),
+    "no trees": lambda folder: (folder / TREES).unlink(),
     "a list": _bytes("card.json", b"[]"),
     "a number": _bytes("card.json", b"3"),
     "deep brackets": _bytes("card.json", b"[" * 100_000),
@@ -298,20 +315,19 @@ DAMAGE = {
     "signs that are a number": _setting(monotone=0),
     "categories that are text": _setting(categories="1"),
     "a feature that is a list": _card(support_features=[["log2_tp"]]),
-    "a feature of trees that is a list": lambda folder: _first_feature(folder, ["log2_tp"]),
+    "a training range of one end": _card(training_range={"log2_tp": [0.0]}),
+    "a training range that is no number": _card(training_range={"log2_tp": [0.0, float("nan")]}),
+    "training ranges in a list": _card(training_range=[0.0, 1.0]),
     "text for a width": _card(widths={"measured": "wide"}),
-    "fewer features than trees": _card(feature_names=["log2_tp"]),
     "fewer support features": _card(support_features=["log2_tp"]),
-    "an unknown setting": _card(booster={"parameters": {"colour": 1}, "low": [], "high": []}),
+    "an unknown setting": _setting(colour=1),
     "residuals missing": _array("residual", lambda values: values[:3]),
     "residuals that are no numbers": _array("residual", lambda values: values * np.nan),
     "runs of a source without its GPU": _array("source", lambda values: np.full(values.shape, "mine")),
-    "a strength that is an object": _setting(strength={}),
-    "a strength above 1": _setting(strength=1.5),
     "a depth that is text": _setting(max_depth="3"),
     "a pipe as card": _pipe("card.json"),
     "a pipe as arrays": _pipe("support.npz"),
-    "a pipe as trees": _pipe("trees.json"),
+    "a pipe as trees": _pipe(TREES),
     "a negative width": _card(widths={"measured": -1.0}),
     "a width that is no number": _card(widths={"fitted": float("nan")}),
     "a bound that is negative": _card(widths={"measured": 1.0, "new_cluster": [0.2, -0.3]}),
@@ -330,7 +346,7 @@ def test_bounds_of_new_sources_are_kept_with_a_card(surrogate: Surrogate, tmp_pa
     assert load(tmp_path / "bounds").widths == widths
 
 
-@pytest.mark.parametrize("name", ["support.npz", "trees.json"])
+@pytest.mark.parametrize("name", ["support.npz", TREES])
 def test_a_file_without_a_hash_in_the_card_is_refused_by_name(folder: Path, name: str) -> None:
     card = json.loads((folder / "card.json").read_text())
     del card["model"]["sha256"][name]
@@ -341,10 +357,10 @@ def test_a_file_without_a_hash_in_the_card_is_refused_by_name(folder: Path, name
 
 def test_a_folder_without_a_surrogate_and_one_of_another_version_have_errors_of_their_own(folder: Path) -> None:
     _card(format=4)(folder)
-    with pytest.raises(TableError, match=r"of format 4, of an earlier version; retrain it for format 6"):
+    with pytest.raises(TableError, match=r"of format 4, of an earlier version; retrain it for format 7"):
         load(folder)
     _card(format=99)(folder)
-    with pytest.raises(TableError, match=r"of format 99, and this version reads 6: update jointopt\."):
+    with pytest.raises(TableError, match=r"of format 99, and this version reads 7: update jointopt\."):
         load(folder)
     (folder / "card.json").unlink()
     with pytest.raises(TableError, match=r"holds no surrogate \(no card\.json\); expected a folder that"):
@@ -355,7 +371,7 @@ def test_a_folder_without_a_surrogate_and_one_of_another_version_have_errors_of_
     ("change", "words"),
     [
         (_cut("support.npz"), "support.npz has changed since it was written: its sha256 is not that of the card"),
-        (lambda folder: (folder / "trees.json").unlink(), "trees.json is missing"),
+        (lambda folder: (folder / TREES).unlink(), f"{TREES} is missing"),
         (_bytes("card.json", b"{"), "card.json is no JSON"), (_bytes("card.json", b"{}"), "'model' is missing"),
     ],
 )  # fmt: skip

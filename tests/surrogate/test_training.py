@@ -26,6 +26,7 @@ from jointopt.surrogate.held_out import (
     with_conformal_widths,
 )
 from jointopt.surrogate.kernel import Runs, default_kernel
+from jointopt.surrogate.surrogate import SPEEDS
 from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
@@ -53,7 +54,7 @@ def data(three_sources: pd.DataFrame) -> TrainingSet:
 
 def without(data: TrainingSet, name: str):
     others = data.of(set(data.source.tolist()) - {name})
-    return fit(data, others, KERNEL, strength=0.0)
+    return fit(data, others, KERNEL)
 
 
 def test_the_residuals_are_what_the_sources_were_made_with(data):
@@ -88,21 +89,6 @@ def test_too_little_to_train_on_is_refused_with_what_became_of_the_rest(three_so
     table.loc[table["source"] == "a100", "iteration_time_s"] *= 1000
     with pytest.raises(TableError, match=r"got 20 rows of 1 \(a100: learned from 0 of 20 .* seconds"):
         train(table)
-
-
-@pytest.mark.parametrize(
-    ("answer", "residual", "strength"),
-    [(0.2, 0.2, 1.0), (0.4, 0.2, 0.5), (0.2, -0.2, 0.0), (0.008, 0.2, 0.0), (0.012, 0.2, 1.0)],
-)
-def test_trees_count_as_far_as_they_bring_sources_left_out_nearer_and_not_for_a_twentieth(
-    data: TrainingSet, monkeypatch: pytest.MonkeyPatch, answer: float, residual: float, strength: float
-) -> None:
-    trees = SimpleNamespace(predict=lambda features: np.full(len(features), answer))
-    monkeypatch.setattr(training, "shared_trees", lambda *_: trees)
-    off = replace(data, known_residual=np.full(len(data.source), residual))
-    rows = np.arange(len(data.source))
-    assert training._best_strength(off, rows, tuple(data.known.runs.features), 0) == strength
-    assert training._best_strength(off, data.of({"a100"}), tuple(data.known.runs.features), 0) == 0.0  # none left out
 
 
 def test_known_and_unknown_rows_are_the_same_runs(data):
@@ -152,7 +138,7 @@ def test_a_source_left_out_is_known_by_physics_until_runs_are_measured(data):
 
 
 def test_a_source_is_judged_after_no_run_three_and_ten_of_each_group_or_of_its_software(data):
-    held = {one.source: one for one in cross_validate(data, {"a100", "h100", "titan"}, strength=0.0)}["a100"]
+    held = {one.source: one for one in cross_validate(data, {"a100", "h100", "titan"})}["a100"]
     assert held.physics == pytest.approx(1 - 1 / 1.3, abs=0.02)
     known = {kind: one.known for kind, one in held.held.items() if kind in LEFT_OUT}
     # of two groups of ten runs, of which "ten" leaves none to judge
@@ -213,13 +199,16 @@ def test_a_source_counts_with_the_root_of_its_size_and_a_run_for_one_in_the_mean
     assert source_weights(np.array(["b", "a", "b", "b", "b"])) == pytest.approx([5 / 6, 10 / 6, 5 / 6, 5 / 6, 5 / 6])
 
 
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None:
-    rows = data.of({"a100", "h100"})
-    shown = [np.where(np.arange(len(data.known_residual)) % 3, data.known_residual, sign * far) for far in (1.0, 3.0)]
-    of = [training.shared_trees(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
-    features = data.known.runs.take(rows).matrix(("log2_tp", "log2_pp"))
-    np.testing.assert_array_equal(of[0].predict(features), of[1].predict(features))
+def test_the_domain_of_several_sources_spans_their_features_less_clocks_and_categories(data) -> None:
+    surrogate, runs = without(data, "titan"), data.known.runs.take(data.of({"a100", "h100"}))
+    ranges = surrogate.training_range
+    assert ranges["log2_gpus"] == (runs.features["log2_gpus"].min(), runs.features["log2_gpus"].max())
+    assert {"clock", "framework=torchtitan"} < set(runs.names) - set(ranges)
+    far = replace(runs, features={name: values + 99.0 for name, values in runs.features.items()} | {
+        name: runs.features[name] for name in SPEEDS
+    })  # fmt: skip
+    assert surrogate.predict(runs, True)[2].all()
+    assert not surrogate.predict(far, True)[2].any()
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])

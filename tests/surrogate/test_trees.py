@@ -58,13 +58,6 @@ def test_the_gate_closes_step_by_step():
     np.testing.assert_array_equal(trees.predict(outside[4:]), 0.0)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5])
-def test_strength_scales_what_the_trees_predict(strength):
-    features, residual = data()
-    full, some = (fit_trees(features, residual, strength=s).predict(features) for s in (1.0, strength))
-    np.testing.assert_allclose(some, strength * full, atol=1e-7)
-
-
 def test_the_same_rows_and_seed_give_the_same_trees():
     first, second = (fit_trees(*data(), subsample=0.5, random_state=1).document for _ in range(2))
     assert first == second

@@ -248,6 +248,13 @@ def test_a_row_of_a_log_states_how_tokens_went_to_experts(tmp_path: Path) -> Non
     assert (row["token_dispatcher"], row["ep_overlap"], row["moe_routing"]) == ("deepep", True, "forced")
 
 
+def test_a_row_of_a_log_states_how_the_loss_was_computed(tmp_path: Path) -> None:
+    arguments = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+    lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in arguments.items())
+    (tmp_path / "run.log").write_text(DUMP + lines + LOG, encoding="utf-8")
+    assert import_([tmp_path / "run.log"], gpu=GPU).runs[0]["cross_entropy"] == "fused"
+
+
 def test_measured_runs_that_are_given_move_the_proposals_beside_those_of_the_import() -> None:
     given, own = pd.DataFrame({"gpu": ["a100", "h100"]}), pd.DataFrame({"gpu": ["h200"]})
     assert with_rows(SimpleNamespace(table=given), own)["gpu"].tolist() == ["a100", "h100", "h200"]

@@ -125,6 +125,10 @@ def test_a_plan_s_choice_of_overlap_comes_back_as_settings(
 EVERY_SETTING: list[tuple[str, str, dict[str, Any]]] = [
     ("megatron", "llama-3-8b", {"dp_overlap": False, "tp_overlap": True, "cuda_graph": "none"}),
     ("megatron", "llama-3-8b", {"fp8_activations": True, "cuda_graph": "full_iteration"}),
+    ("megatron", "llama-3-8b", {"cross_entropy": "compiled"}), ("megatron", "llama-3-8b", {"cross_entropy": "unfused"}),
+    ("megatron-bridge", "llama-3-8b", {"cross_entropy": "fused"}),
+    ("torchtitan", "llama-3-8b", {"cross_entropy": "compiled", "compile": False}),
+    ("torchtitan 0.2.2", "llama-3-8b", {"cross_entropy": "unfused", "compile": True}),
     ("megatron", "", {"ep_overlap": False, "moe_routing": "natural", "dp_overlap": True, "tp_overlap": False}),
     ("megatron-bridge", "llama-3-8b", {"dp_overlap": False, "tp_overlap": False, "cuda_graph": "none"}),
     ("megatron-bridge", "llama-3-8b", {"dp_overlap": True, "tp_overlap": True, "fp8_activations": False}),
@@ -155,6 +159,8 @@ def test_the_settings_of_a_job_come_back(target: str, model: str, stated: dict[s
     ("megatron", {"compile": True}), ("torchtitan", {"fp8_activations": True}), ("torchtitan", {"dp_overlap": False}),
     ("nanotron", {"compile": True}), ("deepspeed", {"tp_overlap": True}), ("accelerate", {"dp_overlap": 0.0}),
     ("torchtitan", {"cuda_graph": "full_iteration"}), ("deepspeed", {"ep_overlap": 0.5}),
+    ("megatron", {"cross_entropy": "linear"}), ("megatron-bridge", {"logits_chunks": 8}),
+    ("torchtitan", {"cross_entropy": "fused"}), ("nanotron", {"cross_entropy": "compiled"}),
 ])  # fmt: skip
 def test_a_setting_without_words_in_a_target_is_refused_by_name(target: str, stated: dict[str, Any]) -> None:
     job, layouts = space_of(target, "llama-3-8b")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
+from jointopt.core.schema import ATTENTIONS, CROSS_ENTROPIES, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework, with_settings
 from jointopt.jobs.catalog.gpus import load_gpu
@@ -172,6 +172,20 @@ def test_recipes_of_releases_from_26_06_on_capture_fuse_and_overlap_experts_on_b
     for release in ("26.06", "26.08", "27.02"):  # one newer than the newest known is as that
         assert found[release].fused_experts
         assert (found[release].moe_host_s, found[release].ep_overlap) == (0.0, found[release].chosen_ep_overlap)
+
+
+@each("name", framework_names())
+def test_a_loss_of_fewer_kernels_keeps_no_more_of_a_logit(name: str) -> None:
+    profile = load_framework(name)
+    found = [with_settings(profile, {"cross_entropy": loss}).logits_bytes for loss in CROSS_ENTROPIES]
+    assert found == sorted(found, reverse=True)
+    assert found[0] >= profile.logits_bytes >= found[-1] == 2.0
+
+
+def test_a_stated_loss_goes_before_that_of_a_compiled_model() -> None:
+    titan, newer = load_framework("torchtitan"), {"framework_release": "0.2", "compile": True}
+    assert with_settings(titan, newer).logits_bytes == 4
+    assert with_settings(titan, newer | {"cross_entropy": "unfused"}).logits_bytes == titan.logits_bytes
 
 
 @each("other", [{"dtype": "bf16", "fp8_recipe": ""}, {"fp8_recipe": "tensorwise"}, {"architecture": "hopper"}])

@@ -10,7 +10,9 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Constraints, Job
+from jointopt.jobs.jobfile import shipped_job, with_changes
 from jointopt.jobs.model import Model
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 
@@ -27,6 +29,40 @@ def test_the_last_stage_holds_logits_of_every_token_and_word(split: bool, share:
     cells = {"pp": 2, "tp": 2, "cp": 2, "micro_batch_size": 6}
     found = held("logits", cells, framework=framework, global_batch_size=6)
     assert found == [0, 5 * 6 * 128 / 2 * 1000 / share]
+
+
+@pytest.mark.parametrize(("chunks", "tokens"), [(None, 6 * 128), (1, 768), (8, 96), (5, 154), (1000, 1)])
+def test_logits_of_a_chunk_of_tokens_are_alive_alone(chunks: int | None, tokens: int, held: Held) -> None:
+    # 6 sequences of 128 tokens, 1,000 words, 5 bytes each; five chunks are no equal ones
+    more = {} if chunks is None else {"logits_chunks": chunks}
+    job = {"framework": {"logits_bytes": 5.0}, "global_batch_size": 6}
+    assert held("logits", {"micro_batch_size": 6}, **job, **more) == [5 * tokens * 1000]
+
+
+@pytest.mark.parametrize(("tp", "tokens", "words"), [(1, 64, 1000), (2, 128, 500)])
+def test_a_loss_fused_with_the_head_holds_about_as_many_logits_as_the_head_s_input_has_elements(
+    tp: int, tokens: int, words: int, held: Held
+) -> None:
+    # 1,000 words over 64 elements are 16 chunks of 768 tokens: 48, and the next power of two; 500 are 8 chunks of 96
+    job = {"framework": {"logits_bytes": 5.0}, "global_batch_size": 6, "cross_entropy": "linear"}
+    assert held("logits", {"micro_batch_size": 6, "tp": tp}, **job) == [5 * tokens * words]
+    stated = held("logits", {"micro_batch_size": 6, "tp": tp}, **job, logits_chunks=2)
+    assert stated == [5 * 384 * words]
+
+
+@pytest.mark.parametrize(
+    ("framework", "loss", "each", "tokens"),
+    [("megatron-lm", None, 6, 8192), ("megatron-lm", "native", 6, 8192), ("megatron-lm", "te", 2, 8192),
+     ("torchtitan", "unfused", 14, 8192), ("torchtitan", "compiled", 4, 8192), ("fsdp", "linear", 2, 256)],
+)  # fmt: skip
+def test_a_stated_loss_keeps_the_bytes_of_each_logit_that_its_kernels_do(
+    framework: str, loss: str | None, each: int, tokens: int
+) -> None:
+    # one sequence of 8,192 tokens and 128,256 words, which over 4,096 elements are 32 chunks
+    stated = {"training.framework": framework} | ({"training.cross_entropy": loss} if loss else {})
+    job = with_changes(shipped_job("llama-3-8b-1x8-h100"), stated)
+    found = memory_parts(job, parse_plan("dp=8 zero_stage=0 recompute=none", job).layouts)
+    assert found["logits"].tolist() == [[each * tokens * 128_256]]
 
 
 @pytest.mark.parametrize(
