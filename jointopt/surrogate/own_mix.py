@@ -99,15 +99,19 @@ class Swept:
     shares: tuple[float, ...]
     values: Floats  # (n,) of the runs
     at_shares: Floats  # (k, n)
+    most_w: float | None = None  # of power, which is read in W rather than in logarithms: what GPUs may draw
 
     def take(self, rows: Ints) -> Swept:
         """The runs at those positions."""
-        return Swept(self.shares, self.values[rows], self.at_shares[:, rows])
+        return replace(self, values=self.values[rows], at_shares=self.at_shares[:, rows])
 
     def read(self, log_ratio: Floats) -> Floats:
         """log(measured / physics) (n,) at the clocks of runs, from that at the shares (k, n): as `JobModel` answers."""
-        logs, at = np.log(self.values), np.log(self.at_shares)
-        return np.asarray(Curves.rising(at, at + log_ratio).at(np.arange(len(logs)), logs) - logs)
+        every, logs, at = np.arange(len(self.values)), np.log(self.values), np.log(self.at_shares)
+        if self.most_w is None:
+            return np.asarray(Curves.rising(at, at + log_ratio).at(every, logs) - logs)
+        curves = Curves.rising(self.at_shares, np.exp(at + log_ratio))
+        return np.log(replace(curves, y=np.minimum(curves.y, self.most_w)).at(every, self.values)) - logs
 
 
 def read(swept: Swept | None, log_ratio: Floats) -> Floats:

@@ -45,7 +45,7 @@ from jointopt.surrogate.held_out import (
     score_table,
     with_calibrated_widths,
 )
-from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn
+from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, learn
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
 from jointopt.surrogate.own_cluster import (
     BROKEN,
@@ -414,23 +414,24 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
         if scale.log_sd is not None:
             some, again, moved = _priced_again(some, priced, MeasuredPower(scale, priced.limit_w))
     if count_distinct(some.runs) >= LEAST_RUNS:
-        own, mean, half_width = learn_own(key, replace(some, swept=swept(again)), shared, seed)
+        shares = OwnRuns(key, clocks=measured_clocks(again.runs)).power_clocks
+        own, mean, half_width = learn_own(key, replace(some, swept=swept(again, shares)), shared, seed)
     else:
         own, mean, half_width = judge_shared(key, some, shared, seed)
     own = replace(own, power_limit_w=priced.limit_w)
     return LearnedOwn(own, rows, mean - moved, half_width, some.runs, some.residual)
 
 
-def swept(priced: Priced) -> dict[str, Swept]:
-    """Time and power of the physics of runs and of their layouts at several clocks; nothing of runs at one clock."""
-    shares = OwnRuns("", clocks=measured_clocks(priced.runs)).power_clocks
+def swept(priced: Priced, shares: tuple[float, ...]) -> dict[str, Swept]:
+    """Time and power of the physics of runs, and of their layouts at ``shares`` of the top clock; none for one clock."""
     if len(shares) < 2:
         return {}
     parts = [(plans, plans.at_shares(shares)) for plans in priced.plans_under(same_job)]
     found = {}
     for place, (name, column) in enumerate({"time": "iteration_time_s", "power": "avg_power_w"}.items()):
         each = np.concatenate([values[place][:, plans.plan_of_row] for plans, values in parts], axis=1)
-        found[name] = Swept(shares, priced.physics[column], each[:, priced.in_order])
+        most_w = priced.limit_w if name == "power" else None
+        found[name] = Swept(shares, priced.physics[column], each[:, priced.in_order], most_w)
     return found
 
 
