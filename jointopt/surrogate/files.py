@@ -274,12 +274,13 @@ def _mixes(own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _read_own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
     """The `OwnRuns` that a card describes, with its trees; KeyError, TypeError or ValueError for another shape.
 
-    TableError for one of an earlier version whose physics had a clock response of its own.
+    TableError for one of an earlier version, which answered by other functions of what it had learned.
     """
-    if values.get("response"):
+    boosters = [mix["booster"] for mix in _mixes(values).values() if mix["booster"] is not None]
+    if values.get("response") or any("width" not in booster for booster in boosters):
         raise TableError(
-            f"The surrogate in {folder} learned how {values['source']} follows the clock in a way that this version "
-            "replaced: repeat `jointopt retrain` on its tables with --force."
+            f"The surrogate in {folder} learned from the runs of {values['source']} by an earlier version, whose "
+            "answers differ from this one's: repeat `jointopt retrain` on its tables with --force."
         )
     mixes = {
         of: {**mix, "trees": Trees.read(folder / OWN_TREES.format(number, of), mix["booster"])}
@@ -358,7 +359,7 @@ def _check_sizes(surrogate: Surrogate) -> None:
     for own in surrogate.own:
         for of, mix in own.mixes.items():
             if mix.trees is not None:
-                sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}
+                sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, mix.trees.width}
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")

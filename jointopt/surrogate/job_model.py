@@ -57,7 +57,7 @@ from jointopt.surrogate.kernel import CLOCK, Runs, joined_runs, row_keys
 from jointopt.surrogate.memory import MemoryPosterior, certain_oom
 from jointopt.surrogate.mixture import Mixture, mixture_of
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
+from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock
 from jointopt.surrogate.power import PowerScale, board_power_of, other_limits, within_limits
 from jointopt.surrogate.sources import (
     THIS_JOB,
@@ -562,7 +562,6 @@ def surrogate_place(name: str) -> str:
 _NAMED = 3  # groups of features of a plan that are named
 _LEAST = 0.003  # of a logarithm, below which one is not
 _SHOWN = 0.0005  # of a logarithm: a digit of what is printed
-_WHOLE = 0.95  # of what trees predict that counts, below which it is stated
 
 
 def learned_sentences(
@@ -656,9 +655,7 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
     parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))
-    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(runs, mix.names)).mean())
-    beyond = f" (counted at {part:.0%}, as the plan is beyond these runs)" * (part < _WHOLE)
-    return f"trees give {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
+    return f"trees give {_percent(float(added.sum()))}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 # What a feature, or the sensitivity to a constant, describes, in a word of a plan.

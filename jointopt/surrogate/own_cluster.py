@@ -35,7 +35,6 @@ from jointopt.surrogate.own_mix import (
     folds_by_model,
     held_half_width,
     inputs,
-    learn_trees,
     median_error,
     mixes,
     model_names,
@@ -48,7 +47,7 @@ from jointopt.surrogate.own_mix import (
 )
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import Trees, fit_trees
 
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned of it
 LEAST_JUDGED = 10  # runs of which a median error is stated
@@ -237,8 +236,9 @@ def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) 
     singly, layouts = folds_by_layout(runs, seed)
     near, near_deviation = cross_fitted_process(found, shared, measured, singly, seed)
     found = replace(found, of_known=_helps(read(swept, near), residual, singly))
+    trees = [cross_fitted_trees(runs, residual, of, runs.names, swept, seed) for of in (fold, singly)]
     found, (mixed, known), errors["time"] = best_process_weight(
-        found, measured, (process, near), deviation, (fold, singly), seed
+        found, trees, (process, near), deviation, measured, (fold, singly)
     )
     found = replace(found, time=with_trees(found.time, runs, residual, seed))
     deviation, near_deviation = deviation.mean(axis=0), near_deviation.mean(axis=0)
@@ -310,25 +310,25 @@ def best_process(
 
 
 def best_process_weight(
-    own: OwnRuns, measured: SourceRuns, process: tuple[Floats, Floats], deviation: Floats, folds: tuple[Ints, Ints],
-    seed: int,
+    own: OwnRuns, trees: Sequence[Floats], process: tuple[Floats, Floats], deviation: Floats, measured: SourceRuns,
+    folds: tuple[Ints, Ints],
 ) -> tuple[OwnRuns, Floats, float]:  # fmt: skip
     """(``own`` with the best weight of the process and mix with trees, answers (2, n), the error of the first).
 
-    Judged on models and on layouts left out, by ``folds`` of which ``process`` was cross-fitted too, (k, n) each; on
+    Judged on models and on layouts left out, by ``folds`` over which ``trees`` and ``process`` were cross-fitted,
+    (k, n) each. On
     models the process counts whole, by `signal_share` of its ``deviation`` (k, n) or not at all. What is learned of few
     models holds in part for the next, as far as the process is sure: of nanotron's runs whose software is in no odd
     state, predicted from its other models, 4.1 % instead of 5.9 (docs/appendix/surrogate-experiments.md).
     """
-    runs, swept, (far, near) = measured.runs, measured.swept.get("time"), process
-    trees = [cross_fitted_trees(runs, measured.residual, fold, runs.names, swept, seed) for fold in folds]
+    swept, (far, near) = measured.swept.get("time"), process
     parts = [(own, far), (replace(own, of_new=0.0), 0.0 * far)]
     if own.held_out == "models":
         parts.insert(1, (replace(own, as_sure=True), signal_share(far, Z_90 * deviation) * far))
     found = [
-        (replace(part, time=mix), answer)
+        (replace(part, time=mix), mix, answer)
         for part, mean in parts
-        for mix, answer in mixes((mean, own.of_known * near), trees, runs.names, swept)
+        for mix, answer in mixes((mean, own.of_known * near), trees, measured.runs.names, swept)
     ]
     return choose(found, measured.residual, folds)
 
@@ -437,7 +437,7 @@ class TargetLearner:
         """Trees of some of the runs, on what their line leaves over."""
         rest = self.log_ratio[rows] - np.log(self.scale(rows).over(self.values[rows]))
         names = self.measured.runs.power_names
-        return learn_trees(inputs(self.measured.runs.take(rows), names), rest, names, self.seed)
+        return fit_trees(inputs(self.measured.runs.take(rows), names), rest, random_state=self.seed)
 
     def cross_fitted(self, fold: Ints) -> tuple[Floats, Floats, Floats]:
         """Answers by a line at each clock (k, n) and at those of the runs (n,), and by trees at each clock (k, n)."""
@@ -463,7 +463,7 @@ class TargetLearner:
         overshoot, most = peak_cut(folds[0], log_ratio, self.values, limits_w)
         every, lines, trees = zip(*map(self.cross_fitted, folds), strict=True)
         found = mixes(every, trees, runs.power_names, self.swept, beyond=True)
-        mix, answer, error = choose([(one, np.minimum(of, most)) for one, of in found], log_ratio, folds)
+        mix, answer, error = choose([(one, one, np.minimum(of, most)) for one, of in found], log_ratio, folds)
         errors = {f"{self.name} physics": -log_ratio, f"{self.name} process": np.minimum(lines[0], most) - log_ratio}
         spread = held_half_width(answer[0] - log_ratio, len(np.unique(units_left_out(runs)[0]))) / Z_90
         mix = replace(mix, trees=self.trees(all_rows)) if mix.weight else Mix()

@@ -15,7 +15,6 @@ from jointopt.core.schema import CONSTANTS, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.curves import Curves
-from jointopt.physics.sensitivities import CATEGORY
 from jointopt.surrogate.kernel import CLOCK, Runs, joined_runs
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.trees import Trees, fit_trees
@@ -25,11 +24,7 @@ LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
 _Part = TypeVar("_Part")
 SENSITIVITY = "sensitivity to "
-ANYWHERE = 1e30  # beyond all features
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
-# Best of depths 2-6, shares of rows and columns, and numbers of trees, on tables of 300 to 2,200 runs at clocks of all
-# kinds whose truth is known (docs/appendix/surrogate-experiments.md): steps need all columns, interactions many trees.
-_DEPTH, _TREES, _RATE, _ROWS, _BINS = 3, 600, 0.08, 0.7, 64
 
 
 @dataclass(frozen=True)
@@ -76,20 +71,6 @@ def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Float
     return process + weight * (trees if beyond else trees - process)
 
 
-def learn_trees(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> Trees:
-    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``.
-
-    They count wherever a run lies: what they are worth is judged on models left out, and a gate made that worse.
-    """
-    categories = [i for i, name in enumerate(names) if CATEGORY in name]
-    found = fit_trees(
-        columns, target, max_depth=_DEPTH, n_estimators=_TREES, learning_rate=_RATE, reg_lambda=1.0,
-        min_child_weight=3.0, random_state=seed, categories=categories, subsample=_ROWS, max_bin=_BINS,
-    )  # fmt: skip
-    everywhere = np.full(columns.shape[1], ANYWHERE)
-    return replace(found, low=-everywhere, high=everywhere)
-
-
 @dataclass(frozen=True)
 class Swept:
     """What the physics says of n runs, and of their layouts at k clocks, ``shares`` of the top one, between which the
@@ -131,22 +112,23 @@ def cross_fitted_trees(
     columns, target = inputs(runs, names), np.clip(target, -LARGEST, LARGEST)
 
     def answer(fit: Ints, at: Ints) -> Floats:
-        trees = learn_trees(columns[fit], target[fit], names, seed)
+        trees = fit_trees(columns[fit], target[fit], random_state=seed)
         return trees.predict(inputs(swept_runs(runs.take(at), swept), names)).reshape(-1, len(at))
 
     return cross_fitted(fold, answer)
 
 
 def choose(
-    found: Sequence[tuple[_Part, Floats]], residual: Floats, folds: Sequence[Ints]
+    found: Sequence[tuple[_Part, Mix, Floats]], residual: Floats, folds: Sequence[Ints]
 ) -> tuple[_Part, Floats, float]:
     """(The one of several learners that errs least, answers (kinds, n) of one chosen without each fold, their error).
 
-    ``found``: learners, and their answers cross-fitted over each kind of ``folds``, (kinds, n): of models left out,
-    whose error is the one returned, and of layouts. Kinds count alike: a few models alone hardly tell learners apart.
-    The first learner stays where no other gains `LEAST_GAIN`.
+    ``found``: learners, their mix, and answers cross-fitted over each kind of ``folds``, (kinds, n): of models left
+    out, whose error is the one returned, and of layouts. Kinds count alike: a few models alone hardly tell learners
+    apart. One with trees is taken where it gains `LEAST_GAIN`.
     """
-    off = np.abs(np.expm1(np.stack([answer for _, answer in found]) - residual))
+    off = np.abs(np.expm1(np.stack([answer for *_, answer in found]) - residual))
+    handicap = np.array([1.0 / (1.0 - LEAST_GAIN * (mix.weight > 0.0)) for _, mix, _ in found])
     medians, weights, places = [], [], []
     for kind, fold in enumerate(folds):
         numbers, counts = np.unique(fold, return_counts=True)
@@ -156,13 +138,11 @@ def choose(
     by_fold, share = np.stack(medians, axis=1), np.array(weights)  # (learners, folds)
 
     def best(counted: Floats) -> int:
-        error = by_fold @ counted
-        least = int(error.argmin())
-        return least if error[least] < (1.0 - LEAST_GAIN) * error[0] else 0
+        return int((by_fold @ counted * handicap).argmin())
 
     nested = np.empty((len(folds), len(residual)))
     for number, (kind, at) in enumerate(places):
-        nested[kind, at] = found[best(np.where(np.arange(len(share)) == number, 0.0, share))][1][kind, at]
+        nested[kind, at] = found[best(np.where(np.arange(len(share)) == number, 0.0, share))][2][kind, at]
     return found[best(share)][0], nested, median_error(nested[0] - residual, folds[0])
 
 
@@ -192,7 +172,7 @@ def with_trees(mix: Mix, runs: Runs, target: Floats, seed: int = 0) -> Mix:
     if not mix.weight:
         return Mix()
     target = np.clip(target, -LARGEST, LARGEST)
-    return replace(mix, trees=learn_trees(inputs(runs, mix.names), target, mix.names, seed))
+    return replace(mix, trees=fit_trees(inputs(runs, mix.names), target, random_state=seed))
 
 
 def cross_fitted_mix(

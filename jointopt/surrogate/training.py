@@ -423,7 +423,7 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
 
 
 def swept(priced: Priced, shares: tuple[float, ...]) -> dict[str, Swept]:
-    """Time and power of the physics of runs, and of their layouts at ``shares`` of the top clock; none for one clock."""
+    """Time and power of the physics of runs, and of their layouts at ``shares`` of the top clock, of several."""
     if len(shares) < 2:
         return {}
     parts = [(plans, plans.at_shares(shares)) for plans in priced.plans_under(same_job)]

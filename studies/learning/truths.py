@@ -85,7 +85,7 @@ def draw(job: Job, rng: np.random.Generator, count: int, *, clocks: bool) -> Dra
 def table(
     truth: str, rows: int, seed: int = 0, *, models: tuple[str, ...] = MODELS, clocks: bool = False
 ) -> pd.DataFrame:
-    """A measurement table of so many ``rows`` of truth T, T2, C or S; ``clocks``: at clocks of all kinds, with power."""
+    """A measurement table of so many ``rows`` of one of `TRUTHS`; ``clocks``: at clocks of all kinds, with power."""
     rng = np.random.default_rng(seed)
     parts: list[pd.DataFrame] = []
     count, each = 0, max(2, min(12, rows // len(models)))
@@ -93,9 +93,7 @@ def table(
         plans = draw(with_clock_shares(job, *FOLLOWING) if truth == "C" else job, rng, each, clocks=clocks)
         if plans is None:
             continue
-        parts.append(
-            _rows(plans, *TRUTHS[truth](plans, rng))
-        )
+        parts.append(_rows(plans, *TRUTHS[truth](plans, rng)))
         count += len(parts[-1])
         if count >= rows:
             break
