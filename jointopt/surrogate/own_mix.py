@@ -138,7 +138,7 @@ def choose(
     by_fold, share = np.stack(medians, axis=1), np.array(weights)  # (learners, folds)
 
     def best(counted: Floats) -> int:
-        return int((by_fold @ counted * handicap).argmin())
+        return int((by_fold @ counted * handicap).round(_DIGITS).argmin())
 
     nested = np.empty((len(folds), len(residual)))
     for number, (kind, at) in enumerate(places):
@@ -192,6 +192,7 @@ FOLDS, LEAST_LEFT_OUT = 5, 3
 LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the last digit are no promise of others
 COVERAGE = 0.9
 _PLANS = {"layouts": CLOCK, "runs": ""}  # and the feature that does not count: repeats of a plan are one of these
+_DIGITS = 9  # of an error, beyond which learners are alike, and the first is taken
 _LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 
 

@@ -397,7 +397,6 @@ def test_a_process_that_knows_less_than_the_physics_has_weight_0_and_says_so() -
     own, _, _ = learn_own(SOURCE, timed(some, shuffled), KERNEL)
     assert (own.of_new, own.of_known, own.time.weight) == (0.0, 0.0, 0.0)
     assert "time: process 0 (" in own.to_text()
-    assert f"{100 * own.errors['physics']:.1f} % on held-out models" in own.to_text()
 
 
 def test_weights_of_the_process_are_kept_in_the_files_of_a_surrogate(tmp_path: Path) -> None:
