@@ -91,6 +91,20 @@ class Priced:
         found = (self.works[work].take(self.place[self.work == work]) for work in works)
         return [PricedPlans.of(replace(work, job=change(work.job)), power, heat=PEAK in self.physics) for work in found]
 
+    def at_shares(self, shares: tuple[float, ...]) -> tuple[Floats, Floats]:
+        """Seconds and watts (shares, n) of each row with all stages at these shares of the top clock, as `watts_at`."""
+        found = np.empty((2, len(shares), len(self.rows)))
+        for work in np.unique(self.work).tolist():
+            rows = np.flatnonzero(self.work == work)
+            plans, plan_of_row = self.works[work].take(self.place[rows]).distinct()
+            board_power = None if self.power is None else self.power.board_power(plans.job, plans.layouts)
+            no_memory = np.zeros(len(plans.layouts["pp"]))
+            physics = CostModel(plans.job, plans.layouts, peak_bytes=no_memory, board_power=board_power)
+            every = np.arange(len(no_memory))
+            each = np.stack([seconds_at(physics, every, shares), watts_at(physics, every, shares)])
+            found[:, :, rows] = each[:, :, plans.layout_of_row][:, :, plan_of_row]
+        return found[0], found[1]
+
     @property
     def in_order(self) -> Ints:
         """Where each row stands among those of `plans_under`, (n,)."""
@@ -216,10 +230,6 @@ class PricedPlans:
     def layout(self) -> Ints:
         """Of ``physics``, (n,)."""
         return self.plans.layout_of_row
-
-    def at_shares(self, shares: tuple[float, ...]) -> tuple[Floats, Floats]:
-        """Seconds and watts of the physics with all stages at these shares of the top clock, (shares, n) each."""
-        return seconds_at(self.physics, self.layout, shares), watts_at(self.physics, self.layout, shares)
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""

@@ -426,13 +426,9 @@ def swept(priced: Priced, shares: tuple[float, ...]) -> dict[str, Swept]:
     """Time and power of the physics of runs, and of their layouts at ``shares`` of the top clock, of several."""
     if len(shares) < 2:
         return {}
-    parts = [(plans, plans.at_shares(shares)) for plans in priced.plans_under(same_job)]
-    found = {}
-    for place, (name, column) in enumerate({"time": "iteration_time_s", "power": "avg_power_w"}.items()):
-        each = np.concatenate([values[place][:, plans.plan_of_row] for plans, values in parts], axis=1)
-        most_w = priced.limit_w if name == "power" else None
-        found[name] = Swept(shares, priced.physics[column], each[:, priced.in_order], most_w)
-    return found
+    columns = zip(("time", "power"), ("iteration_time_s", "avg_power_w"), priced.at_shares(shares), strict=True)
+    most_w = {"power": priced.limit_w}
+    return {name: Swept(shares, priced.physics[column], each, most_w.get(name)) for name, column, each in columns}
 
 
 def _priced_again(some: SourceRuns, priced: Priced, power: MeasuredPower) -> tuple[SourceRuns, Priced, Floats]:
