@@ -188,7 +188,7 @@ def cross_fitted_mix(
 # Cross-fitting: which runs are left out together, answers by the others, errors, and half-widths of intervals.
 
 
-FOLDS, LEAST_LEFT_OUT = 5, 3
+FOLDS, MODEL_FOLDS, LEAST_LEFT_OUT = 5, 8, 3
 LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the last digit are no promise of others
 COVERAGE = 0.9
 _PLANS = {"layouts": CLOCK, "runs": ""}  # and the feature that does not count: repeats of a plan are one of these
@@ -215,10 +215,14 @@ def units_left_out(runs: Runs) -> tuple[npt.NDArray[np.str_], str]:
 
 
 def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
-    """The fold (n,) of each run, whole `units_left_out` together, and what these are."""
+    """The fold (n,) of each run, whole `units_left_out` together, and what these are.
+
+    Models one by one where they are few: without two of seven, others are predicted clearly worse than without one.
+    """
     keys, name = units_left_out(runs)
     unique, of = np.unique(keys, return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], name
+    folds = MODEL_FOLDS if name == "models" else FOLDS
+    return (np.random.default_rng(seed).permutation(len(unique)) % folds)[of], name
 
 
 def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
