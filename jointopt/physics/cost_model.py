@@ -34,6 +34,7 @@ from jointopt.physics.cooling import (
     power_limit_w,
     stages_in_exhaust,
 )
+from jointopt.physics.curves import Curves
 from jointopt.physics.layouts import LayoutArrays, layout_pieces
 from jointopt.physics.makespan import StageTimes, least_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
@@ -187,7 +188,7 @@ def stage_positions_c(physics: CostModel, index: Ints, t: StageTimes) -> dict[st
 
 def _scaled_mean_w(physics: CostModel, index: Ints, watts: Floats) -> Floats:
     """Watts (n, pp), scaled as mean power is."""
-    return np.asarray(physics.power_factor[index, None] * watts + physics.power_offset_w[index, None])
+    return np.asarray(physics.power_scale(index[:, None], watts) * watts)
 
 
 def _heating_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
@@ -237,6 +238,8 @@ class CostModel:
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
         self.power_offset_w = np.zeros(len(layouts["pp"]))
+        self.time_curves: Curves | None = None  # of logarithms of seconds
+        self.power_curves: Curves | None = None  # of W of a GPU
         self.memory_reach = 1.0  # predicted memory may exceed the limit by this factor
         self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
@@ -311,17 +314,22 @@ class CostModel:
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: Floats | float = 1.0,
         power_offset_w: Floats | float = 0.0, heat_scale: Callable[[Ints], HeatScale] = unmeasured_heat,
+        time_curves: Curves | None = None, power_curves: Curves | None = None,
     ) -> CostModel:  # fmt: skip
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
         multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``:
         both of each layout (L,), or one of all. ``heat_scale``: measured peaks and temperature,
-        of the layouts that are requested.
+        of the layouts that are requested. ``time_curves``: from the logarithm of the physics' time to that of the
+        corrected one, nowhere less than by ``time_factor``; ``power_curves``: the same of power in W, nowhere below its
+        line. Both rise, so that bounds hold: a plan whose stages differ in clock is corrected as one of one clock that
+        takes, or draws, as much.
         """
         out = copy.copy(self)
         out.heat_scale = heat_scale
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
+        out.time_curves, out.power_curves = time_curves, power_curves
         out.memory_factor, shape = memory_factor, out.time_factor.shape
         out.power_factor, out.power_offset_w = (np.full(shape, value) for value in (power_factor, power_offset_w))
         out.__dict__.pop("memory_bytes", None)
@@ -347,12 +355,25 @@ class CostModel:
             # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
             energy = self._work_j(g, rows, clock) + bounds.energy_slope_w(self.power, self.cooler, 1) * gpu_s
             out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = time_s, energy, energy / gpu_s
-        out["iteration_time_s"] *= self.time_factor[index]
-        scale = self.power_factor[index] + self.power_offset_w[index] / out["avg_power_w"]
-        out["energy_j"] *= self.time_factor[index] * scale
+        stretch, scale = self.stretch(index, out["iteration_time_s"]), self.power_scale(index, out["avg_power_w"])
+        out["iteration_time_s"] *= stretch
+        out["energy_j"] *= stretch * scale
         out["avg_power_w"] *= scale
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         return out | {"violation": self.violation(out)}
+
+    def stretch(self, index: Ints, time_s: Floats) -> Floats:
+        """Corrected over predicted time, (n,), of layouts ``index`` for which the physics has ``time_s``."""
+        if self.time_curves is None:
+            return self.time_factor[index]
+        logs = np.log(time_s)
+        return np.asarray(np.exp(self.time_curves.at(index, logs) - logs))
+
+    def power_scale(self, index: Ints, watts: Floats) -> Floats:
+        """Corrected over predicted power, of layouts ``index`` whose GPUs draw ``watts`` in the physics."""
+        if self.power_curves is None:
+            return np.asarray(self.power_factor[index] + self.power_offset_w[index] / watts)
+        return np.asarray(self.power_curves.at(index, watts) / watts)
 
     def least_time_s(self, index: Ints, stage_clock_mhz: Floats, makespan: ms.Makespan = ms.least_makespan_s) -> Floats:
         """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
@@ -366,7 +387,7 @@ class CostModel:
             clock = np.minimum(clock_mhz, of_rows(self.distinct[g].ceiling_mhz, rows))
             passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
             out[at] = ms.iteration_totals_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
-        return out * self.time_factor[index]
+        return np.asarray(out * self.stretch(index, out))
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """Energy (n,) in J of `evaluate` less `energy_slope_w` times its time: known without the time."""
@@ -412,7 +433,7 @@ class CostModel:
         out = np.empty(len(index))
         for g, at, rows, depth in self.blocks(index):
             out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
-        return out * self.time_factor[index]
+        return np.asarray(out * self.stretch(index, out))
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Lower bounds over all clocks of time in s and energy in J, (n,) each, of layouts ``index``."""
@@ -426,7 +447,7 @@ class CostModel:
         factor = self.time_factor[index]
         ranks = num_gpus({name: self.layouts[name][index] for name in DEGREES})
         offset_j = self.power_offset_w[index] * ranks * time_s
-        return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
+        return time_s * self.stretch(index, time_s), (self.power_factor[index] * energy_j + offset_j) * factor
 
     def energy_terms(self, g: int) -> dict[str, Floats]:
         """Energy of the layouts of group ``g`` by how it follows the clock."""

@@ -6,6 +6,7 @@ schedule as a graph and what a clock costs there, then solvers of least energy.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import logging
@@ -73,7 +74,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     waiting_s = costs.waiting_sm_s[row] / 3.0  # for ranks with more tokens, backward twice as long as forward
     forward_rest_s = costs.forward_memory_s[row] + collectives_s
     backward_rest_s = costs.backward_memory_s[row] + collectives_s
-    slower = physics.time_factor[index]
+    slower = top_stretch(physics, index)
     gpus = slower * physics.power_factor[index] * costs.replicas[row]
 
     def joules(kernel_s: Floats, flops: Floats | float) -> Floats:
@@ -92,6 +93,14 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     )  # fmt: skip
 
 
+def top_stretch(physics: CostModel, index: int) -> float:
+    """Corrected over predicted time of layout row ``index`` at the top clock."""
+    alone = copy.copy(physics)
+    alone.time_curves, alone.time_factor = None, np.ones_like(physics.time_factor)
+    one = np.array([index])
+    return float(physics.stretch(one, alone.iteration_time_s(one, np.full((1, 1), physics.top_mhz)))[0])
+
+
 def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Floats], float]:
     """Seconds of the iteration beyond its schedule: gradients that do not hide, optimizer step, overhead.
 
@@ -100,7 +109,7 @@ def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Float
     """
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
-    profile, slower = physics.job.training.framework, float(physics.time_factor[index])
+    profile, slower = physics.job.training.framework, top_stretch(physics, index)
     fixed_s = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s
     overlap = costs.dp_overlap(physics.job, rows)
 

@@ -16,7 +16,6 @@ from jointopt.core.schema import ATTENTIONS, CONSTANTS, DTYPES, LOG_COLUMNS, OCC
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import SharedCosts, with_host_of
-from jointopt.physics.layers import by_clock_shares
 from jointopt.physics.makespan import Makespan, least_makespan_s, time_parts
 from jointopt.physics.stage_costs import Pipelines, StageCosts
 
@@ -136,24 +135,6 @@ def one_constant(constant: int, by: float) -> Floats:
 def with_clock_shares(job: Job, compute: float, memory: float) -> Job:
     """The job whose kernels follow the SM clock with these shares of their time, by what bounds them at its top."""
     return _profile(job, compute_clock_share=compute, memory_clock_share=memory)
-
-
-def time_with_clock_shares_s(
-    physics: CostModel, index: Ints, stage_clock_mhz: Floats, compute: float, memory: float
-) -> Floats:
-    """`CostModel.least_time_s` (n,) as `with_clock_shares` has it, without pricing a layout anew.
-
-    ``physics`` is of a job without such shares of its own; clocks that stages reach within their power limits stay.
-    """
-    model = copy.copy(physics)
-    model.distinct = []
-    for group in physics.distinct:
-        costs, found = group.costs, dict[str, Any]()
-        for name in ("forward", "backward"):
-            seconds = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
-            found[f"{name}_sm_s"], found[f"{name}_memory_s"] = by_clock_shares(*seconds, compute, memory)
-        model.distinct.append(replace(group, costs=replace(costs, **found)))
-    return model.least_time_s(index, stage_clock_mhz)
 
 
 def _reusing_makespans(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makespan:

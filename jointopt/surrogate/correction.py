@@ -14,14 +14,15 @@ from jointopt.jobs.catalog.frameworks import job_of_efficiency
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, HeatScale, unmeasured_heat
+from jointopt.physics.curves import Curves
 from jointopt.physics.sensitivities import with_constants
-from jointopt.surrogate.clock_response import TOP_ONLY, ClockResponse, MeasuredClocks
 from jointopt.surrogate.data_doubts import span_of_doubt, widen_to_doubt
 from jointopt.surrogate.evidence import Evidence, far_constants, same_job
 from jointopt.surrogate.features import PEAK, RISE, delay_of, heat_of, network_half_width, runs_of
 from jointopt.surrogate.intervals import (
     ADDED_DOUBTS,
-    RESULTS,
+    TOP_ONLY,
+    MeasuredClocks,
     above_peak,
     add_intervals,
     bounds_within_limits,
@@ -36,7 +37,7 @@ from jointopt.surrogate.intervals import (
     without_doubts,
 )
 from jointopt.surrogate.kernel import Runs, joined_runs
-from jointopt.surrogate.own_mix import at_rest_w
+from jointopt.surrogate.own_mix import at_clocks, at_rest_w
 from jointopt.surrogate.power import PowerScale, at_limit
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class Correction:
         evidence, own, stays = self._priced, self.surrogate.own_of(self.source), np.zeros(len(CONSTANTS))
         power = None if own is None else own.measured_power
         limited = power is not None and any((part.limits_w != power.limit_w).any() for part in evidence.priced)
-        if self._response is not None or limited:
-            evidence = evidence.under(same_job if self._response is None else self._response.on, power) or evidence
+        if limited:
+            evidence = evidence.under(same_job, power) or evidence
         conditioned = self._conditioned(evidence)
         if not conditioned.movable or evidence.runs is None:
             return conditioned, stays, evidence
@@ -95,12 +96,6 @@ class Correction:
     def _conditioned(self, evidence: Evidence) -> Conditioned:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known, evidence.bounds)
 
-    @functools.cached_property
-    def _response(self) -> ClockResponse | None:
-        """How the cluster's kernels follow the clock, by many runs of its own."""
-        own = self.surrogate.own_of(self.source)
-        return None if own is None or own.response is None else own.response.response
-
     @property
     def shifts(self) -> Floats:
         """Changes of the physics' constants, (`CONSTANTS`,), by `far_constants`; zeros where sensitivities suffice."""
@@ -111,17 +106,14 @@ class Correction:
         """Learned from many runs of the source; None where there were few."""
         return self._settled[0].own
 
-    def log_clock_response(self, job: Job, layout: Columns, stage_clock_mhz: Floats) -> float:
-        """log(time with the learned clock response / time without it) of one layout at its clocks (1, S)."""
-        if self._response is None:
-            return 0.0
-        each = (CostModel(one, layout) for one in (self._response.on(job), job))
-        with_it, without = (p.evaluate(np.zeros(1, np.int64), stage_clock_mhz)["iteration_time_s"][0] for p in each)
-        return float(np.log(with_it / without))
-
     @property
     def _own_power(self) -> OwnRuns | None:
         return self.own if self.own is not None and self.own.knows_power else None
+
+    @property
+    def learns_power(self) -> bool:
+        """Whether many runs of the source taught its power."""
+        return self._own_power is not None
 
     @property
     def power_limit_w(self) -> float | None:
@@ -145,7 +137,9 @@ class Correction:
         if watts is None or self.power_limit_w is None:
             return scale
         if own is not None:
-            scale = own.targets["power"].line(runs, watts[:-1], own.power_clocks, at_rest_w(own.source))
+            learned = own.targets["power"]
+            of = learned.curves if len(own.power_clocks) > 1 else learned.line
+            scale = of(runs, watts[:-1], own.power_clocks, at_rest_w(own.source))
         return scale.within(self.power_limit_w, watts[-1])
 
     def heat(self, job: Job, layouts: Columns) -> Callable[[Ints], HeatScale]:
@@ -184,8 +178,7 @@ class Correction:
     def priced_job(self, job: Job) -> Job:
         """The job on which plans are to be priced."""
         job = self.of_class(job)
-        there = job if self._response is None else self._response.on(job)
-        return with_constants(there, self.shifts) if self.evidence.runs is not None else there
+        return with_constants(job, self.shifts) if self.evidence.runs is not None else job
 
     @property
     def changes_time(self) -> bool:
@@ -193,9 +186,24 @@ class Correction:
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
         return known or len(self.surrogate.remembered(self.source)) > 0
 
-    def log_factor(self, runs: Runs) -> Floats:
-        """Mean of log(time / physics), (n,)."""
-        return self._settled[0].mean(runs)
+    @property
+    def time_clocks(self) -> tuple[float, ...]:
+        """Shares of the top clock at which `time` needs the physics' time; none where it moves by one factor."""
+        own = self.own
+        return own.power_clocks if own is not None and len(own.power_clocks) > 1 else ()
+
+    def time(self, runs: Runs, seconds: Floats | None) -> TimeScale:
+        """From the physics' time of each of ``runs`` (n,) to the measured; ``seconds``: of it at `time_clocks`, (k, n).
+
+        ``runs`` are layouts at the top clock; what was learned at each of the clocks is what the curve goes through.
+        """
+        clocks, settled = self.time_clocks, self._settled[0]
+        if seconds is None or not clocks:
+            return TimeScale(settled.mean(runs))
+        logs = np.log(seconds)
+        found = logs + settled.mean(at_clocks(runs, clocks)).reshape(logs.shape)
+        curves = Curves.rising(logs, found)
+        return TimeScale((curves.y - curves.x).min(axis=0), curves)
 
     def counted_in_part(self, runs: Runs) -> tuple[str, ...]:
         """A sentence where a few runs count in part for the first of ``runs``, of whose group none is known."""
@@ -206,7 +214,7 @@ class Correction:
 
     @property
     def _measured_clocks(self) -> MeasuredClocks:
-        return TOP_ONLY if self.own is None else MeasuredClocks(*self.own.clocks, self.own.off_below)
+        return TOP_ONLY if self.own is None else MeasuredClocks(*self.own.clocks)
 
     def difference_doubt(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, MeasuredClocks]:
         """(``half_width`` (n,), ``measured``) of an `intervals.DifferenceDoubt` of plans and that in row ``first``.
@@ -227,7 +235,7 @@ class Correction:
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
         zero = np.zeros(len(runs))
-        return PlanCorrection(self, runs, zero, zero, zero > 0.0, PowerScale()).doubts(job, columns)
+        return PlanCorrection(self, runs, zero, zero, zero > 0.0, TimeScale(zero), PowerScale()).doubts(job, columns)
 
     @functools.cached_property
     def _measured_jobs(self) -> tuple[Job, ...]:
@@ -242,23 +250,62 @@ class Correction:
             return None
         return span_of_doubt(evidence.residual[evidence.runs.source == self.source])
 
-    def plan_corrections(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[PlanCorrection]:
-        """The correction of the plans of each of ``parts``, each of one job; ``watts``: as of `power`, one per part.
+    def plan_corrections(self, parts: Sequence[Described]) -> list[PlanCorrection]:
+        """The correction of the plans of each of ``parts``, each of one job.
 
         Trees are evaluated for all parts at once: few rows cost as much.
         """
-        lengths, whole = [len(runs) for runs in parts], joined_runs(parts)
-        of_parts = (np.split(values, np.cumsum(lengths)[:-1]) for values in self._settled[0].predict(whole))
-        of_physics = [values for values in watts if values is not None]
-        if len(of_physics) < len(parts):
-            powers = [self.power(runs, values) for runs, values in zip(parts, watts, strict=True)]
+        lengths = [len(part.layouts) for part in parts]
+        plans, layouts = (joined_runs([getattr(part, name) for part in parts]) for name in ("plans", "layouts"))
+        ends = np.cumsum([len(part.plans) for part in parts])[:-1]
+        of_parts = (np.split(values, ends) for values in self._settled[0].predict(plans))
+        seconds, watts = joined([part.seconds for part in parts]), joined([part.watts for part in parts])
+        times = self.time(layouts, seconds).split(lengths)
+        if watts is None:
+            powers = [self.power(part.layouts, part.watts) for part in parts]
         else:
-            powers = self.power(whole, np.concatenate(of_physics, axis=1)).split(lengths)
-        pieces = zip(parts, *of_parts, powers, strict=True)
+            powers = self.power(layouts, watts).split(lengths)
+        pieces = zip(parts, *of_parts, times, powers, strict=True)
         return [
-            PlanCorrection(self, runs, mean, half, inside.astype(bool), power)
-            for runs, mean, half, inside, power in pieces
+            PlanCorrection(self, part.plans, mean, half, inside.astype(bool), time, power)
+            for part, mean, half, inside, time, power in pieces
         ]
+
+
+@dataclass(frozen=True)
+class Described:
+    """Plans (n,) of one job as runs at their clocks, and their layouts (L,) at the top one.
+
+    ``seconds``, ``watts``: by the physics at `Correction.time_clocks`, (k, L), and `Correction.power_clocks`; None
+    where these are none.
+    """
+
+    plans: Runs
+    layouts: Runs
+    seconds: Floats | None
+    watts: Floats | None
+
+
+def joined(parts: Sequence[Floats | None]) -> Floats | None:
+    """Arrays (k, n) one after the other along n; None where one is."""
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known, axis=1) if len(known) == len(parts) else None
+
+
+@dataclass(frozen=True)
+class TimeScale:
+    """From the physics' time to the measured of each of L layouts: the logarithm of a factor, or of the least of it.
+
+    Where there are ``curves`` of logarithms, those say what a plan takes.
+    """
+
+    log_factor: Floats
+    curves: Curves | None = None
+
+    def split(self, lengths: Sequence[int]) -> list[TimeScale]:
+        """The scale of each of consecutive pieces of the layouts, which have ``lengths`` layouts."""
+        places = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+        return [TimeScale(self.log_factor[at], self.curves and self.curves.take(at)) for at in places]
 
 
 @dataclass(frozen=True)
@@ -270,18 +317,13 @@ class PlanCorrection:
     mean: Floats  # (n,) of log(time / physics)
     half_width: Floats  # (n,) 90 %
     inside: Bools  # (n,) whether training supports them
-    power: PowerScale
+    time: TimeScale  # of the layouts
+    power: PowerScale  # of the layouts
 
     @property
     def evidence(self) -> Evidence:
         """Of the source, by the physics that plans are priced on."""
         return self.correction._settled[2]
-
-    def scaled(self, columns: Columns) -> Columns:
-        """``columns`` of the physics' `RESULTS`, (n,) each, corrected."""
-        of_time, power = np.exp(self.mean), self.power.over(columns["avg_power_w"])
-        by = (of_time, of_time * power, power, self.evidence.memory_posterior().factor)
-        return columns | {name: columns[name] * factor for name, factor in zip(RESULTS, by, strict=True)}
 
     def _network(self, job: Job) -> Floats:
         """`network_half_width` (n,) of the plans, given the run of the source that depends on the network most."""

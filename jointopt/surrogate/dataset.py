@@ -20,7 +20,7 @@ from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import with_constants
 from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.workloads import Workload, runs_with_plans
-from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
+from jointopt.surrogate.features import PEAK, heat_of, runs_of, seconds_at, watts_at
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.power import MeasuredPower, PowerScale, board_power_of, within_limits
 
@@ -90,6 +90,20 @@ class Priced:
         works = np.unique(self.work).tolist()
         found = (self.works[work].take(self.place[self.work == work]) for work in works)
         return [PricedPlans.of(replace(work, job=change(work.job)), power, heat=PEAK in self.physics) for work in found]
+
+    def at_shares(self, shares: tuple[float, ...]) -> tuple[Floats, Floats]:
+        """Seconds and watts (shares, n) of each row with all stages at these shares of the top clock, as `watts_at`."""
+        found = np.empty((2, len(shares), len(self.rows)))
+        for work in np.unique(self.work).tolist():
+            rows = np.flatnonzero(self.work == work)
+            plans, plan_of_row = self.works[work].take(self.place[rows]).distinct()
+            board_power = None if self.power is None else self.power.board_power(plans.job, plans.layouts)
+            no_memory = np.zeros(len(plans.layouts["pp"]))
+            physics = CostModel(plans.job, plans.layouts, peak_bytes=no_memory, board_power=board_power)
+            every = np.arange(len(no_memory))
+            each = np.stack([seconds_at(physics, every, shares), watts_at(physics, every, shares)])
+            found[:, :, rows] = each[:, :, plans.layout_of_row][:, :, plan_of_row]
+        return found[0], found[1]
 
     @property
     def in_order(self) -> Ints:

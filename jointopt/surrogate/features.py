@@ -59,6 +59,13 @@ def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Flo
     return np.stack([physics.evaluate(layout, mhz, least_makespan_s)["avg_power_w"] for mhz in clocks])
 
 
+def seconds_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
+    """Time (shares, n) in s of the ``layout`` (n,) of the physics, as `watts_at` has their power."""
+    depth = physics.layouts["pp"][layout]
+    clocks = (uniform_stage_clocks(depth, share * physics.top_mhz) for share in shares)
+    return np.stack([physics.least_time_s(layout, mhz) for mhz in clocks])
+
+
 def heat_of(physics: CostModel, layout: Ints, stage_clock_mhz: Floats) -> Columns:
     """Peak power and temperature over the inlet air (n,) of plans by the physics alone, of the hottest stage."""
     found = unscaled_heat(physics, layout, stage_clock_mhz)

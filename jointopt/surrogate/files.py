@@ -20,9 +20,8 @@ from jointopt.core.errors import TableError, UsageError, nearest_hint
 from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Floats
 from jointopt.physics.sensitivities import CATEGORY
-from jointopt.surrogate.clock_response import CLOCK, ClockResponse, LearnedResponse
 from jointopt.surrogate.features import HEAT_NAMES
-from jointopt.surrogate.kernel import FEATURES, SHAPES, SHARES, Kernel, Runs
+from jointopt.surrogate.kernel import CLOCK, FEATURES, SHAPES, SHARES, Kernel, Runs
 from jointopt.surrogate.new_sources import WEIGHTS, NewGroups
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, OwnTarget
@@ -69,13 +68,10 @@ _BOUNDS = {name: [_POSITIVE, _POSITIVE] for name in ("new_cluster", "new_softwar
 _WIDTHS = Widths, {field.name: _BOUNDS.get(field.name, _POSITIVE) for field in dataclasses.fields(Widths)}
 _SCALE = PowerScale, {"factor": _POSITIVE, "log_sd": _POSITIVE, "offset_w": (-1e6, 1e6)}
 _MIX = Mix, {"trees": lambda trees: trees, "weight": _SHARE, "beyond": bool, "names": [str, ...]}
-_RESPONSE = LearnedResponse, {
-    "response": (ClockResponse, {"compute": (1e-9, 1.0), "memory": _SHARE}), "before": float, "after": float,
-}  # fmt: skip
 _OWN = OwnRuns, {
     "source": str, "kernel": _KERNEL, "time": _MIX, "width": _POSITIVE, "width_of_known": _POSITIVE, "power": _SCALE,
     "power_mix": _MIX, "clocks": [_POSITIVE, _POSITIVE], "errors": {str: float}, "held_out": str,
-    "importance": {str: {str: float}}, "response": _RESPONSE, "off_below": (0.0, 1e9), "clock_remark": str,
+    "importance": {str: {str: float}},
     "power_limit_w": _POSITIVE, "heat": {str: (OwnTarget, {"scale": _SCALE, "mix": _MIX, "overshoot": _POSITIVE})},
     "as_sure": bool, "of_new": _SHARE, "of_known": _SHARE,
 }  # fmt: skip
@@ -276,7 +272,16 @@ def _mixes(own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
-    """The `OwnRuns` that a card describes, with its trees; KeyError, TypeError or ValueError for another shape."""
+    """The `OwnRuns` that a card describes, with its trees; KeyError, TypeError or ValueError for another shape.
+
+    TableError for one of an earlier version, which answered by other functions of what it had learned.
+    """
+    boosters = [mix["booster"] for mix in _mixes(values).values() if mix["booster"] is not None]
+    if values.get("response") or any("width" not in booster for booster in boosters):
+        raise TableError(
+            f"The surrogate in {folder} learned from the runs of {values['source']} by an earlier version, whose "
+            "answers differ from this one's: repeat `jointopt retrain` on its tables with --force."
+        )
     mixes = {
         of: {**mix, "trees": Trees.read(folder / OWN_TREES.format(number, of), mix["booster"])}
         for of, mix in _mixes(values).items()
@@ -342,18 +347,19 @@ def _check_sizes(surrogate: Surrogate) -> None:
     kernels = {own.source: own.kernel for own in surrogate.own if own.kernel is not None}
     for source, kernel in ({"all": surrogate.kernel} | kernels).items():
         varying = bool(kernel.varying)
+        shapes = len(SHAPES) - (len(kernel.varying_lengths) == len(SHAPES) - 1)  # an earlier version's has no clock
         sizes |= {
             f"constants of {source}": {constants, len(kernel.constants)},
             f"lengths of {source}": {
-                len(SHAPES) + len(SHARES) + constants if varying else len(FEATURES), len(kernel.lengths),
+                shapes + len(SHARES) + constants if varying else len(FEATURES), len(kernel.lengths),
             },
             f"varying constants of {source}": {varying * constants, len(kernel.varying)},
-            f"lengths of varying constants of {source}": {varying * len(SHAPES), len(kernel.varying_lengths)},
+            f"lengths of varying constants of {source}": {varying * shapes, len(kernel.varying_lengths)},
         }  # fmt: skip
     for own in surrogate.own:
         for of, mix in own.mixes.items():
             if mix.trees is not None:
-                sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}
+                sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, mix.trees.width}
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")

@@ -23,7 +23,6 @@ from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import assumed_kinds
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.surrogate.clock_response import ABOVE_MEASURED, BELOW_TOP, TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, RISE
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.posterior import SCALES, SHARES, Posterior
@@ -78,6 +77,19 @@ _OF_JOB = frozenset({"clock", "network", "link"})
 # Where nothing was measured, it is taken for known within the most of these (90 %).
 CLOCK_SHARE = 0.16
 CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are remarked on
+BELOW_TOP = 0.97  # share of the top clock below which a run is evidence of how time follows it
+ABOVE_MEASURED = 1.05  # times the highest measured clock, beyond which nothing was measured
+
+
+@dataclass(frozen=True)
+class MeasuredClocks:
+    """Lowest and highest clock of a cluster's runs as shares of the top one."""
+
+    low: float = 1.0
+    high: float = 1.0
+
+
+TOP_ONLY = MeasuredClocks()
 
 
 def doubts(
@@ -162,21 +174,19 @@ def clock_doubt(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TO
 
     The doubt is a 90 % half-width of the logarithm: 0 on a GPU with a measured clock response; elsewhere it grows with
     the logarithm of the lowest clock, and is that of half the clock where the highest is not known. ``measured``:
-    clocks of runs of the same cluster, above which it grows too; where those at lower clocks are off, it is by as much
-    as they are.
+    clocks of runs of the same cluster, above which it grows too.
     """
     gpu, lowest = job.cluster.gpu, np.nanmin(stage_clock_mhz, axis=1)
     published = gpu.id in physics_errors()["clock_response_gpus"]
     top_mhz = gpu.clock_max_mhz or 2.0 * lowest
     highest = np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz)
-    contradicted = (measured.off_below > 0.0) & (lowest < BELOW_TOP * top_mhz)
     above = highest > ABOVE_MEASURED * measured.high * top_mhz
-    half_width = np.where(contradicted, np.log1p(measured.off_below), 0.0)
+    half_width = np.zeros(len(lowest))
     if not published:
         under = np.log(np.maximum(measured.low * top_mhz / lowest, 1.0))
         over = np.where(above, np.log(highest / (measured.high * top_mhz)), 0.0)
-        half_width = np.maximum(half_width, CLOCK_SHARE * np.maximum(under, over))
-    unmeasured = (half_width > CLOCK_DOUBT) | contradicted
+        half_width = np.asarray(CLOCK_SHARE * np.maximum(under, over))
+    unmeasured = half_width > CLOCK_DOUBT
     return half_width, unmeasured | above if gpu.clock_max_mhz and not published else unmeasured
 
 

@@ -20,10 +20,10 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job, on_machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import BoardPower, CostModel, memory_limit_gib
+from jointopt.physics.curves import Curves
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
-from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.correction import Correction, PlanCorrection
+from jointopt.surrogate.correction import Correction, Described, PlanCorrection, TimeScale
 from jointopt.surrogate.evidence import Evidence, far_constants_words, source_of_job
 from jointopt.surrogate.features import (
     HEAT_COLUMNS,
@@ -34,6 +34,7 @@ from jointopt.surrogate.features import (
     network_assumed,
     network_delay,
     runs_of,
+    seconds_at,
     watts_at,
 )
 from jointopt.surrogate.files import load_surrogate, surrogate_names
@@ -52,12 +53,12 @@ from jointopt.surrogate.intervals import (
     plan_differences,
     widened_by,
 )
-from jointopt.surrogate.kernel import Runs, joined_runs, row_keys
+from jointopt.surrogate.kernel import CLOCK, Runs, joined_runs, row_keys
 from jointopt.surrogate.memory import MemoryPosterior, certain_oom
 from jointopt.surrogate.mixture import Mixture, mixture_of
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
-from jointopt.surrogate.power import CLOCKS, PowerScale, board_power_of, other_limits, within_limits
+from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock
+from jointopt.surrogate.power import PowerScale, board_power_of, other_limits, within_limits
 from jointopt.surrogate.sources import (
     THIS_JOB,
     job_as_learned,
@@ -76,9 +77,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-# A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
-_FIGURES = 3  # figures of a layout in `_figures_of`, before `BoardPower.cells`
 
 
 @dataclass(frozen=True)
@@ -253,12 +252,7 @@ class JobModel:
             layout, limited, figures = known.layout, known.physics.job is not self._priced_job, None
             correction = correction if correction is not None else self.plan_corrections([self.described(plans)])[0]
             if self._is_corrected and correction is not None:
-                line = (
-                    np.broadcast_to(v, len(clocks))[known.first]
-                    for v in (correction.power.factor, correction.power.offset_w)
-                )
-                power = PowerScale(next(line), correction.power.log_sd, next(line))
-                figures = self._figures_of(known.physics, correction.mean[known.first], power, limited=limited)
+                figures = self._figures_of(known.physics, correction.time, correction.power, limited=limited)
             physics = self._corrected(known.physics.layouts, figures, None if limited else known.physics)
         columns = {name: physics.layouts[name][layout] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
         results = physics.evaluate(layout, clocks)
@@ -266,25 +260,19 @@ class JobModel:
         columns |= {"fit_probability": self.fit_probability(physics)[layout], "stage_clock_mhz": clocks}
         return self.bounded(columns, correction)
 
-    def described(self, plans: Columns) -> tuple[Runs, Floats | None] | None:
-        """Plans (n,) without power limits as runs of the source, and power of the physics; None without a surrogate."""
+    def described(self, plans: Columns) -> Described | None:
+        """Plans (n,) without power limits as runs, and what the physics says of them; None without a surrogate."""
         if self._correction is None:
             return None
         known = self._layouts_of(plans)
-        return self._as_runs(plans), None if known.watts is None else known.watts[:, known.layout]
+        return Described(self._as_runs(plans), known.runs, known.seconds, known.watts)
 
-    def plan_corrections(
-        self, described: Sequence[tuple[Runs, Floats | None] | None]
-    ) -> Sequence[PlanCorrection | None]:
+    def plan_corrections(self, described: Sequence[Described | None]) -> Sequence[PlanCorrection | None]:
         """The correction of plans of jobs of this model's source as `described`: for many jobs as quick as for one."""
         if self._correction is None:
             return [None] * len(described)
         known = [each for each in described if each is not None]
-        return (
-            self._correction.plan_corrections([runs for runs, _ in known], [watts for _, watts in known])
-            if known
-            else []
-        )
+        return self._correction.plan_corrections(known) if known else []
 
     def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None, *, lazily: bool = False) -> CostModel:
         """The physics of these layouts with time, power and memory corrected by what is known.
@@ -308,21 +296,32 @@ class JobModel:
         ``known``: their physics where it is priced already, else priced with ``options``.
         """
         limit_w = None if self._correction is None else self._correction.power_limit_w
+        time, power, board_cells = self._unpacked(figures)
         board = None
-        if limit_w is not None and figures is not None and len(figures) > _FIGURES:
-            board = BoardPower.of_cells(limit_w, figures[_FIGURES:])
+        if limit_w is not None and len(board_cells):
+            board = BoardPower.of_cells(limit_w, board_cells)
         physics = CostModel(self._priced_job, layouts, board_power=board, **options) if known is None else known
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
         if self._correction is None or (figures is None and memory == 1.0):
             return physics
-        log_time, factor, offset_w = np.array([[0.0], [1.0], [0.0]]) if figures is None else figures[:_FIGURES]
-        power = PowerScale(factor, None, offset_w)
         power = power if board is None else within_limits(power, physics)
-        time_factor = np.broadcast_to(np.exp(log_time), len(physics.layouts["pp"]))
+        time_factor = np.broadcast_to(np.exp(time.log_factor), len(physics.layouts["pp"]))
         heat = self._correction.heat(self._priced_job, physics.layouts)
-        return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
+        line = power.factor, power.offset_w
+        return physics.corrected(time_factor, memory, *line, heat, time.curves, power.curves)
+
+    def _unpacked(self, figures: Floats | None) -> tuple[TimeScale, PowerScale, Floats]:
+        """Time and power of layouts, and `BoardPower.cells` or none, by `_figures_of`; None: as in the physics."""
+        if figures is None or self._correction is None:
+            return TimeScale(np.zeros(1)), PowerScale(), np.empty((0, 0))
+        k = len(self._correction.time_clocks)
+        of_time, of_power = 2 * k + bool(k), (2 * k + 1) * (k > 0 and self._correction.learns_power)
+        (log_time, factor, offset_w), rest = figures[:3], figures[3:]
+        times, powers, board = np.split(rest, [of_time, of_time + of_power])
+        time = TimeScale(log_time, Curves.of_cells(times) if of_time else None)
+        return time, PowerScale(factor, None, offset_w, Curves.of_cells(powers) if of_power else None), board
 
     def _layout_figures(self, layouts: Columns) -> Floats | None:
         """`_figures_of` every layout, under the power limit that runs were measured under; None: nothing is known."""
@@ -332,26 +331,27 @@ class JobModel:
         bare, of = without_limits(layouts)
         limit_w, count = correction.power_limit_w, len(bare["pp"])
         limited = limit_w is not None and other_limits(self._priced_job, layouts, limit_w)
-        out = np.empty((_FIGURES + limited * (2 + 2 * len(CLOCKS)), count))
+        parts = []
         # those of one depth and number of chunks in a row: all that follows works on such at once
         order = np.lexsort((bare["vpp"], bare["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
             at = order[start : start + _CHUNK]
             known = self._priced(bare, at)
-            power = correction.power(known.runs, known.watts)
-            out[:, at] = self._figures_of(known.physics, correction.log_factor(known.runs), power, limited=limited)
-        return out[:, of]
+            time, power = correction.time(known.runs, known.seconds), correction.power(known.runs, known.watts)
+            parts.append(self._figures_of(known.physics, time, power, limited=limited))
+        return np.asarray(np.concatenate(parts, axis=1)[:, np.argsort(order)][:, of]) if parts else None
 
-    def _figures_of(self, physics: CostModel, log_time: Floats, power: PowerScale, *, limited: bool) -> Floats:
-        """(log factor on time, factor on power, offset of power in W), (3, L), of the layouts of ``physics``.
+    def _figures_of(self, physics: CostModel, time: TimeScale, power: PowerScale, *, limited: bool) -> Floats:
+        """(log factor on time, factor on power, offset of power in W) of the layouts of ``physics``, and their curves.
 
-        ``limited``: then `BoardPower.cells`, for plans under other limits than power was measured under.
+        (figures, L). ``limited``: then `BoardPower.cells`, for plans under other limits than power was measured under.
         """
-        line = (np.broadcast_to(value, len(log_time)) for value in (power.factor, power.offset_w))
-        figures, limit_w = np.stack([log_time, *line]), None
-        if limited and self._correction is not None:
-            limit_w = self._correction.power_limit_w
-        return figures if limit_w is None else np.concatenate([figures, board_power_of(physics, power, limit_w).cells])
+        line = (np.broadcast_to(value, len(time.log_factor)) for value in (power.factor, power.offset_w))
+        figures = [np.stack([time.log_factor, *line])]
+        figures += [curves.cells for curves in (time.curves, power.curves) if curves is not None]
+        if limited and self._correction is not None and (limit_w := self._correction.power_limit_w) is not None:
+            figures.append(board_power_of(physics, power, limit_w).cells)
+        return np.concatenate(figures)
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
@@ -499,7 +499,7 @@ class JobModel:
         if correction is None:
             return _Layouts(CostModel(self._priced_job, layouts), every, self.source)
         physics = CostModel(correction.at_measured_limit(self._priced_job), layouts)
-        return _Layouts(physics, every, self.source, correction.power_clocks)
+        return _Layouts(physics, every, self.source, correction.power_clocks, correction.time_clocks)
 
 
 @dataclass(frozen=True)
@@ -510,6 +510,7 @@ class _Layouts:
     layout: Ints
     source: Source
     clocks: tuple[float, ...] | None = None  # shares of the top one at which power is learned
+    time_clocks: tuple[float, ...] = ()  # and time
     first: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # plan of each layout, (L,)
 
     @functools.cached_property
@@ -524,6 +525,12 @@ class _Layouts:
         """Power of the physics that `Correction.power` needs, (clocks, L)."""
         every = np.arange(len(self.physics.layouts["pp"]))
         return None if self.clocks is None else watts_at(self.physics, every, self.clocks)
+
+    @functools.cached_property
+    def seconds(self) -> Floats | None:
+        """Time of the physics that `Correction.time` needs, (clocks, L)."""
+        every = np.arange(len(self.physics.layouts["pp"]))
+        return seconds_at(self.physics, every, self.time_clocks) if self.time_clocks else None
 
     @functools.cached_property
     def mixture(self) -> Mixture:
@@ -555,7 +562,6 @@ def surrogate_place(name: str) -> str:
 _NAMED = 3  # groups of features of a plan that are named
 _LEAST = 0.003  # of a logarithm, below which one is not
 _SHOWN = 0.0005  # of a logarithm: a digit of what is printed
-_WHOLE = 0.95  # of what trees predict that counts, below which it is stated
 
 
 def learned_sentences(
@@ -572,8 +578,13 @@ def learned_sentences(
     top = uniform_stage_clocks(layout["pp"], physics.top_mhz)
     stage_clock_mhz = top if stage_clock_mhz is None else stage_clock_mhz
     runs = runs_of(physics, top, first, source)
-    by_clock = correction.log_clock_response(job, layout, stage_clock_mhz)
-    sentence = learned_sentence(own, float(correction.log_factor(runs)[0]), by_clock, runs)
+    seconds = seconds_at(physics, first, correction.time_clocks) if correction.time_clocks else None
+    scale = correction.time(runs, seconds)
+    learned = physics.corrected(np.exp(scale.log_factor), time_curves=scale.curves)
+    before, after = ([p.iteration_time_s(first, mhz)[0] for mhz in (top, stage_clock_mhz)] for p in (physics, learned))
+    moves = np.log(np.divide(after, before)).tolist()
+    there = replace(runs, features=runs.features | {CLOCK: np.nanmax(stage_clock_mhz, axis=1) / physics.top_mhz})
+    sentence = learned_sentence(own, moves[0], moves[1], own.within_clocks(there))
     if not own.targets:
         return (sentence,)
     measured = CostModel(correction.at_measured_limit(moved), layout)
@@ -611,18 +622,14 @@ def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], v
     return tuple(found)
 
 
-def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Runs) -> str:
+def learned_sentence(own: OwnRuns, at_top: float, at_plan: float, runs: Runs) -> str:
     """By how much the own runs of a cluster move the time of the first of ``runs``, and by which of its features.
 
-    ``log_factor``: of its time at the top clock; ``by_clock``: what the learned clock response adds to that at the
-    clocks of the plan.
+    ``at_top``, ``at_plan``: logarithms of factors on its time at the top clock, and at the clocks of the plan.
     """
-    total = f"The cluster's own runs move the physics' time by {_percent(log_factor)}"
-    if own.response is not None:
-        shares = own.response.response.words
-        at_plan = f" and {_percent(log_factor + by_clock)} at this plan's, as {shares} follow the clock"
-        near = abs(by_clock) < 0.5 * _LEAST
-        total += f" at the top clock{f', below which {shares} follow the clock' if near else at_plan}"
+    total = f"The cluster's own runs move the physics' time by {_percent(at_top)}"
+    if abs(at_plan - at_top) > _SHOWN:
+        total += f" at the top clock and {_percent(at_plan)} at this plan's"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
     return f"{total}. Of this, {_trees_words(own.time, runs.take(np.zeros(1, np.int64)))}."
@@ -648,9 +655,7 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
     parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))
-    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(runs, mix.names)).mean())
-    beyond = f" (counted at {part:.0%}, as the plan is beyond these runs)" * (part < _WHOLE)
-    return f"trees give {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
+    return f"trees give {_percent(float(added.sum()))}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 # What a feature, or the sensitivity to a constant, describes, in a word of a plan.

@@ -36,8 +36,10 @@ FEATURES = tuple(name for names in CLASSES.values() for name in names)
 # a rank's work is in its width, layers and tokens
 OF_MODELS = ("log2_hidden", "log2_layers", "log2_head_dim")
 SHARES = CLASSES["share"]
-SHAPES = tuple(name for name in FEATURES if name not in (*OF_MODELS, *SHARES))
+CLOCK = "clock"  # of a run as a share of the top one
+SHAPES = (*(name for name in FEATURES if name not in (*OF_MODELS, *SHARES)), CLOCK)  # the last: surrogates may lack it
 LEAST_SHARE, OCTAVE = 0.02, 0.3  # added to shares, so that far smaller ones are alike; what a factor of two counts as
+CLOCK_LENGTH = 0.5  # over which the smooth function varies with the clock, before runs
 VARYING, SENSITIVITY_LENGTH = 0.5, 0.3  # what constants vary by, of what they are off by, and the length, before runs
 USUAL_NOISE, NOISES = 0.03, 0.7  # of runs, and by how many logarithms that differs
 OWN_RUNS = 500  # of one cluster that hyperparameters are learned from
@@ -139,7 +141,7 @@ class Kernel:
     @classmethod
     def of_one_source(cls, shared: Kernel) -> Self:
         """The centre of the prior on that of one cluster's own runs, after the kernel of all sources."""
-        of = dict(zip(FEATURES, shared.lengths, strict=True))
+        of = dict(zip(FEATURES, shared.lengths, strict=True)) | {CLOCK: CLOCK_LENGTH}
         shapes, shares = ([of[name] for name in names] for names in (SHAPES, SHARES))
         lengths = (*shapes, *shares, *[SENSITIVITY_LENGTH] * len(shared.constants))
         varying = tuple(VARYING * value for value in shared.constants)
@@ -166,7 +168,7 @@ class Kernel:
         if not self.varying:
             return runs.matrix(FEATURES)
         shares = OCTAVE * np.log2(np.maximum(runs.matrix(SHARES), 0.0) + LEAST_SHARE)
-        return np.hstack([runs.matrix(SHAPES), shares, runs.sensitivity])
+        return np.hstack([runs.matrix(SHAPES[: len(self.varying_lengths)]), shares, runs.sensitivity])
 
     def points(self, runs: Runs) -> Points:
         """`inputs` in units of the lengths over which the smooth function varies, (n, k).

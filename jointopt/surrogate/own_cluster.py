@@ -15,9 +15,9 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.features import HEAT_NAMES, PEAK
-from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn_alone
+from jointopt.surrogate.intervals import BELOW_TOP
+from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, learn_alone
 from jointopt.surrogate.own_mix import (
     FOLDS,
     LEAST_APART,
@@ -25,7 +25,8 @@ from jointopt.surrogate.own_mix import (
     LINE_CLOCKS,
     Mix,
     OwnTarget,
-    best_mix,
+    Swept,
+    choose,
     count_distinct,
     cross_fitted,
     cross_fitted_mix,
@@ -33,19 +34,35 @@ from jointopt.surrogate.own_mix import (
     folds_by_layout,
     folds_by_model,
     held_half_width,
+    inputs,
     median_error,
+    mixes,
     model_names,
     peak_cut,
+    read,
     signal_share,
+    swept_runs,
     units_left_out,
     with_trees,
 )
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
+from jointopt.surrogate.trees import Trees, fit_trees
 
+LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned of it
+LEAST_JUDGED = 10  # runs of which a median error is stated
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all
 BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
+# Errors beside those of time and power on what was left out, by their names in cards and in words.
+BUCKETS = {
+    f"{quantity} {of}": f"{quantity} {words}"
+    for quantity in ("time", "power", "energy")
+    for of, words in (
+        ("of new", "of models not seen"), ("of known", "of models with runs"), ("at top", "at the top clock"),
+        ("below top", "below it"),
+    )
+}  # fmt: skip
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
 
 
@@ -67,9 +84,6 @@ class OwnRuns:
     errors: Mapping[str, float] = field(default_factory=dict)  # median errors on what was left out, by part
     held_out: str = ""  # what was left out at a time: models, groups or runs
     importance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of features by quantity, as `mixes`
-    response: LearnedResponse | None = None  # how kernels follow the clock; None: as in the physics
-    off_below: float = 0.0  # median error of runs below the top clock where these were not learned from
-    clock_remark: str = ""  # why they were not
     power_limit_w: float | None = None  # the highest that runs were under; None: an earlier version knew of none
     heat: Mapping[str, OwnTarget] = field(default_factory=dict)  # peak power and temperature, keys of `HEAT_NAMES`
     as_sure: bool = False  # on new models the process counts by `signal_share`
@@ -102,11 +116,16 @@ class OwnRuns:
 
     def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""
+        runs = self.within_clocks(runs)
         if self.as_sure and _of_new_models(runs, known).any():
             mean, deviation = process.predict(runs)
         else:  # deviations of many plans take time
             mean, deviation = process.mean(runs), np.zeros(len(runs))
         return self.time(self.counted(mean, deviation, runs, known), runs)
+
+    def within_clocks(self, runs: Runs) -> Runs:
+        """The runs, at the nearest clock of those that were measured."""
+        return replace(runs, features=dict(runs.features) | {CLOCK: np.clip(runs.matrix([CLOCK])[:, 0], *self.clocks)})
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
         """The ``mean`` (n,) of the process times the weight that it has on each run, by its ``deviation`` (n,)."""
@@ -156,11 +175,14 @@ class OwnRuns:
             if (name := HEAT_NAMES.get(of, of)) in self.errors:
                 parts = f"{name} process", name, f"{name} physics"
                 lines.append(f"{name}: {self._gain(target.mix, 'scaled physics {}', parts)}")
-        if (learned := self.response) is not None:
-            gain = f"{100.0 * learned.before:.1f} -> {100.0 * learned.after:.1f} %"
-            lines.append(f"{learned.response.words} follow the clock (below the top clock {gain})")
-        lines += [self.clock_remark] * bool(self.clock_remark)
+        lines += [self._buckets] * bool(self._buckets)
         return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
+
+    @property
+    def _buckets(self) -> str:
+        """Median errors of what else was judged: of models with runs, at the top clock and below it, and of energy."""
+        known = [f"{words} {100.0 * self.errors[name]:.1f} %" for name, words in BUCKETS.items() if name in self.errors]
+        return f"median errors on runs left out: {', '.join(known)}" if known else ""
 
     def _gain(self, mix: Mix, others: str, parts: Sequence[str], counts: float = 1.0) -> str:
         """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside, and counts.
@@ -191,13 +213,15 @@ class SourceRuns:
     static_w: float
     heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and by the physics
     limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
+    swept: Mapping[str, Swept] = field(default_factory=dict)  # time and power by the physics at several clocks
 
     def take(self, rows: Ints) -> SourceRuns:
         """The runs at those positions."""
         heat = {name: (ratio[rows], values[rows]) for name, (ratio, values) in self.heat.items()}
         of_power = self.log_power[rows], self.static_share[rows], self.static_w
         limits_w = self.limits_w if self.limits_w is None else self.limits_w[rows]
-        return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w)
+        swept = {name: of.take(rows) for name, of in self.swept.items()}
+        return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w, swept)
 
 
 def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
@@ -205,36 +229,64 @@ def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) 
 
     ``shared``: the kernel of all sources, which stays where one relearned on these runs does not help.
     """
-    runs, residual = measured.runs, measured.residual
+    runs, residual, swept = measured.runs, measured.residual, measured.swept.get("time")
     fold, held_out = folds_by_model(runs, seed)
-    found, process, deviation, errors = best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
+    own = OwnRuns(source, held_out=held_out, clocks=measured_clocks(runs))
+    found, process, deviation, errors = best_process(own, measured, shared, fold, seed)
     singly, layouts = folds_by_layout(runs, seed)
     near, near_deviation = cross_fitted_process(found, shared, measured, singly, seed)
-    found = replace(found, of_known=_helps(near, residual, singly))
-    near = found.of_known * near
-    names = tuple(name for name in runs.names if name != CLOCK)
-    trees = [cross_fitted_trees(runs, residual, near, fold, names, beyond, seed) for beyond in (False, True)]
-    found, mixed, errors["time"] = best_process_weight(found, trees, names, process, deviation, residual, fold)
-    found = replace(found, time=with_trees(found.time, runs, residual, near, seed))
-    low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
+    found = replace(found, of_known=_helps(read(swept, near), residual, singly))
+    trees = [cross_fitted_trees(runs, residual, of, runs.names, swept, seed) for of in (fold, singly)]
+    found, (mixed, known), errors["time"] = best_process_weight(
+        found, trees, (process, near), deviation, measured, (fold, singly)
+    )
+    found = replace(found, time=with_trees(found.time, runs, residual, seed))
+    deviation, near_deviation = deviation.mean(axis=0), near_deviation.mean(axis=0)
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
-    of_known = (cross_fitted_mix(found.time, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
-    found = replace(found, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, layouts))
-    found, more = learn_targets(found, measured, seed)
-    errors = {name: round(value, 4) for name, value in (errors | more).items()}
+    of_known = held_half_width((known - residual) / (Z_90 * near_deviation), layouts)
+    found = replace(found, width=width, width_of_known=of_known)
+    found, more, power = learn_targets(found, measured, seed)
+    errors |= more | bucket_errors(measured, {"of new": (mixed, power[0]), "of known": (known, power[1])})
+    errors = {name: round(value, 4) for name, value in errors.items()}
     importance = {of: sizes for of, mix in found.mixes.items() if (sizes := mix.importance(runs))}
     return replace(found, errors=errors, importance=importance), mixed, Z_90 * found.width * deviation
+
+
+def measured_clocks(runs: Runs) -> tuple[float, float]:
+    """Lowest and highest share of the top clock of nearly all runs; the highest alone where few are below the top."""
+    clock = runs.features[CLOCK]
+    low, high = np.quantile(clock, (0.02, 0.98)).tolist()
+    return (low if (clock < BELOW_TOP).sum() >= LEAST_BELOW else high), high
+
+
+def bucket_errors(measured: SourceRuns, answers: Mapping[str, tuple[Floats, Floats]]) -> dict[str, float]:
+    """Median errors by `BUCKETS`, of cross-fitted answers (n,) on log(measured / physics) of time and of power.
+
+    ``answers``: of runs whose models are not among the others, and of runs whose are. Energy is time and power
+    together, against what was measured of both. Clocks are distinguished of the first.
+    """
+    top, found = measured.runs.features[CLOCK] >= BELOW_TOP, dict[str, float]()
+    for of, (time, power) in answers.items():
+        each = {"time": time - measured.residual, "power": power - measured.log_power}
+        each["energy"] = each["time"] + each["power"]
+        for quantity, off in each.items():
+            parts = {of: top | ~top} | ({"at top": top, "below top": ~top} if of == "of new" and not top.all() else {})
+            for part, which in parts.items():
+                if (which & np.isfinite(off)).sum() >= LEAST_JUDGED:
+                    error = np.abs(np.expm1(off[which & np.isfinite(off)]))
+                    found[f"{quantity} {part}"] = float(np.median(error))
+    return found
 
 
 def judge_shared(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
     """As `learn_own` of runs too few to learn a kernel or trees of: the process of all sources after them."""
     fold, held_out = folds_by_model(measured.runs, seed)
     own = OwnRuns(source, held_out=held_out)
-    process, deviation = cross_fitted_process(own, shared, measured, fold, seed)
+    (process,), deviation = cross_fitted_process(own, shared, replace(measured, swept={}), fold, seed)
     counts = _helps(process, measured.residual, fold)
     answers = {"physics": 0.0 * process, "process": process, "time": counts * process}
     errors = {name: round(median_error(of - measured.residual, fold), 4) for name, of in answers.items()}
-    return replace(own, errors=errors, of_new=counts, of_known=counts), answers["time"], Z_90 * deviation
+    return replace(own, errors=errors, of_new=counts, of_known=counts), answers["time"], Z_90 * deviation[0]
 
 
 def _helps(process: Floats, residual: Floats, fold: Ints) -> float:
@@ -245,53 +297,57 @@ def _helps(process: Floats, residual: Floats, fold: Ints) -> float:
 def best_process(
     own: OwnRuns, measured: SourceRuns, shared: Kernel, fold: Ints, seed: int
 ) -> tuple[OwnRuns, Floats, Floats, dict[str, float]]:
-    """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
-    residual = measured.residual
+    """``own`` with the kernel that does better, cross-fitted mean and standard deviation (k, n), and errors."""
+    residual, swept = measured.residual, measured.swept.get("time")
     process, deviation = cross_fitted_process(own, shared, measured, fold, seed)
-    errors = {"physics": median_error(-residual, fold), "process": median_error(process - residual, fold)}
+    before = median_error(read(swept, process) - residual, fold)
+    errors = {"physics": median_error(-residual, fold), "process": before}
     relearned = replace(own, kernel=learn_alone(measured.runs, residual, shared, seed))
     mean, spread = cross_fitted_process(relearned, shared, measured, fold, seed)
-    if (error := median_error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
+    if (error := median_error(read(swept, mean) - residual, fold)) < (1.0 - LEAST_GAIN) * before:
         return relearned, mean, spread, errors | {"kernel": error}
     return own, process, deviation, errors
 
 
 def best_process_weight(
-    own: OwnRuns, trees: Sequence[Floats], names: tuple[str, ...], process: Floats, deviation: Floats,
-    residual: Floats, fold: Ints,
+    own: OwnRuns, trees: Sequence[Floats], process: tuple[Floats, Floats], deviation: Floats, measured: SourceRuns,
+    folds: tuple[Ints, Ints],
 ) -> tuple[OwnRuns, Floats, float]:  # fmt: skip
-    """(``own`` with the best weight of the process and mix with trees, cross-fitted answers (n,), their error).
+    """(``own`` with the best weight of the process and mix with trees, answers (2, n), the error of the first).
 
-    Judged on what was left out; the process counts whole, by `signal_share` or not at all. What is learned of few
+    Judged on models and on layouts left out, by ``folds`` over which ``trees`` and ``process`` were cross-fitted,
+    (k, n) each. On
+    models the process counts whole, by `signal_share` of its ``deviation`` (k, n) or not at all. What is learned of few
     models holds in part for the next, as far as the process is sure: of nanotron's runs whose software is in no odd
     state, predicted from its other models, 4.1 % instead of 5.9 (docs/appendix/surrogate-experiments.md).
     """
-    mix, answer, best = best_mix(process, trees, residual, fold, names)
-    found = own, mix, answer
-    in_part = signal_share(process, Z_90 * deviation) * process
-    less = [(replace(own, as_sure=True), in_part)] if own.held_out == "models" else []
-    for smaller, part in [*less, (replace(own, of_new=0.0), 0.0 * process)]:
-        mix, answer, error = best_mix(part, trees, residual, fold, names)
-        more = LEAST_GAIN * (mix.weight > found[1].weight)  # trees that only make up for the part that does not count
-        if error < (1.0 - more) * best:
-            found, best = (smaller, mix, answer), error
-    return replace(found[0], time=found[1]), found[2], best
+    swept, (far, near) = measured.swept.get("time"), process
+    parts = [(own, far), (replace(own, of_new=0.0), 0.0 * far)]
+    if own.held_out == "models":
+        parts.insert(1, (replace(own, as_sure=True), signal_share(far, Z_90 * deviation) * far))
+    found = [
+        (replace(part, time=mix), mix, answer)
+        for part, mean in parts
+        for mix, answer in mixes((mean, own.of_known * near), trees, measured.runs.names, swept)
+    ]
+    return choose(found, measured.residual, folds)
 
 
 def cross_fitted_process(
     own: OwnRuns, shared: Kernel, measured: SourceRuns, fold: Ints, seed: int
 ) -> tuple[Floats, Floats]:
-    """Cross-fitted mean and standard deviation (n,) of the process."""
-    runs, residual, deviation = measured.runs, measured.residual, np.empty(len(fold))
+    """Cross-fitted mean and standard deviation (k, n) of the process, at each clock that runs were swept over."""
+    runs, residual, swept = measured.runs, measured.residual, measured.swept.get("time")
 
     def answer(fit: Ints, at: Ints) -> Floats:
         kept, here = remembered_rows(fit), own
         if own.kernel is not None and len(runs) <= RELEARNED:
             here = replace(own, kernel=learn_alone(runs.take(fit), residual[fit], shared, seed, own.kernel))
-        mean, deviation[at] = here.process(shared, runs.take(kept), residual[kept]).predict(runs.take(at))
-        return mean
+        process = here.process(shared, runs.take(kept), residual[kept])
+        return np.stack(process.predict(swept_runs(runs.take(at), swept))).reshape(2, -1, len(at))
 
-    return cross_fitted(fold, answer), deviation
+    mean, deviation = cross_fitted(fold, answer)
+    return mean, deviation
 
 
 def residual_by_own_runs(
@@ -316,7 +372,7 @@ def residual_by_own_runs(
     fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS
     near, _ = cross_fitted_process(own, shared, every, fold, seed)
     found = own.mean(own.process(shared, runs, y), plans, runs)
-    found[index] = cross_fitted_mix(own.time, runs, y, near, fold, seed)[-len(index) :]
+    found[index] = cross_fitted_mix(own.time, runs, y, near, fold, None, seed)[-len(index) :]
     return found
 
 
@@ -327,9 +383,15 @@ def remembered_rows(rows: Ints, seed: int = 0) -> Ints:
     return np.sort(np.random.default_rng(seed).choice(rows, SUPPORT, replace=False)).astype(np.int64)
 
 
-def learn_targets(own: OwnRuns, measured: SourceRuns, seed: int) -> tuple[OwnRuns, dict[str, float]]:
-    """``own`` with power, peak power and temperature where enough runs have them, and the held-out errors of these."""
+def learn_targets(
+    own: OwnRuns, measured: SourceRuns, seed: int
+) -> tuple[OwnRuns, dict[str, float], tuple[Floats, Floats]]:
+    """(``own`` with power, peak power and temperature where enough runs have them, held-out errors, answers of power).
+
+    The last: cross-fitted over models and over layouts, (n,) each, NaN where it was not learned.
+    """
     errors, by_group, targets = dict[str, float](), dict(own.group_errors), dict[str, OwnTarget]()
+    power = np.full((2, len(measured.residual)), np.nan)
     of_physics = {"power": (measured.log_power, measured.static_w / measured.static_share)} | dict(measured.heat)
     for name, (log_ratio, values) in of_physics.items():
         rows = np.flatnonzero(np.isfinite(log_ratio) & np.isfinite(values)).astype(np.int64)
@@ -337,38 +399,74 @@ def learn_targets(own: OwnRuns, measured: SourceRuns, seed: int) -> tuple[OwnRun
             static_w = np.nan if name in HEAT_NAMES and name != PEAK else measured.static_w  # a temperature has no line
             some, of_rows = replace(measured.take(rows), static_w=static_w), (log_ratio[rows], values[rows])
             called = HEAT_NAMES.get(name, name)
-            targets[name], more, by_group[called] = learn_target(called, some, *of_rows, seed)
+            learner = TargetLearner(called, some, *of_rows, some.swept.get(name), seed)
+            targets[name], answer, more = learner.learn()
+            off, groups = np.abs(np.expm1(answer[0] - of_rows[0])), some.runs.group
+            by_group[called] = {
+                str(group): round(float(np.median(off[groups == group])), 4) for group in np.unique(groups).tolist()
+            }
             errors |= more
+            if name == "power":
+                power[:, rows] = answer
     own = replace(own, group_errors=by_group)
-    if (power := targets.pop("power", None)) is not None:
-        own = replace(own, power=power.scale, power_mix=power.mix)
-    return replace(own, heat=targets), errors
+    if (found := targets.pop("power", None)) is not None:
+        own = replace(own, power=found.scale, power_mix=found.mix)
+    return replace(own, heat=targets), errors, (power[0], power[1])
 
 
-def learn_target(
-    name: str, measured: SourceRuns, log_ratio: Floats, values: Floats, seed: int
-) -> tuple[OwnTarget, dict[str, float], dict[str, float]]:
-    """A quantity learned of runs with log(measured / physics) ``log_ratio`` (n,) of it, its held-out errors, by group.
+@dataclass(frozen=True)
+class TargetLearner:
+    """Learns a quantity ``name`` of runs, of which ``log_ratio`` (n,) is log(measured / physics).
 
-    ``values`` (n,): the physics' own, of which ``static_w`` of ``measured`` is drawn whatever runs. Peaks are cut at
-    their limits.
+    ``values`` (n,): the physics' own, of which ``static_w`` of ``measured`` is drawn whatever runs.
     """
-    runs, share = measured.runs, measured.static_w / values
-    fold, _ = folds_by_model(runs, seed)
 
-    def scaled(fit: Ints, at: Ints) -> Floats:
-        return np.log(power_scale(log_ratio[fit], share[fit], measured.static_w).over(values[at]))
+    name: str
+    measured: SourceRuns
+    log_ratio: Floats
+    values: Floats
+    swept: Swept | None
+    seed: int
 
-    limits_w = measured.limits_w if name == HEAT_NAMES[PEAK] else None
-    line, (overshoot, most) = cross_fitted(fold, scaled), peak_cut(fold, log_ratio, values, limits_w)
-    names = runs.power_names
-    trees = [cross_fitted_trees(runs, log_ratio, line, fold, names, beyond, seed) for beyond in (False, True)]
-    mix, mixed, _ = best_mix(line, trees, log_ratio, fold, names, most)
-    errors = {f"{name} physics": -log_ratio, f"{name} process": np.minimum(line, most) - log_ratio}
-    errors[name] = mixed - log_ratio
-    spread = held_half_width(errors[name], len(np.unique(units_left_out(runs)[0]))) / Z_90
-    scale = replace(power_scale(log_ratio, share, measured.static_w), log_sd=spread)
-    off, groups = np.abs(np.expm1(errors[name])), np.unique(runs.group).tolist()
-    by_group = {group: round(float(np.median(off[runs.group == group])), 4) for group in groups}
-    target = OwnTarget(scale, with_trees(mix, runs, log_ratio, line, seed), overshoot)
-    return target, {key: median_error(each, fold) for key, each in errors.items()}, by_group
+    def scale(self, rows: Ints) -> PowerScale:
+        """A line in the physics alone, of some of the runs."""
+        static_w = self.measured.static_w
+        return power_scale(self.log_ratio[rows], static_w / self.values[rows], static_w)
+
+    def trees(self, rows: Ints) -> Trees:
+        """Trees of some of the runs, on what their line leaves over."""
+        rest = self.log_ratio[rows] - np.log(self.scale(rows).over(self.values[rows]))
+        names = self.measured.runs.power_names
+        return fit_trees(inputs(self.measured.runs.take(rows), names), rest, random_state=self.seed)
+
+    def cross_fitted(self, fold: Ints) -> tuple[Floats, Floats, Floats]:
+        """Answers by a line at each clock (k, n) and at those of the runs (n,), and by trees at each clock (k, n)."""
+        every = self.values[None] if self.swept is None else self.swept.at_shares
+
+        def answer(fit: Ints, at: Ints) -> Floats:
+            lines = np.log(self.scale(fit).over(np.concatenate([every[:, at], self.values[None, at]])))
+            runs = swept_runs(self.measured.runs.take(at), self.swept)
+            found = self.trees(fit).predict(inputs(runs, self.measured.runs.power_names))
+            return np.concatenate([lines, found.reshape(-1, len(at))])
+
+        found, count = cross_fitted(fold, answer), len(every)
+        return found[:count], found[count], found[count + 1 :]
+
+    def learn(self) -> tuple[OwnTarget, Floats, dict[str, float]]:
+        """The quantity, cross-fitted answers (2, n) of models and of layouts left out, and errors of the first.
+
+        Peaks are cut at their limits.
+        """
+        runs, log_ratio, all_rows = self.measured.runs, self.log_ratio, np.arange(len(self.values), dtype=np.int64)
+        folds = folds_by_model(runs, self.seed)[0], folds_by_layout(runs, self.seed)[0]
+        limits_w = self.measured.limits_w if self.name == HEAT_NAMES[PEAK] else None
+        overshoot, most = peak_cut(folds[0], log_ratio, self.values, limits_w)
+        every, lines, trees = zip(*map(self.cross_fitted, folds), strict=True)
+        found = mixes(every, trees, runs.power_names, self.swept, beyond=True)
+        mix, answer, error = choose([(one, one, np.minimum(of, most)) for one, of in found], log_ratio, folds)
+        errors = {f"{self.name} physics": -log_ratio, f"{self.name} process": np.minimum(lines[0], most) - log_ratio}
+        spread = held_half_width(answer[0] - log_ratio, len(np.unique(units_left_out(runs)[0]))) / Z_90
+        mix = replace(mix, trees=self.trees(all_rows)) if mix.weight else Mix()
+        target = OwnTarget(replace(self.scale(all_rows), log_sd=spread), mix, overshoot)
+        of_parts = {key: median_error(each, folds[0]) for key, each in errors.items()}
+        return target, answer, of_parts | {self.name: error}

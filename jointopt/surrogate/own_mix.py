@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +14,17 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import CONSTANTS, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.physics.sensitivities import CATEGORY
-from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.kernel import Runs
+from jointopt.physics.curves import Curves
+from jointopt.surrogate.kernel import CLOCK, Runs, joined_runs
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.trees import Trees, fit_trees
 
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
+_Part = TypeVar("_Part")
 SENSITIVITY = "sensitivity to "
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
-# Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
-# whose truth is known (studies/learning): trees that do not all see the same follow steps as well, and noise less.
-_DEPTH, _TREES, _ROWS, _COLUMNS = 4, 300, 0.7, 0.3
 
 
 @dataclass(frozen=True)
@@ -73,74 +71,128 @@ def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Float
     return process + weight * (trees if beyond else trees - process)
 
 
-def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
-    """What trees are trained on (n,), clipped: ``residual`` of the physics, or ``beyond``, less ``near`` (n,)."""
-    return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
+@dataclass(frozen=True)
+class Swept:
+    """What the physics says of n runs, and of their layouts at k clocks, ``shares`` of the top one, between which the
+    answer to a plan is interpolated.
+    """
+
+    shares: tuple[float, ...]
+    values: Floats  # (n,) of the runs
+    at_shares: Floats  # (k, n)
+    most_w: float | None = None  # of power, which is read in W rather than in logarithms: what GPUs may draw
+
+    def take(self, rows: Ints) -> Swept:
+        """The runs at those positions."""
+        return replace(self, values=self.values[rows], at_shares=self.at_shares[:, rows])
+
+    def read(self, log_ratio: Floats) -> Floats:
+        """log(measured / physics) (n,) at the clocks of runs, from that at the shares (k, n): as `JobModel` answers."""
+        every, logs, at = np.arange(len(self.values)), np.log(self.values), np.log(self.at_shares)
+        if self.most_w is None:
+            return np.asarray(Curves.rising(at, at + log_ratio).at(every, logs) - logs)
+        curves = Curves.rising(self.at_shares, np.exp(at + log_ratio))
+        return np.log(replace(curves, y=np.minimum(curves.y, self.most_w)).at(every, self.values)) - logs
 
 
-def learn_trees(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> Trees:
-    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
-    categories = [i for i, name in enumerate(names) if CATEGORY in name]
-    return fit_trees(
-        columns, target, max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0,
-        min_child_weight=3.0, random_state=seed, categories=categories, subsample=_ROWS, colsample=_COLUMNS,
-    )  # fmt: skip
+def read(swept: Swept | None, log_ratio: Floats) -> Floats:
+    """`Swept.read`; of runs that were not swept, what was said of each."""
+    return log_ratio[0] if swept is None else swept.read(log_ratio)
+
+
+def swept_runs(runs: Runs, swept: Swept | None) -> Runs:
+    """Runs at each of the shares, one share after the other; as they are where they were not swept."""
+    return runs if swept is None else at_clocks(runs, swept.shares)
 
 
 def cross_fitted_trees(
-    runs: Runs, residual: Floats, near: Floats, fold: Ints, names: tuple[str, ...], beyond: bool, seed: int = 0
+    runs: Runs, target: Floats, fold: Ints, names: tuple[str, ...], swept: Swept | None = None, seed: int = 0
 ) -> Floats:
-    """Cross-fitted answers (n,) of trees trained as `_target`, over folds (n,).
+    """Cross-fitted answers (k, n) of trees trained on ``target`` (n,), over folds (n,)."""
+    columns, target = inputs(runs, names), np.clip(target, -LARGEST, LARGEST)
 
-    ``near`` (n,): answers of a process that knows other runs of the same models, as it does where trees add to it.
+    def answer(fit: Ints, at: Ints) -> Floats:
+        trees = fit_trees(columns[fit], target[fit], random_state=seed)
+        return trees.predict(inputs(swept_runs(runs.take(at), swept), names)).reshape(-1, len(at))
+
+    return cross_fitted(fold, answer)
+
+
+def choose(
+    found: Sequence[tuple[_Part, Mix, Floats]], residual: Floats, folds: Sequence[Ints]
+) -> tuple[_Part, Floats, float]:
+    """(The one of several learners that errs least, answers (kinds, n) of one chosen without each fold, their error).
+
+    ``found``: learners, their mix, and answers cross-fitted over each kind of ``folds``, (kinds, n): of models left
+    out, whose error is the one returned, and of layouts. Kinds count alike: a few models alone hardly tell learners
+    apart. One with trees is taken where it gains `LEAST_GAIN`.
     """
-    columns, target = inputs(runs, names), _target(residual, near, beyond)
-    return cross_fitted(fold, lambda fit, at: learn_trees(columns[fit], target[fit], names, seed).predict(columns[at]))
+    off = np.abs(np.expm1(np.stack([answer for *_, answer in found]) - residual))
+    handicap = np.array([1.0 / (1.0 - LEAST_GAIN * (mix.weight > 0.0)) for _, mix, _ in found])
+    medians, weights, places = [], [], []
+    for kind, fold in enumerate(folds):
+        numbers, counts = np.unique(fold, return_counts=True)
+        places += [(kind, fold == one) for one in numbers]
+        medians += [np.median(off[:, kind, fold == one], axis=1) for one in numbers]
+        weights += (np.sqrt(counts) / np.sqrt(counts).sum()).tolist()
+    by_fold, share = np.stack(medians, axis=1), np.array(weights)  # (learners, folds)
+
+    def best(counted: Floats) -> int:
+        return int((by_fold @ counted * handicap).round(_DIGITS).argmin())
+
+    nested = np.empty((len(folds), len(residual)))
+    for number, (kind, at) in enumerate(places):
+        nested[kind, at] = found[best(np.where(np.arange(len(share)) == number, 0.0, share))][2][kind, at]
+    return found[best(share)][0], nested, median_error(nested[0] - residual, folds[0])
 
 
-def best_mix(
-    process: Floats, trees: Sequence[Floats], residual: Floats, fold: Ints, names: tuple[str, ...],
-    most: Floats | float = np.inf,
-) -> tuple[Mix, Floats, float]:  # fmt: skip
-    """(The mix of process and trees with the least error, its cross-fitted answers (n,), their error).
+def mixes(
+    process: Sequence[Floats],
+    trees: Sequence[Floats],
+    names: tuple[str, ...],
+    swept: Swept | None,
+    *,
+    beyond: bool = False,
+) -> list[tuple[Mix, Floats]]:
+    """Mixes of all `WEIGHTS`, none first and without trees as yet (`with_trees`), and their answers (kinds, n).
 
-    ``process`` (n,) and ``trees`` ((n,) each: not ``beyond``, and ``beyond``) are cross-fitted; answers are cut at
-    ``most``. The mix has no trees as yet (`with_trees`).
+    ``process``, ``trees``: cross-fitted over each kind of folds, (k, n) each.
     """
-    answer = np.minimum(process, most)
-    best = Mix(names=names), answer, median_error(answer - residual, fold)
-    least = (1.0 - LEAST_GAIN) * best[2]
-    for beyond, added in zip((False, True), trees, strict=True):
-        for weight in WEIGHTS:
-            answer = np.minimum(_blend(process, added, weight, beyond), most)
-            if (error := median_error(answer - residual, fold)) < least:
-                best, least = (Mix(None, weight, beyond, names), answer, error), error
-    return best
+    return [
+        (
+            Mix(None, weight, beyond, names),
+            np.stack([read(swept, _blend(*both, weight, beyond)) for both in zip(process, trees, strict=True)]),
+        )
+        for weight in (0.0, *WEIGHTS)
+    ]
 
 
-def with_trees(mix: Mix, runs: Runs, residual: Floats, near: Floats, seed: int = 0) -> Mix:
-    """The mix with the trees of all runs, if they count; residuals (n,) as for `cross_fitted_trees`."""
+def with_trees(mix: Mix, runs: Runs, target: Floats, seed: int = 0) -> Mix:
+    """The mix with the trees of all runs, if they count, trained on ``target`` (n,)."""
     if not mix.weight:
         return Mix()
-    target = _target(residual, near, mix.beyond)
-    return replace(mix, trees=learn_trees(inputs(runs, mix.names), target, mix.names, seed))
+    target = np.clip(target, -LARGEST, LARGEST)
+    return replace(mix, trees=fit_trees(inputs(runs, mix.names), target, random_state=seed))
 
 
-def cross_fitted_mix(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
-    """Cross-fitted answers (n,) of a given ``mix``, over folds (n,) by which ``process`` (n,) was cross-fitted too."""
+def cross_fitted_mix(
+    mix: Mix, runs: Runs, target: Floats, process: Floats, fold: Ints, swept: Swept | None, seed: int
+) -> Floats:
+    """Cross-fitted answers (n,) of a ``mix``, over folds (n,) by which ``process`` (k, n) was cross-fitted too."""
     if not mix.weight:
-        return process
-    trees = cross_fitted_trees(runs, residual, process, fold, mix.names, mix.beyond, seed)
-    return _blend(process, trees, mix.weight, mix.beyond)
+        return read(swept, process)
+    trees = cross_fitted_trees(runs, target, fold, mix.names, swept, seed)
+    return read(swept, _blend(process, trees, mix.weight, mix.beyond))
 
 
 # Cross-fitting: which runs are left out together, answers by the others, errors, and half-widths of intervals.
 
 
-FOLDS, LEAST_LEFT_OUT = 5, 3
+FOLDS, MODEL_FOLDS, LEAST_LEFT_OUT = 5, 8, 3
 LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the last digit are no promise of others
 COVERAGE = 0.9
 _PLANS = {"layouts": CLOCK, "runs": ""}  # and the feature that does not count: repeats of a plan are one of these
+_DIGITS = 9  # of an error, beyond which learners are alike, and the first is taken
 _LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 
 
@@ -163,10 +215,14 @@ def units_left_out(runs: Runs) -> tuple[npt.NDArray[np.str_], str]:
 
 
 def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
-    """The fold (n,) of each run, whole `units_left_out` together, and what these are."""
+    """The fold (n,) of each run, whole `units_left_out` together, and what these are.
+
+    Models one by one where they are few: without two of seven, others are predicted clearly worse than without one.
+    """
     keys, name = units_left_out(runs)
     unique, of = np.unique(keys, return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], name
+    folds = MODEL_FOLDS if name == "models" else FOLDS
+    return (np.random.default_rng(seed).permutation(len(unique)) % folds)[of], name
 
 
 def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
@@ -194,12 +250,13 @@ def held_half_width(error: Floats, units: int) -> float:
 
 
 def cross_fitted(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:
-    """Answers (n,) for every fold from the runs of the others."""
-    out = np.empty(len(fold))
+    """Answers (..., n) for every fold from the runs of the others."""
+    parts, places = [], []
     for one in steps(np.unique(fold).tolist(), "judging on runs left out"):
         at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
-        out[at] = answer(rest.astype(np.int64), at.astype(np.int64))
-    return out
+        parts.append(answer(rest.astype(np.int64), at.astype(np.int64)))
+        places.append(at)
+    return np.asarray(np.concatenate(parts, axis=-1)[..., np.argsort(np.concatenate(places))])
 
 
 def median_error(log_ratio: Floats, fold: Ints) -> float:
@@ -247,6 +304,17 @@ class OwnTarget:
         """log(measured / predicted) (n,) of ``runs``, which the physics has at ``values`` (n,)."""
         return self.mix(np.log(self.scale.over(values)), runs)
 
+    def at_shares(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> Floats:
+        """The measured value of each of ``runs`` at each clock, (clocks, n), as `line` takes its arguments."""
+        swept = at_clocks(runs, clocks)
+        return np.asarray(values * np.exp(self.log_ratio(swept, values.ravel())).reshape(values.shape))
+
+    def curves(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
+        """As `line`, through every clock's value, and beside that a line which none of these is below."""
+        line = self.line(runs, values, clocks, rest_w)
+        found = Curves.rising(values, self.at_shares(runs, values, clocks), np.broadcast_to(line.factor, len(runs)))
+        return PowerScale.along(found, rest_w, self.scale.log_sd)
+
     def line(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
         """A line from the physics' value to the measured one for each of ``runs`` (n,), over its clocks.
 
@@ -255,9 +323,7 @@ class OwnTarget:
         clock saves, and of GPUs that rest for the least time, which is a bound of a longer one too as long as these
         draw something. So the line is nowhere negative from ``rest_w`` on, which no GPU is predicted to draw less than.
         """
-        found = np.stack([
-            v * np.exp(self.log_ratio(at_clock(runs, clock), v)) for v, clock in zip(values, clocks, strict=True)
-        ])  # fmt: skip
+        found = self.at_shares(runs, values, clocks)
         weight = 1.0 / found**2
         mean_of_physics, mean = ((weight * v).sum(axis=0) / weight.sum(axis=0) for v in (values, found))
         spread = (weight * (values - mean_of_physics) ** 2).sum(axis=0)
@@ -312,3 +378,8 @@ def peak_cut(
 def at_clock(runs: Runs, share: float) -> Runs:
     """The runs with a share of the top clock as their feature."""
     return replace(runs, features=dict(runs.features) | {CLOCK: np.full(len(runs), share)})
+
+
+def at_clocks(runs: Runs, shares: Sequence[float]) -> Runs:
+    """The runs at each of these shares of the top clock, one share after the other."""
+    return joined_runs([at_clock(runs, share) for share in shares])

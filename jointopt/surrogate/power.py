@@ -16,6 +16,7 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.physics.cooling import power_limit_w
 from jointopt.physics.cost_model import BoardPower, CostModel, layout_burst_w
+from jointopt.physics.curves import Curves
 from jointopt.surrogate.features import watts_at
 
 # Standard deviations of log(measured / predicted) power. No table with both layouts and power is public, so these
@@ -32,11 +33,21 @@ _OUTLYING = 2.0  # standard deviations of a run
 
 @dataclass(frozen=True)
 class PowerScale:
-    """A line from predicted to measured power of a GPU, one for all plans or one for each, (n,)."""
+    """A line from predicted to measured power of a GPU, one for all plans or one for each, (n,).
+
+    Where there are ``curves`` of each plan, those say what it draws, and the line is nowhere above them.
+    """
 
     factor: Floats | float = 1.0
     log_sd: float | None = None  # of measured over corrected power; None: nothing was measured
     offset_w: Floats | float = 0.0
+    curves: Curves | None = None
+
+    @classmethod
+    def along(cls, curves: Curves, rest_w: float, log_sd: float | None) -> PowerScale:
+        """The scale of some curves; ``rest_w``: below which no GPU is predicted to draw, and lines are no bounds."""
+        curves, offset_w = curves.above_line(rest_w)
+        return cls(curves.beyond, log_sd, offset_w, curves)
 
     @property
     def half_width(self) -> float | None:
@@ -45,13 +56,17 @@ class PowerScale:
 
     def over(self, power_w: Floats) -> Floats:
         """Corrected over predicted power, (n,), of GPUs predicted to draw ``power_w``."""
+        if self.curves is not None:
+            return np.asarray(self.curves.at(np.arange(self.curves.x.shape[1]), power_w) / power_w)
         return np.asarray(self.factor + self.offset_w / power_w)
 
     def split(self, lengths: Sequence[int]) -> list[PowerScale]:
         """The scale of each of consecutive pieces of the plans, which have ``lengths`` plans."""
         ends, count = np.cumsum(lengths)[:-1], sum(lengths)
         each = (np.split(np.broadcast_to(value, count), ends) for value in (self.factor, self.offset_w))
-        return [replace(self, factor=factor, offset_w=offset_w) for factor, offset_w in zip(*each, strict=True)]
+        places = np.split(np.arange(count), ends)
+        curves = [None if self.curves is None else self.curves.take(at) for at in places]
+        return [PowerScale(one, self.log_sd, more_w, of) for one, more_w, of in zip(*each, curves, strict=True)]
 
     def within(self, limit_w: Floats | float, highest_w: Floats) -> PowerScale:
         """The scale, lowered so that no plan exceeds ``limit_w``; ``highest_w`` (n,): predicted at its highest clock.
@@ -59,7 +74,12 @@ class PowerScale:
         No board exceeds its limit in the mean, so that what is above it is the error of a line.
         """
         over = np.minimum(limit_w / (self.over(highest_w) * highest_w), 1.0)
-        return self if (over >= 1.0).all() else replace(self, factor=over * self.factor, offset_w=over * self.offset_w)
+        if (over >= 1.0).all():
+            return self
+        curves = self.curves
+        if curves is not None:
+            curves = replace(curves, y=np.minimum(curves.y, limit_w), beyond=over * curves.beyond)
+        return replace(self, factor=over * self.factor, offset_w=over * self.offset_w, curves=curves)
 
 
 def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w: float = 0.0) -> PowerScale:

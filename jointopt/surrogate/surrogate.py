@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from jointopt.core.schema import LOG_COLUMNS, RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.evidence import expected_above
 from jointopt.surrogate.intervals import ALIKE_DEVIATION, difference_half_width, difference_variance, posterior_of_new
-from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, kinship
+from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, kinship
 from jointopt.surrogate.new_sources import MOST_ABOVE, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
@@ -207,8 +206,10 @@ class Conditioned:
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each."""
-        first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
-        some = runs.take(first)
+        # a layout at many clocks is answered once, where what was learned is the same at all
+        swept = self.own is not None and len(self.own.power_clocks) > 1
+        first, of = runs.distinct("" if swept else CLOCK)
+        some = runs.take(first) if self.own is None else self.own.within_clocks(runs.take(first))
         mean, deviation = self.posterior.predict(some)
         if self.own is not None:
             mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)

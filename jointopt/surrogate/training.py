@@ -16,11 +16,9 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.system import one_blas_thread
 from jointopt.core.units import Z_90
-from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.row_names import row_names
-from jointopt.surrogate.clock_response import BELOW_TOP, CLOCK, learn_response
 from jointopt.surrogate.data_doubts import heat_log_ratios, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
 from jointopt.surrogate.evidence import (
@@ -47,7 +45,7 @@ from jointopt.surrogate.held_out import (
     score_table,
     with_calibrated_widths,
 )
-from jointopt.surrogate.kernel import Kernel, Runs, joined_runs, learn
+from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, learn
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
 from jointopt.surrogate.own_cluster import (
     BROKEN,
@@ -56,9 +54,10 @@ from jointopt.surrogate.own_cluster import (
     SourceRuns,
     judge_shared,
     learn_own,
+    measured_clocks,
     remembered_rows,
 )
-from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
+from jointopt.surrogate.own_mix import Swept, count_distinct
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
 from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths, fingerprints
@@ -316,8 +315,7 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
     for source in np.unique(priced.runs.source).tolist():
         some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))
         if (own := surrogate.own_of(source)) is not None:
-            change = same_job if own.response is None else own.response.response.on
-            some = some.under(change, own.measured_power)
+            some = some.under(same_job, own.measured_power)
         mean, half_width, _ = surrogate.conditioned(source, bool(some.fitted[0])).predict(some.runs)
         bound = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows])
         kept, expected = expected_above(bound, mean, half_width / Z_90)
@@ -384,7 +382,7 @@ def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[Le
 class LearnedOwn:
     """An `OwnRuns` of the runs ``rows`` of a training set, and its answers (n,) for each without that run's fold.
 
-    ``runs``, ``residual`` (n,): as the physics prices them with the clock response that was learned; ``mean`` is of
+    ``runs``, ``residual`` (n,): as the physics prices them where limits hold by measured power; ``mean`` is of
     log(measured / physics) before it.
     """
 
@@ -408,37 +406,34 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
 
 
 def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int = 0) -> LearnedOwn:
-    """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
+    """All that the runs ``rows`` of a training set teach of their source, ``key``."""
     some, priced = source_runs(data, rows), data.known.take(rows)
-    sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
-    kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW_TOP).astype(np.int64)
-    if sweep.off_below and count_distinct(some.runs.take(kept)) >= LEAST_LEFT_OUT:
-        rows, some, priced = rows[kept], some.take(kept), priced.take(kept)
-    response, again, moved = sweep.response, priced, 0.0 * some.residual
-    if response is not None:
-        some, again, moved = _priced_again(some, priced, response.response.on)
-    limits_w = again.limits_w
-    if (limits_w != again.limit_w).any():  # by the power of runs under the highest limit those under others are priced
+    again, moved, limits_w = priced, 0.0 * some.residual, priced.limits_w
+    if (limits_w != priced.limit_w).any():  # by the power of runs under the highest limit those under others are priced
         scale = scale_at_limit(some.log_power, some.static_share, some.static_w, limits_w)
         if scale.log_sd is not None:
-            some, again, by_limits = _priced_again(some, again, same_job, MeasuredPower(scale, again.limit_w))
-            moved = moved + by_limits
-    learned = learn_own if count_distinct(some.runs) >= LEAST_RUNS else judge_shared
-    own, mean, half_width = learned(key, some, shared, seed)
-    own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
+            some, again, moved = _priced_again(some, priced, MeasuredPower(scale, priced.limit_w))
+    if count_distinct(some.runs) >= LEAST_RUNS:
+        shares = OwnRuns(key, clocks=measured_clocks(again.runs)).power_clocks
+        own, mean, half_width = learn_own(key, replace(some, swept=swept(again, shares)), shared, seed)
+    else:
+        own, mean, half_width = judge_shared(key, some, shared, seed)
     own = replace(own, power_limit_w=priced.limit_w)
-    own = own if sweep.holds else replace(own, clocks=(1.0, 1.0))
     return LearnedOwn(own, rows, mean - moved, half_width, some.runs, some.residual)
 
 
-def _priced_again(
-    some: SourceRuns, priced: Priced, change: Callable[[Job], Job], power: MeasuredPower | None = None
-) -> tuple[SourceRuns, Priced, Floats]:
-    """Runs and their pricing on the jobs that ``change`` makes of theirs, and log(time before / time after) (n,).
+def swept(priced: Priced, shares: tuple[float, ...]) -> dict[str, Swept]:
+    """Time and power of the physics of runs, and of their layouts at ``shares`` of the top clock, of several."""
+    if len(shares) < 2:
+        return {}
+    columns = zip(("time", "power"), ("iteration_time_s", "avg_power_w"), priced.at_shares(shares), strict=True)
+    most_w = {"power": priced.limit_w}
+    return {name: Swept(shares, priced.physics[column], each, most_w.get(name)) for name, column, each in columns}
 
-    ``power``: by which limits hold.
-    """
-    again = priced.under(change, power)
+
+def _priced_again(some: SourceRuns, priced: Priced, power: MeasuredPower) -> tuple[SourceRuns, Priced, Floats]:
+    """Runs and their pricing where limits hold by measured ``power``, and log(time before / time after) (n,)."""
+    again = priced.under(same_job, power)
     moved, of_power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))
     found = replace(
         some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + of_power,

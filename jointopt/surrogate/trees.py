@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Floats, Ints
 
 if TYPE_CHECKING:
     import xgboost
 
-MANY_RUNS = 5_000  # rows, of which a quarter of the usual bins hold enough each: a third of the time, same error
-# Shallow and strongly regularised; `fit_trees` says what the other settings are.
+# Best of depths 2 to 6, shares of rows and columns, and 250 to 2,500 trees, on tables of 300 to 2,200 runs at clocks of
+# all kinds whose truth is known (docs/appendix/surrogate-experiments.md): steps need all columns, interactions many
+# shallow trees, and noise few bins.
 USUAL: Mapping[str, Any] = {
-    "max_depth": 2, "n_estimators": 150, "learning_rate": 0.05, "reg_lambda": 50.0, "min_child_weight": 5.0,
-    "random_state": 0, "categories": None, "monotone": None, "subsample": 1.0, "colsample": 1.0,
+    "max_depth": 3, "n_estimators": 600, "learning_rate": 0.08, "reg_lambda": 1.0, "min_child_weight": 3.0,
+    "random_state": 0, "subsample": 0.7, "max_bin": 64,
 }  # fmt: skip
-_LATER = {"subsample", "colsample"}  # settings that cards of trees which see every row and column lack
-_EARLIER = {"strength"}  # one that cards of earlier versions have, 1 of all trees of own runs
 _OBJECTIVE = "reg:pseudohubererror"
-_SLOPE = 0.2  # of its loss
+_SLOPE = 0.3  # of its loss: residuals beyond it count less than squared
 
 _DEEPEST = 64  # nodes of a path, which is followed by recursion; trees are trained to a depth of 6
 _LARGEST_LEAF = 2.0  # of a logarithm: trees are trained on residuals of at most 1
@@ -50,30 +49,15 @@ _ROWS = 16_384  # answered at a time: their columns stay in the cache
 
 
 @dataclass(frozen=True)
-class TrainingRange:
-    """Range of training (0.5 % to 99.5 %) of each feature (k,); ``free`` (k,): those whose range counts."""
-
-    low: Floats
-    high: Floats
-    free: Bools
-
-    def gate(self, features: Floats) -> Floats:
-        """1 inside the training range, 0 where a fifth of the features or more lie outside, (n,)."""
-        inside = ((self.low - 1e-9 <= features) & (self.high + 1e-9 >= features))[:, self.free].mean(axis=1)
-        return np.asarray(np.clip((inside - 0.8) / 0.2, 0.0, 1.0))
-
-
-@dataclass(frozen=True)
 class Trees:
-    """Trees on log(measured / predicted) that count within their range of training alone.
+    """Trees on log(measured / predicted), of ``width`` features.
 
     ``nodes``: `_NODES` of all trees one after the other, (nodes,), children and parents by their number in the tree.
     ``start`` (nodes,): the first node of the tree of each. ``base``: of every prediction.
     """
 
     settings: Mapping[str, Any]
-    low: Floats  # of the range of training, (k,)
-    high: Floats
+    width: int
     nodes: Mapping[str, npt.NDArray[Any]]
     start: Ints
     base: float
@@ -83,29 +67,18 @@ class Trees:
         """The trees in a file that a card's ``settings`` describe; ValueError and the like where either is damaged."""
         if settings is None:
             return None
-        given = settings["parameters"]
-        low, high = (np.asarray(settings[name], np.float64) for name in ("low", "high"))
-        _check_settings(given, low, high)
-        return trees_of(json.loads(path.read_bytes()), given, low, high)
+        used = dict(settings["parameters"])
+        if set(used) != set(USUAL) or not all(isinstance(value, int | float) for value in used.values()):
+            raise ValueError(f"settings of the trees are not numbers named {', '.join(sorted(USUAL))}")
+        return trees_of(json.loads(path.read_bytes()), used, int(settings["width"]))
 
     def save(self, path: Path) -> dict[str, Any]:
         """Write the trees as XGBoost's JSON; what a card holds of them for `read`."""
         path.write_text(json.dumps(self.document, separators=(",", ":")))
-        return {"parameters": dict(self.settings), "low": self.low.tolist(), "high": self.high.tolist()}
-
-    @functools.cached_property
-    def range(self) -> TrainingRange:
-        """The range of training, without columns of 0 and 1 and those along which predictions may only rise or fall.
-
-        A gate that shut along a monotone column could turn round what must fall.
-        """
-        signs = self.settings["monotone"]
-        free = np.ones(len(self.low), bool) if signs is None else np.array(signs) == 0
-        free[list(self.settings["categories"] or ())] = False
-        return TrainingRange(self.low, self.high, free)
+        return {"parameters": dict(self.settings), "width": self.width}
 
     def predict(self, features: Floats) -> Floats:
-        """Correction of log(measured / physics) (n,) after the gate, by features (n, k) without blanks.
+        """Correction of log(measured / physics) (n,) by features (n, k) without blanks.
 
         As XGBoost's in single precision, whose import takes a second and a half. Rows that are alike are quickest one
         after the other, as splits that all of them take the same way are not looked at.
@@ -119,7 +92,7 @@ class Trees:
                 leaves: list[float] = []
                 places = self._places(root, columns, ranges, leaves)
                 out[rows] += np.take(leaves, places)
-        return np.asarray(self.range.gate(features) * out)
+        return out
 
     def _places(
         self, node: int, columns: npt.NDArray[np.float32], ranges: tuple[list[float], list[float]], leaves: list[float]
@@ -159,16 +132,16 @@ class Trees:
     def contributions(self, features: Floats) -> Floats:
         """Shares of each feature in `predict`, and behind them that of none, (n, k + 1), whose sum `predict` is.
 
-        SHAP values (Lundberg and Lee 2017) and their base, all after the gate.
+        SHAP values (Lundberg and Lee 2017) and their base.
         """
         import xgboost
 
         answer = self.booster.predict(xgboost.DMatrix(features), pred_contribs=True)
-        return np.asarray(answer * self.range.gate(features)[:, None], np.float64)
+        return np.asarray(answer, np.float64)
 
     @functools.cached_property
     def booster(self) -> xgboost.Booster:
-        """XGBoost's, of the same trees without the gate."""
+        """XGBoost's, of the same trees."""
         import xgboost
 
         return xgboost.Booster(model_file=bytearray(json.dumps(self.document).encode()))
@@ -176,7 +149,7 @@ class Trees:
     @property
     def document(self) -> dict[str, Any]:
         """The trees as XGBoost writes them: of what was checked, whatever else a file had, as its parser trusts it."""
-        width, trees = str(len(self.low)), list[dict[str, Any]]()
+        width, trees = str(self.width), list[dict[str, Any]]()
         for number, start in enumerate(np.unique(self.start).tolist()):
             tree = {name: values[self.start == start].tolist() for name, values in self.nodes.items()}
             count = len(tree["parents"])
@@ -200,56 +173,24 @@ class Trees:
         return {"learner": learner, "version": [3, 1, 0]}
 
 
-def fit_trees(features: Floats, residual: Floats, weight: Floats | None = None, **settings: Any) -> Trees:
-    """Trees fitted to residuals (n,) of features (n, k), with a Huber loss against outliers, by settings of `USUAL`.
-
-    ``categories``: columns of 0 and 1. ``monotone``: a sign per column along which predictions may only rise (1) or
-    fall (-1), or 0. ``subsample``, ``colsample``: shares of the rows that each tree sees, and of the columns that each
-    node does.
-    """
+def fit_trees(features: Floats, residual: Floats, **settings: Any) -> Trees:
+    """Trees fitted to residuals (n,) of features (n, k), with a Huber loss against outliers, by settings of `USUAL`."""
     import xgboost
 
-    weight = np.ones(len(residual)) if weight is None else weight
-    counts = weight > 0  # rows of no weight would still give the trees thresholds to split at
-    features, residual, weight = features[counts], residual[counts], weight[counts]
-    s = {**USUAL, **settings}
-    quantiles = functools.partial(np.quantile, axis=0, weights=weight, method="inverted_cdf")
-    usual = {name: s[name] for name in USUAL if name not in ("categories", "monotone", "colsample")}
+    used = {**USUAL, **settings}
     regressor = xgboost.XGBRegressor(
-        **usual, n_jobs=1, colsample_bynode=s["colsample"], objective=_OBJECTIVE, huber_slope=_SLOPE,
-        tree_method="hist", max_bin=256 if len(residual) < MANY_RUNS else 64,
-        base_score=float(quantiles(residual, 0.5)),
-        monotone_constraints=None if s["monotone"] is None else tuple(s["monotone"]),
-    ).fit(features, residual, sample_weight=weight)  # fmt: skip
-    low, high = quantiles(features, [0.005, 0.995])
-    return trees_of(json.loads(regressor.get_booster().save_raw("json")), s, low, high)
+        **used, n_jobs=1, objective=_OBJECTIVE, huber_slope=_SLOPE, tree_method="hist",
+        base_score=float(np.median(residual)),
+    ).fit(features, residual)  # fmt: skip
+    return trees_of(json.loads(regressor.get_booster().save_raw("json")), used, features.shape[1])
 
 
-def _check_settings(settings: Mapping[str, Any], low: Floats, high: Floats) -> None:
-    """ValueError where a setting is no number, or what a card holds of each feature is not of as many features."""
-    if (set(settings) | _LATER) - _EARLIER != set(USUAL):
-        raise ValueError(f"settings {', '.join(settings)}, expected {', '.join(sorted(USUAL))}")
-    words = [name for name, value in settings.items() if not isinstance(value, int | float | list | None)]
-    if words:
-        raise ValueError(f"{words[0]} of the trees is no number")
-    for name in ("monotone", "categories"):
-        listed = [] if settings[name] is None else settings[name]
-        if not isinstance(listed, list) or not all(isinstance(one, int) for one in listed):
-            raise ValueError(f"{name} of the trees is no list of whole numbers")
-    if len({(len(settings["monotone"] or low),), low.shape, high.shape}) > 1:
-        raise ValueError("signs and ranges of the trees differ in number")
-    if not np.isfinite([low, high]).all():
-        raise ValueError("a range of the trees is not finite")
-    if not all(0 <= column < len(low) for column in settings["categories"] or ()):
-        raise ValueError("a category is no column of the trees")
-
-
-def trees_of(document: Mapping[str, Any], settings: Mapping[str, Any], low: Floats, high: Floats) -> Trees:
+def trees_of(document: Mapping[str, Any], settings: Mapping[str, Any], width: int) -> Trees:
     """The trees in a document of XGBoost's, as arrays that are safe to follow.
 
-    ValueError (KeyError, TypeError) unless it holds finite numeric trees of one target on as many features as ``low``.
+    ValueError (KeyError, TypeError) unless it holds finite numeric trees of one target on ``width`` features.
     """
-    learner, width = document["learner"], len(low)
+    learner = document["learner"]
     booster, objective = learner["gradient_booster"], learner["objective"]["name"]
     trees = booster["model"]["trees"]
     said = {**learner["learner_model_param"], **booster["model"]["gbtree_model_param"]}
@@ -274,7 +215,7 @@ def trees_of(document: Mapping[str, Any], settings: Mapping[str, Any], low: Floa
         if not known or not ((values >= least) & (values <= most)).all():
             raise ValueError(f"{name} of the trees holds what is no number from {least:g} to {most:g}")
         nodes[name] = values.astype(kind)
-    found = Trees(settings, low, high, nodes, np.repeat(np.cumsum(count) - count, count), base)
+    found = Trees(settings, width, nodes, np.repeat(np.cumsum(count) - count, count), base)
     check_nodes(found)
     return found
 
@@ -287,7 +228,7 @@ def check_nodes(trees: Trees) -> None:
     left, right, parents, split, _, conditions, *_, weights = trees.nodes.values()
     start, inner, leaves = trees.start, np.flatnonzero(left >= 0), np.flatnonzero(left < 0)
     roots = np.unique(start)
-    if (split >= len(trees.low)).any():
+    if (split >= trees.width).any():
         raise ValueError("a tree splits by a feature that is not there")
     if (np.abs(conditions[leaves]) > _LARGEST_LEAF).any():
         raise ValueError(f"a tree has a leaf beyond {_LARGEST_LEAF:g}")

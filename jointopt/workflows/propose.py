@@ -443,10 +443,13 @@ def ends_and_knee(plans: Columns) -> Ints:
 def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of a plan by part, which add up to its time."""
     g, rows = int(physics.group_of[layout]), physics.row_of[[layout]]
-    stretch = float(physics.time_factor[layout])
+    known_s, of = np.array([float(plan["iteration_time_s"])]), np.array([layout])
+    curves, stretch = physics.time_curves, float(physics.time_factor[layout])
+    if curves is not None:
+        stretch = float(np.exp(np.log(known_s) - curves.inverse.at(of, np.log(known_s)))[0])
     # the schedule need not be walked through again: its length is what the rest of the known time leaves
     t = physics.times(g, rows, np.asarray(plan["stage_clock_mhz"])[None], least_makespan_s)
-    total_s = np.array([float(plan["iteration_time_s"]) / stretch])
+    total_s = known_s / stretch
     t = replace(t, makespan_s=t.makespan_s + total_s - t.total_s, total_s=total_s)
     return {name: stretch * float(seconds[0]) for name, seconds in time_parts(physics.groups[g], rows, t).items()}
 

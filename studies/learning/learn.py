@@ -102,21 +102,18 @@ def answers(
 
 def own_answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[str, Floats]:
     """As `answers`, by what is learned of the cluster alone; of too few runs for it, by the shared kernel."""
-    data, new, moved = cluster.data, cluster.data.known.take(at), np.zeros(len(at))
+    data, new = cluster.data, cluster.data.known.take(at)
     source = str(data.known.runs.source[0])
     own, known, residual = OwnRuns(source), data.known.runs.take(fit), data.known_residual[fit]
     if len(fit) >= LEAST_RUNS:
         found = learn_source(source, data, fit, kernel)
         own, known, residual = found.own, found.runs, found.residual
-    if own.response is not None:
-        before, new = new, new.under(own.response.response.on)
-        moved = np.log(new.physics["iteration_time_s"] / before.physics["iteration_time_s"])
     process = process_of(own, kernel, known, residual)
     every = process(np.arange(len(known)), new.runs)
     stacked = with_process(process, known, residual)(new.runs, every)
     kept = remembered_rows(np.arange(len(known), dtype=np.int64))
     both = own.mean(own.process(kernel, known.take(kept), residual[kept]), new.runs, known)
-    return {OWN_PROCESS: every + moved, WITH_PROCESS: stacked + moved, BOTH: both + moved}
+    return {OWN_PROCESS: every, WITH_PROCESS: stacked, BOTH: both}
 
 
 def process_of(own: OwnRuns, kernel: Kernel, known: Runs, residual: Floats) -> Callable[[Ints, Runs], Floats]:

@@ -1,6 +1,7 @@
 """Runs of made-up clusters whose truth is known: tables to learn from, as `jointopt retrain` reads them.
 
-T: the physics of this package times steps and interactions that it does not know. C: the same of kernels that follow
+T: the physics of this package times steps and interactions that it does not know. T2: larger ones, which depend on
+shapes of kernels and on the clock. C: the same of kernels that follow
 the clock otherwise (`FOLLOWING`). S: another simulator with equations of its own (saturating products, links shared by
 what crosses them, an event-driven pipeline), which shares no code with the physics. All are one cluster of H100 nodes,
 ten models, plans drawn from the feasible space, noise of 2 %.
@@ -84,7 +85,7 @@ def draw(job: Job, rng: np.random.Generator, count: int, *, clocks: bool) -> Dra
 def table(
     truth: str, rows: int, seed: int = 0, *, models: tuple[str, ...] = MODELS, clocks: bool = False
 ) -> pd.DataFrame:
-    """A measurement table of so many ``rows`` of truth T, C or S; ``clocks``: at clocks of all kinds, with power."""
+    """A measurement table of so many ``rows`` of one of `TRUTHS`; ``clocks``: at clocks of all kinds, with power."""
     rng = np.random.default_rng(seed)
     parts: list[pd.DataFrame] = []
     count, each = 0, max(2, min(12, rows // len(models)))
@@ -92,9 +93,7 @@ def table(
         plans = draw(with_clock_shares(job, *FOLLOWING) if truth == "C" else job, rng, each, clocks=clocks)
         if plans is None:
             continue
-        parts.append(
-            _rows(plans, *{"T": physics_with_steps, "C": physics_with_steps, "S": simulated}[truth](plans, rng))
-        )
+        parts.append(_rows(plans, *TRUTHS[truth](plans, rng)))
         count += len(parts[-1])
         if count >= rows:
             break
@@ -135,6 +134,26 @@ def physics_with_steps(plans: Drawn, rng: np.random.Generator) -> tuple[Floats, 
     power = plans.power_w * (1.08 - 0.05 * (lay["tp"] >= 4) + 0.06 * (lay["pp"] > 1)) * (0.9 + 0.1 * share)
     noise = np.exp(NOISE * rng.standard_normal((2, len(factor))))
     return plans.time_s * factor * noise[0], power * noise[1]
+
+
+def physics_with_interactions(plans: Drawn, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Time and power of truth T2, (n,)."""
+    lay, model, seq_length = plans.layouts, plans.job.model, plans.job.training.seq_length
+    width, tokens = model.hidden_size / lay["tp"], lay["micro_batch_size"] * seq_length / lay["cp"]
+    share = plans.clock_mhz / (plans.job.cluster.gpu.clock_max_mhz or 1.0)
+    factor = np.full(len(plans.time_s), 1.1)
+    factor *= np.where(width < 1024, 1.0 + 0.25 * (tokens < 8192), np.where(width < 2048, 1.08, 1.0))
+    factor *= np.where(tokens % 8192 != 0, 1.10, 1.0) * np.where(width % 512 != 0, 1.12, 1.0)
+    factor *= np.where((lay["pp"] > 1) & (lay["vpp"] == 1), 1.0 + 0.04 * np.log2(np.maximum(lay["pp"], 1)), 1.0)
+    factor *= np.where((lay["tp"] > 1) & ~lay["sequence_parallel"].astype(bool), 1.0 + 0.06 * np.log2(lay["tp"]), 1.0)
+    factor *= np.where((lay["cp"] > 1) & (seq_length < 8192), 1.18, 1.0)
+    factor *= 1.0 + 0.05 * np.log2(plans.job.cluster.nodes) * (lay["dp"] * lay["cp"] > 8)
+    factor *= np.where((lay["recompute"] == 2) & (lay["tp"] < 4), 0.92, 1.0)
+    factor *= np.where(share < 0.75, 1.0 + 0.12 * (lay["tp"] >= 4), 1.0)
+    factor *= np.where(model.num_query_groups < model.num_attention_heads, 0.93, 1.0)
+    power = plans.power_w * (1.05 - 0.08 * (width < 2048) + 0.07 * (lay["pp"] > 1) - 0.06 * (tokens < 4096))
+    noise = np.exp(NOISE * rng.standard_normal((2, len(factor))))
+    return plans.time_s * factor * noise[0], power * (0.85 + 0.15 * share) * noise[1]
 
 
 # --- S: a simulator of its own
@@ -272,3 +291,8 @@ def _reduction_s(job: Job, lay: dict[str, int], pipeline_s: float) -> float:
     size = _parameters(job.model, lay) * (6.0 if lay["zero_stage"] else 8.0) * (dp - 1) / dp
     seconds = size / (NVLINK if inside else FABRIC) * sharing + np.log2(dp) * FABRIC_S * 20
     return float(max(seconds - 0.12 * pipeline_s, 0.25 * seconds))
+
+
+TRUTHS = {
+    "T": physics_with_steps, "T2": physics_with_interactions, "C": physics_with_steps, "S": simulated,
+}  # fmt: skip

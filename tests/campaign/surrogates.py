@@ -22,7 +22,6 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
-from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.features import HEAT_NAMES, PEAK
 from jointopt.surrogate.files import CARD, load, load_surrogate, save, write_card
 from jointopt.surrogate.job_model import JobModel
@@ -53,7 +52,7 @@ def good() -> Path:
     own = OwnRuns(
         SOURCE, Kernel.of_one_source(default.kernel), _mix(default, 0), 1.2, 1.1, PowerScale(1.1, 0.05, 3.0),
         _mix(default, 1), (0.6, 1.0), {"time": 0.02, "process": 0.03, "physics": 0.1} | of_power, "groups",
-        {"time": {"log2_tp": 0.02}}, LearnedResponse(ClockResponse(0.8, 0.1), 0.05, 0.03), 0.01, "as it is", 300.0,
+        {"time": {"log2_tp": 0.02}}, 300.0,
         {PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0), 1.02)}, as_sure=True, of_new=0.9,
     )  # fmt: skip
     few = NewGroups((SOURCE,), 0.5, 1.5, {"physics": 0.1, "process": 0.2, "time": 0.1}, as_sure=True)
@@ -112,7 +111,7 @@ def _predictions(folder: Path, in_whole: bool) -> object:
     """What changed trees and what was learned of the source answer; ``in_whole``: other parts and words on them too."""
     surrogate = load(folder)
     for trees in filter(None, [mix.trees for own in surrogate.own for mix in own.mixes.values()]):
-        columns = np.zeros((2, len(trees.low)))
+        columns = np.zeros((2, trees.width))
         answers = trees.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):
             raise FloatingPointError("trees predict what is not finite")

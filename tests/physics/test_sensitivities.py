@@ -70,19 +70,6 @@ def test_no_time_that_is_added_falls_below_zero(make_job, name):
     assert getattr(found.training.framework, FIGURES[name][0]) == 0.0
 
 
-@pytest.mark.parametrize("job", [0, 3, 5])
-def test_shares_that_follow_the_clock_are_read_without_pricing_anew(job, shipped_physics, one_clock):
-    physics = shipped_physics(job)
-    index, top = np.arange(len(physics.layouts["pp"])), physics.top_mhz
-    again = CostModel(moving.with_clock_shares(physics.job, 0.7, 0.4), physics.layouts)
-    for share in (1.0, 0.6):
-        clocks = one_clock(physics, share * top)
-        found = moving.time_with_clock_shares_s(physics, index, clocks, 0.7, 0.4)
-        # but for clocks that power limits leave
-        np.testing.assert_allclose(found, again.least_time_s(index, clocks), rtol=5e-3)
-    assert not np.allclose(found, physics.least_time_s(index, clocks), rtol=0.01)
-
-
 @pytest.mark.parametrize("job", range(7))
 def test_a_slower_machine_never_makes_a_plan_faster(job, shipped_physics):
     # but for what a longer step elsewhere hides of a gradient's traffic

@@ -186,7 +186,7 @@ def against_constant(table: pd.DataFrame, count: int, draws: int) -> Floats:
         ((source, evidence),) = evidence_by_source(noisy, priced.take(given), "few").items()
         correction = Correction(load_surrogate("default"), str(source), True, evidence)
         there = priced.take(judged).with_constants(correction.shifts)
-        after = np.log(there.physics["iteration_time_s"]) + correction.log_factor(there.runs)
+        after = np.log(there.physics["iteration_time_s"]) + correction.time(there.runs, None).log_factor
         constant = log_physics[judged] + np.median((truth - log_physics)[given])
         out.append(np.subtract(*(np.median(np.abs(np.expm1(by - truth[judged]))) for by in (after, constant))))
     return np.array(out)

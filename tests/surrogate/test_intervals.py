@@ -15,10 +15,11 @@ from jointopt.jobs.catalog.kernels import scaling_recipe
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.catalog.recorded_runs import RecordedRuns
 from jointopt.jobs.job import Job, Training
-from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.intervals import (
     ADDED_DOUBTS,
     RESULTS,
+    TOP_ONLY,
+    MeasuredClocks,
     add_intervals,
     bounds_within_limits,
     clock_doubt,
@@ -285,13 +286,6 @@ def test_a_clock_more_than_a_twentieth_above_all_that_were_measured_is_not_in_do
     assert h100(1980.0, MeasuredClocks()) == h100(1980.0, MeasuredClocks(0.6, 0.985)) == (0.0, False)
 
 
-def test_below_the_top_clock_a_plan_is_as_uncertain_as_runs_there_were_off() -> None:
-    off = MeasuredClocks(off_below=0.39)
-    assert h100(1900.0, off) == (pytest.approx(np.log(1.39)), True)
-    assert h100(1980.0, off) == (0.0, False)
-    assert h100(1900.0, MeasuredClocks(off_below=0.025))[1]
-
-
 def test_no_power_in_an_interval_is_above_the_limit_of_a_gpu_and_energy_goes_with_it() -> None:
     # 400 W of an A100: 1.15 times 380 W is above it, 1.15 times 300 W is not, and 410 W is its own bound
     plans = columns(n=3) | {"avg_power_w": np.array([380.0, 300.0, 410.0])}
@@ -378,11 +372,11 @@ def test_an_assumed_network_adds_to_the_upper_end_in_squares(network: float, hig
 
 
 def test_doubts_of_an_assumed_network_and_of_a_clock_add_in_squares() -> None:
-    # runs at lower clocks were off by 0.4 of a logarithm; with 0.3 by the network 0.5, with 1.2 of new sources 1.3
-    one, low, off = training(), columns(1900.0), MeasuredClocks(off_below=np.expm1(0.4))
-    sources, network = (np.full(2, 0.3), np.full(2, 1.2)), np.full(2, 0.3)
-    found = with_new_interval(one, add_intervals(one, low), sources, off, network)
-    assert np.log(times(found)) == pytest.approx([-0.5, 1.3])
+    one, low, clock = job(gpu="h100-sxm5-80gb"), columns(600.0), 0.16 * np.log(1980 / 600)
+    sources, network = (np.full(2, 0.9), np.full(2, 1.2)), np.full(2, 0.3)
+    found = with_new_interval(one, add_intervals(one, low), sources, TOP_ONLY, network)
+    assert -np.log(times(found)[0]) >= np.hypot(0.9, clock) - 1e-9
+    assert np.log(times(found)[1]) == pytest.approx(np.sqrt(1.2**2 + clock**2 + 0.3**2))
 
 
 def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:

@@ -20,7 +20,6 @@ from jointopt.jobs.plans.text import parse_plan, uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation
 from jointopt.runs.store import Store
-from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.features import watts_at
 from jointopt.surrogate.files import load_surrogate
 from jointopt.surrogate.job_model import JobModel
@@ -238,15 +237,14 @@ def test_a_polished_plan_takes_the_power_that_was_measured(job: Job) -> None:
 
 
 def learned_clocks(job: Job) -> Surrogate:
-    """The shipped surrogate as if many runs of the job's cluster had shown how kernels follow the clock, and power."""
+    """The shipped surrogate as if many runs of the job's cluster had shown its power at many clocks."""
     default, cluster = load_surrogate("default"), job.cluster
     source = str(Source("mine", job.training.framework.name, cluster.gpu.id, cluster.gpus_per_node))
-    response = LearnedResponse(ClockResponse(0.7, 0.1))
     power = PowerScale(0.9, np.array([0.01, 0.01]))
-    return replace(default, own=(OwnRuns(source, power=power, clocks=(0.6, 1.0), response=response),))
+    return replace(default, own=(OwnRuns(source, power=power, clocks=(0.6, 1.0)),))
 
 
-def test_passes_of_a_polished_plan_follow_the_clock_as_the_cluster_s_kernels_do(job: Job) -> None:
+def test_a_polished_plan_draws_what_runs_at_many_clocks_taught(job: Job) -> None:
     model, plan = JobModel(job, learned_clocks(job)), "dp=2 pp=4 micro_batch_size=4 clock_mhz="
     parsed = parse_plan(plan + "1410", job)
     schedule = Schedule(model.cost_model(parsed.layouts), parsed.stage_clock_mhz[0])

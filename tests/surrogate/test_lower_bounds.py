@@ -12,11 +12,10 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import Evidence, expected_above, is_lower_bound
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
+from jointopt.surrogate.kernel import CLOCK, FEATURES, Runs, default_kernel
 from jointopt.surrogate.surrogate import Conditioned, Surrogate
 from jointopt.surrogate.training import with_lower_bounds
 from jointopt.workflows.explain import explain

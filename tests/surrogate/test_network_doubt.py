@@ -18,10 +18,9 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import sensitivities
 from jointopt.runs.workloads import workloads
-from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.features import delay_of, network_assumed, network_delay, network_half_width
-from jointopt.surrogate.intervals import DOUBTS
+from jointopt.surrogate.intervals import DOUBTS, MeasuredClocks
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import DELAY, Runs
 from jointopt.workflows.explain import explain

@@ -404,7 +404,7 @@ def judged(*, limited: bool) -> tuple[OwnTarget, float]:
     log_ratio = np.log(np.minimum(1.3 * values, 1.04 * of_run) / values)
     blank = np.full(120, np.nan)
     some = SourceRuns(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
-    target, errors, _ = own_cluster.learn_target("peak power", some, log_ratio, values, 0)
+    target, _, errors = own_cluster.TargetLearner("peak power", some, log_ratio, values, None, 0).learn()
     return target, errors["peak power"]
 
 

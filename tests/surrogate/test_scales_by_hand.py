@@ -24,7 +24,6 @@ from jointopt.surrogate.plan_process import (
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power import power_scale
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import fit_trees
 from tests.bench.memory_margin import loss
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1)
@@ -197,10 +196,3 @@ def test_the_factor_goes_from_that_of_few_runs_to_that_of_many(count: int, facto
 def test_a_gpu_within_five_per_cent_of_a_known_one_is_in_the_domain(peak: float, inside: bool) -> None:
     found = surrogate(rows(1, "a"), np.zeros(1)).predict(rows(1, "b", peak), True)[2]
     assert found.tolist() == [inside]
-
-
-def test_the_domain_of_trees_leaves_out_half_a_per_cent_of_the_rows_on_either_side() -> None:
-    # five of a thousand rows lie at or below the lower end, five above the upper one
-    values = np.arange(1000.0)[:, None]
-    trees = fit_trees(values, np.zeros(1000), n_estimators=1)
-    assert (trees.low.tolist(), trees.high.tolist()) == ([4.0], [994.0])

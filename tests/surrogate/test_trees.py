@@ -15,7 +15,6 @@ from jointopt.surrogate.trees import Trees, check_nodes, fit_trees, trees_of
 
 FEATURES = 5
 POINTS = np.random.default_rng(1).uniform(-1, 1, (50, FEATURES))
-EDGES = np.full(FEATURES, -9.0), np.full(FEATURES, 9.0)
 
 
 def data(n: int = 200, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -31,31 +30,14 @@ def few() -> Trees:
     return fit_trees(features, 0.7 + (features[:, 0] > 0.2), max_depth=3, n_estimators=15, reg_lambda=1.0)
 
 
-def test_a_weight_of_two_is_a_row_given_twice_up_to_single_precision():
-    features, residual = data()
-    weight = np.random.default_rng(1).integers(0, 4, len(residual))
-    weighted = fit_trees(features, residual, weight)
-    repeated = fit_trees(np.repeat(features, weight, axis=0), np.repeat(residual, weight))
-    np.testing.assert_allclose(weighted.predict(features), repeated.predict(features), atol=2e-6)
-
-
 def test_it_learns_a_step_and_ignores_outliers():
     features, residual = data()
     spoiled = residual.copy()
-    spoiled[::25] = 5.0
+    spoiled[::25] = 1.0
     clean, robust = (fit_trees(features, y).predict(features) for y in (residual, spoiled))
     high = features[:, 0] > 0
     assert clean[high].mean() - clean[~high].mean() > 0.2
-    assert np.abs(robust - clean).max() < 0.15
-
-
-def test_the_gate_closes_step_by_step():
-    rng = np.random.default_rng(0)
-    trees = fit_trees(rng.uniform(-1, 1, (100, 20)), 0.5 + rng.normal(size=100))
-    outside = np.where(np.arange(20)[None, :] < np.arange(7)[:, None], 9.0, 0.0)
-    np.testing.assert_allclose(trees.range.gate(outside), [1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0], atol=1e-9)
-    assert trees.predict(outside)[0] != 0.0
-    np.testing.assert_array_equal(trees.predict(outside[4:]), 0.0)
+    assert np.median(np.abs(robust - clean)) < 0.05
 
 
 def test_the_same_rows_and_seed_give_the_same_trees():
@@ -63,35 +45,15 @@ def test_the_same_rows_and_seed_give_the_same_trees():
     assert first == second
 
 
-def test_trees_only_fall_along_a_column_that_must_fall():
-    features, residual = data()
-    residual = residual + 0.3 * features[:, 1]  # the runs show that it rises
-    sweep = np.zeros((50, FEATURES))
-    sweep[:, 1] = np.linspace(-0.99, 0.99, 50)
-    free, held = (fit_trees(features, residual, monotone=m).predict(sweep) for m in (None, [0, -1, 0, 0, 0]))
-    assert free[-1] > free[0] + 0.1
-    assert (np.diff(held) <= 1e-9).all()
-
-
-def test_a_category_has_no_range_that_could_shut_the_gate():
-    features, residual = data()
-    features[:, 4] = 0.0  # a framework that no run has
-    other = np.zeros((1, FEATURES))
-    other[0, 4] = 1.0
-    gates = [fit_trees(features, residual, categories=of).range.gate(other)[0] for of in (None, [4])]
-    assert gates == pytest.approx([0.0, 1.0], abs=1e-9)
-
-
 def test_trees_walked_here_answer_as_xgboost_does(few: Trees):
     import xgboost
 
     assert few.base == pytest.approx(0.7, abs=1e-6)  # the median of what they were fitted to
-    wide = replace(few, low=EDGES[0], high=EDGES[1])
     edges = np.unique(few.nodes["split_conditions"])[:40].astype(float)[:, None] * np.ones(FEATURES)
     for points in (POINTS, POINTS[:1], edges, POINTS.repeat(20_000 // len(POINTS), axis=0)):
         expected = few.booster.predict(xgboost.DMatrix(points))
-        np.testing.assert_allclose(wide.predict(points), expected, atol=1e-6)
-        np.testing.assert_allclose(wide.contributions(points).sum(axis=1), expected, atol=1e-5)
+        np.testing.assert_allclose(few.predict(points), expected, atol=1e-6)
+        np.testing.assert_allclose(few.contributions(points).sum(axis=1), expected, atol=1e-5)
 
 
 def test_trees_of_more_leaves_than_a_byte_can_number_answer_as_xgboost_does():
@@ -99,11 +61,10 @@ def test_trees_of_more_leaves_than_a_byte_can_number_answer_as_xgboost_does():
 
     features = np.random.default_rng(3).uniform(-1, 1, (4000, FEATURES))
     truth = np.sin(7 * features).mean(axis=1)
-    trees = fit_trees(features, truth, max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0)
+    trees = fit_trees(features, truth, max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0, max_bin=256)
     assert (trees.nodes["left_children"] < 0).sum() > 300  # leaves
     expected = trees.booster.predict(xgboost.DMatrix(features))
-    found = replace(trees, low=EDGES[0], high=EDGES[1]).predict(features)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(trees.predict(features), expected, atol=1e-6)
 
 
 def test_trees_are_read_as_they_were_written(few: Trees, tmp_path: Path):
@@ -115,7 +76,7 @@ def test_trees_are_read_as_they_were_written(few: Trees, tmp_path: Path):
 
 def test_what_xgboost_itself_writes_is_read(few: Trees, tmp_path: Path):
     few.booster.save_model(tmp_path / "trees.json")
-    again = trees_of(json.loads((tmp_path / "trees.json").read_bytes()), few.settings, few.low, few.high)
+    again = trees_of(json.loads((tmp_path / "trees.json").read_bytes()), few.settings, few.width)
     assert again.document == few.document
 
 
@@ -165,7 +126,7 @@ def test_what_could_not_be_followed_is_refused(few: Trees, damage: str):
     document = json.loads(json.dumps(few.document))
     DAMAGE[damage](document)
     with pytest.raises((ValueError, KeyError, TypeError)):
-        trees_of(document, few.settings, few.low, few.high)
+        trees_of(document, few.settings, few.width)
 
 
 def test_a_tree_deeper_than_any_that_training_writes_is_refused_as_its_paths_are_followed_by_recursion(few: Trees):

@@ -51,13 +51,15 @@ class Breakdown:
 
 def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakdown:
     """Take apart layout row ``index`` at one clock per stage (pp,) in MHz; what corrects totals corrects parts."""
-    stretch, factor = float(physics.time_factor[index]), float(physics.power_factor[index])
+    factor = float(physics.power_factor[index])
     g, rows, at = int(physics.group_of[index]), physics.row_of[[index]], np.array([index])
     costs = physics.groups[g]
     queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: costs.depth]
     t = physics.times(g, rows, queried_mhz[None, :])
     parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
-    parts["static"] = parts["static"] + float(physics.power_offset_w[index]) / factor * float(t.total_s[0])
+    stretch, mean_w = float(physics.stretch(at, t.total_s)[0]), np.mean(sum(parts.values())) / t.total_s
+    offset_w = float(((physics.power_scale(at, mean_w) - factor) * mean_w)[0])  # of power beside its line
+    parts["static"] = parts["static"] + offset_w / factor * float(t.total_s[0])
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
     layout = {k: v[rows] for k, v in costs.layouts.items()}
@@ -173,7 +175,8 @@ def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Util
     costs, cluster = physics.groups[g], physics.job.cluster
     t = physics.times(g, row, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
     batches, total = float(costs.num_micro_batches[row[0]]), float(t.total_s[0])
-    whole, step = total * float(physics.time_factor[index]), costs.optimizer_s[row[0]]
+    stretch = float(physics.stretch(np.array([index]), t.total_s)[0])
+    whole, step = total * stretch, costs.optimizer_s[row[0]]
     sent, speed = {}, {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
     for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
         # joules at one joule per byte that a GPU sends over this class of link
@@ -352,8 +355,9 @@ def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Break
     parts = parts or breakdown(physics, index, stage_clock_mhz)
     of_gpu = {name: joules / parts.gpus_per_stage for name, joules in parts.stage_energy_parts_j.items()}
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
-    costs, stretch, row = physics.groups[g], float(physics.time_factor[index]), rows[0]
+    costs, row = physics.groups[g], rows[0]
     t = physics.times(g, rows, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
+    stretch = float(physics.stretch(np.array([index]), t.total_s)[0])
     batches, step_bytes = float(costs.num_micro_batches[row]), costs.iteration_hbm_bytes[row]
     # kernels that do not follow the clock and those that do, exposed traffic, and SMs in it
     memory_s = batches * (costs.forward_memory_s + costs.backward_memory_s)[row] + costs.optimizer_s[row]

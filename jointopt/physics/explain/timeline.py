@@ -75,7 +75,7 @@ def timeline(physics: CostModel, index: int, stage_clock_mhz: Floats, most_passe
         start_s, end_s = start_s * (makespan_s / end), end_s * (makespan_s / end)
     order = np.lexsort((start_s, graph.rank))
     order = order[graph.micro_batch[order] < batches]
-    stretch = float(physics.time_factor[index])
+    stretch = float(physics.stretch(np.array([index]), t.total_s)[0])
     other = float(t.total_s[0] - t.makespan_s[0] - t.dp_exposed_s[0] - t.optimizer_s[0])
     tail = {"gradients": float(t.dp_exposed_s[0]), "optimizer": float(t.optimizer_s[0]), "other": other}
     return Timeline(
