@@ -225,8 +225,7 @@ def _function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tu
             name: follows[name] if name in follows and name not in returned else _column(returned, name, count)
             for name in goals
         }
-        excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
-        return plans | {"violation": np.maximum.reduce(excess)}
+        return plans | {"violation": physics.violation(plans)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
     return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)
