@@ -15,6 +15,7 @@ import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import COLUMNS, NEUTRAL, POWER_LIMIT, SPLIT_COLUMNS, Columns, Floats, Ints
+from jointopt.jobs.plans.text import widened
 from jointopt.search.breeding import PRIORITY, SLACK_LEVELS
 from jointopt.search.problem import Problem
 
@@ -100,6 +101,19 @@ class Parameters:
             columns[POWER_LIMIT] = self.problem.layouts[POWER_LIMIT][plans["layout_index"]].tolist()
         rows = zip(*(columns[name] for name in self.names), strict=True)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
+
+    def located(self, plans: Columns) -> Columns:
+        """Plans of the space (layout columns, stage clocks) as those of a search, of which the slack is not known."""
+        names = [name for name in self.problem.layouts if name in plans]
+        cells = [np.stack([of[name] for name in names], axis=1) for of in (self.problem.layouts, plans)]
+        place = {row.tobytes(): number for number, row in enumerate(np.ascontiguousarray(cells[0], np.float64))}
+        highest = np.nanmax(plans["stage_clock_mhz"], axis=1)
+        return {
+            "layout_index": np.array([place[row.tobytes()] for row in np.ascontiguousarray(cells[1], np.float64)]),
+            "clock_index": np.abs(self.problem.clocks_mhz - highest[:, np.newaxis]).argmin(axis=1),
+            "slack": np.full(len(highest), np.nan),
+            "stage_clock_mhz": widened(plans["stage_clock_mhz"], max(self.problem.max_pp, 1)),
+        }
 
     def _nearest_slack(self, plans: Columns) -> Floats:
         """The share of slack (n,) whose stage clocks come nearest to those of plans, of equal ones the least."""

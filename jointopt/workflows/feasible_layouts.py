@@ -15,7 +15,7 @@ from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
 from jointopt.core.system import free_bytes
 from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeat_per_limit, under_limits
-from jointopt.jobs.job import Job
+from jointopt.jobs.job import Constraints, Job
 from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.space import Space, add_recompute_steps, enumerate_layouts
 from jointopt.jobs.plans.stages import (
@@ -142,6 +142,15 @@ class PreparedSearch:
     fitting: Floats  # probability that each layout fits in memory, (L,)
     problem: Problem  # by time and energy
     all_goals: Problem  # the same by all objectives of the job
+
+    @property
+    def excess(self) -> Callable[[Columns], Columns] | None:
+        """`CostModel.excess`; None where the job states no limit and every layout fits, so that no plan can break one.
+
+        Optuna's GPSampler refuses trials without constraints beside others that have them.
+        """
+        limited = self.physics.job.constraints != Constraints() or self.fitting.min() < FEASIBLE
+        return self.physics.excess if limited else None
 
 
 def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) -> PreparedSearch:

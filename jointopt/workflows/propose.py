@@ -238,7 +238,7 @@ def _store_study(
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
             document=proposal.to_dict(),
             problem=found.all_goals,
-            excess=found.physics.excess,
+            excess=found.excess,
             max_trials=None if all_trials else MAX_TRIALS,
         )
     if study not in (None, name):

@@ -143,8 +143,10 @@ def finished_trials(
 ) -> list[FrozenTrial]:
     """A finished trial per plan of a `Problem.describe`; ``excess`` (n,) over each limit, as a share of it.
 
-    What a layout is beside its split of the GPUs is among the attributes, where the plans differ in it.
+    What a layout is beside its split of the GPUs is among the attributes, where the plans differ in it. Where there is
+    no limit, and no plan breaks one, trials have no constraints.
     """
+    limited = excess is not None or bool((plans["violation"] > 0.0).any())
     varied = [name for name in LAYOUT_COLUMNS if name in plans and len(plans[name]) and np.ptp(plans[name].astype(int))]
     cells = {name: decode_cells(name, plans[name]) for name in varied}
     plan_of = plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))
@@ -154,6 +156,7 @@ def finished_trials(
         came["user_attrs"] = (
             {PLAN: record_text(plan)} | {name: cells[name][row] for name in varied} | came["user_attrs"]
         )
+        came["system_attrs"] = came["system_attrs"] if limited else {}
         trials.append(create_trial(params=params, distributions=distributions, **came))
     return trials
 
