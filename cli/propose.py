@@ -52,8 +52,8 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @click.option("--layouts", type=click.IntRange(min=1), default=5, show_default=True, help="Print the best N layouts.")
 def propose(
     job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
-    pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None,
-    all_trials: bool, baseline: str, out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int,
+    pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, all_trials: bool,
+    baseline: str, out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int,
     allow_tight: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.

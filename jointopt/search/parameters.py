@@ -15,16 +15,16 @@ import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import COLUMNS, NEUTRAL, POWER_LIMIT, SPLIT_COLUMNS, Columns, Floats, Ints
-from jointopt.jobs.plans.text import widened
+from jointopt.jobs.plans.text import TRIAL_LAYOUT, widened
 from jointopt.search.breeding import PRIORITY, SLACK_LEVELS
 from jointopt.search.problem import Problem
 
-SPLIT, VARIANT, CLOCK, SLACK = "layout", "variant", "clock_mhz", "slack"
+VARIANT, CLOCK, SLACK = "variant", "clock_mhz", "slack"
 SAMPLED = 128  # plans drawn evenly over the space
 
 
 class Parameters:
-    """The parameters of plans of a `Problem`; those with one value alone are left out of ``names``.
+    """The parameters of plans of a `Problem`; those but ``layout`` that have one value alone are not in ``names``.
 
     ``layout``: one of ``splits`` of the GPUs; ``variant``: 1 is the fastest layout of it, numbers beyond its last one
     are the last; ``clock_mhz``: of the bottleneck stage; ``slack``: the share of the other stages' slack that is used;
@@ -41,10 +41,10 @@ class Parameters:
         limited = problem.num_layouts > problem.num_distinct
         self.limits_w = np.unique(problem.layouts[POWER_LIMIT]) if limited else np.zeros(0)
         sizes = {
-            SPLIT: len(self.splits), VARIANT: self.most_variants, CLOCK: problem.num_clocks,
+            TRIAL_LAYOUT: len(self.splits), VARIANT: self.most_variants, CLOCK: problem.num_clocks,
             POWER_LIMIT: len(self.limits_w), SLACK: 1 + (problem.stage_clocks is not None and problem.max_pp > 1),
         }  # fmt: skip
-        self.names = tuple(name for name, size in sizes.items() if size > 1)
+        self.names = tuple(name for name, size in sizes.items() if size > 1 or name == TRIAL_LAYOUT)
 
     def _words(self, row: int) -> str:
         """The split of a layout as words of a plan: dp, and the degrees that are not 1 or without effect."""
@@ -69,7 +69,7 @@ class Parameters:
     def decode(self, params: Mapping[str, Any]) -> tuple[Ints, Ints, Floats]:
         """Layout, clock index and slack, (1,) each, of one trial's parameters; PlanError where they are of others."""
         missing = [name for name in self.names if name not in params]
-        if missing or (split := params.get(SPLIT, self.splits[0])) not in self.splits:
+        if missing or (split := params.get(TRIAL_LAYOUT, self.splits[0])) not in self.splits:
             got = f"no {missing[0]}" if missing else f"no such layout as {split!r}"
             raise PlanError(
                 f"The parameters of a trial must be {', '.join(self.names)}, as jointopt.optuna_objective suggests "
@@ -92,7 +92,7 @@ class Parameters:
         place = np.argsort(self._ranked)[layout] - (np.cumsum(self._counts) - self._counts)[split]
         slack = np.where(np.isnan(plans["slack"]), self._nearest_slack(plans), plans["slack"])
         columns: dict[str, Sequence[Any]] = {
-            SPLIT: [self.splits[one] for one in split.tolist()],
+            TRIAL_LAYOUT: [self.splits[one] for one in split.tolist()],
             VARIANT: (place + 1).tolist(),
             CLOCK: self.problem.clocks_mhz[plans["clock_index"]].tolist(),
             SLACK: [round(share * steps) / steps for share in slack.tolist()],

@@ -18,12 +18,12 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import objective_words
-from jointopt.jobs.plans.text import plan_records, record_text, widened
+from jointopt.jobs.plans.text import TRIAL_LAYOUT, plan_records, record_text, widened
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search, run_all
 from jointopt.physics.site import with_site
 from jointopt.report.proposal import Proposal
 from jointopt.runs.rows import is_blank
-from jointopt.search.parameters import SPLIT, Parameters
+from jointopt.search.parameters import Parameters
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS, distributions_of_space, is_ours
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import accepts_paths
@@ -92,9 +92,20 @@ class OptunaObjective:
         self._problem = function_problem(self.job, self._found.problem, answer, self.job.goals, called)
 
     def run_by(self, launcher: Launcher) -> None:
-        """Have a launcher run the plans."""
+        """Have a launcher run the plans, which ends those early that are clearly behind the study's, if it can."""
+
+        def measured(job: Job, plans: Columns) -> Mapping[str, Any]:
+            record = plan_records(plans, plans["stage_clock_mhz"], [0])
+            row = next(run_all(launcher, job, record, lambda _, text: _log.info("%s", text))).row
+            if row["status"] != STATUSES[0]:
+                ended_early = isinstance(launcher, EndsEarly) and not is_blank(row.get("iteration_time_s"))
+                failure = optuna.TrialPruned if ended_early else RunFailedError
+                raise failure(f"{row['status']}: {row.get('notes', '')}")
+            names = dict.fromkeys((*job.goals, MEAN_POWER))
+            return {name: [float(row[name])] for name in names if not is_blank(row.get(name))}
+
         self._launcher = launcher
-        self.evaluate_by(self._measured, launcher.name)
+        self.evaluate_by(measured, launcher.name)
 
     def __call__(self, trial: optuna.Trial) -> float | tuple[float, ...]:
         """The values of the plan that the trial's sampler suggests, or of the one that `enqueue` gave it.
@@ -162,8 +173,11 @@ class OptunaObjective:
     def _check_trials(self, study: optuna.Study) -> None:
         """UsageError where trials of the study were chosen from other layouts, or number them in another way."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        for trial in [one for one in trials if is_ours(one) and SPLIT in one.params][-CHECKED:]:
-            plan, same = json.loads(trial.user_attrs[PLAN]), trial.distributions[SPLIT] == self.distributions[SPLIT]
+        for trial in [one for one in trials if is_ours(one) and TRIAL_LAYOUT in one.params][-CHECKED:]:
+            plan, same = (
+                json.loads(trial.user_attrs[PLAN]),
+                trial.distributions[TRIAL_LAYOUT] == self.distributions[TRIAL_LAYOUT],
+            )
             found = self.plan(trial.params) if same else {}
             if not same or any(plan.get(name) != found[name] for name in LAYOUT_COLUMNS):
                 raise UsageError(
@@ -171,17 +185,6 @@ class OptunaObjective:
                     f"another job, version of jointopt, or measured memory); begin a new study, and enqueue what is "
                     f"known by jointopt.enqueue(study, proposal)."
                 )
-
-    def _measured(self, job: Job, plans: Columns) -> Mapping[str, Any]:
-        """What a run of the plan (1,) measured; TrialPruned where it was ended early, RunFailedError where it failed."""
-        assert self._launcher is not None
-        record = plan_records(plans, plans["stage_clock_mhz"], [0])
-        row = next(run_all(self._launcher, job, record, lambda _, text: _log.info("%s", text))).row
-        if row["status"] != STATUSES[0]:
-            ended_early = isinstance(self._launcher, EndsEarly) and not is_blank(row.get("iteration_time_s"))
-            raise (optuna.TrialPruned if ended_early else RunFailedError)(f"{row['status']}: {row.get('notes', '')}")
-        names = dict.fromkeys((*job.goals, MEAN_POWER))
-        return {name: [float(row[name])] for name in names if not is_blank(row.get(name))}
 
 
 def _suggest(trial: optuna.Trial, name: str, kind: BaseDistribution) -> None:

@@ -18,10 +18,10 @@ from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, decode_cells
-from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
+from jointopt.jobs.plans.text import TRIAL_LAYOUT, plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.database import wait_out
 from jointopt.search.breeding import SLACK_LEVELS
-from jointopt.search.parameters import CLOCK, SLACK, SPLIT, VARIANT, Parameters
+from jointopt.search.parameters import CLOCK, SLACK, VARIANT, Parameters
 from jointopt.search.pareto import (
     OBJECTIVES,
     concat_plans,
@@ -122,7 +122,7 @@ def distributions_of_space(space: Parameters) -> dict[str, BaseDistribution]:
     """The distribution of each parameter of a job's space, over its full range."""
     steps = 1.0 / (SLACK_LEVELS - 1)
     every: dict[str, Callable[[], BaseDistribution]] = {
-        SPLIT: lambda: CategoricalDistribution(space.splits),
+        TRIAL_LAYOUT: lambda: CategoricalDistribution(space.splits),
         VARIANT: lambda: IntDistribution(1, space.most_variants, log=True),
         CLOCK: lambda: _of_grid(space.problem.clocks_mhz),
         POWER_LIMIT: lambda: _of_grid(space.limits_w),
@@ -132,7 +132,7 @@ def distributions_of_space(space: Parameters) -> dict[str, BaseDistribution]:
 
 
 def _of_grid(values: Floats) -> FloatDistribution:
-    """The distribution of an ascending grid, with its step where all steps are equal; other values are rounded to it."""
+    """The distribution of an ascending grid, with its step where all steps are equal; others are rounded to it."""
     steps = np.diff(values)
     step = float(steps[0]) if np.ptp(steps) < 1e-9 * steps[0] else None
     return FloatDistribution(float(values[0]), float(values[-1]), step=step)
@@ -258,9 +258,9 @@ def _write(
     study, evaluated = made_study(rdb, title, goals), len(plans["slack"])
     insert_trials(rdb, study._study_id, trials)
     share = (
-        f"These {len(rows)} trials are plans of the front, of a long one spread evenly along it, and some of those that "
-        f"they beat, of {evaluated:,} plans that were evaluated; `jointopt propose --all-trials` stores all of them, "
-        f"and `--out FOLDER` writes them to FOLDER/record.csv.gz.\n"
+        f"These {len(rows)} trials are plans of the front, of a long one spread evenly along it, and some of those "
+        f"that they beat, of {evaluated:,} plans that were evaluated; `jointopt propose --all-trials` stores all of "
+        f"them, and `--out FOLDER` writes them to FOLDER/record.csv.gz.\n"
     )
     note = f"{note}\n{share if len(rows) < evaluated else ''}"
     show(rdb, title, take(plans, rows), note, range(len(trials)), background=plans, goals=goals)

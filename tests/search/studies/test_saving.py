@@ -147,6 +147,41 @@ def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, shown)
     assert trial.user_attrs["tp"] == plan["tp"]
 
 
+def test_trials_are_inserted_as_optuna_adds_them(shown, url):
+    there = optuna.load_study(study_name=shown[1], storage=shown[0])
+    added = optuna.create_study(storage=url, directions=there.directions)
+    added.add_trials(there.trials)
+    for one, other in zip(there.trials, added.trials, strict=True):
+        assert {**vars(one), "_trial_id": 0} == {**vars(other), "_trial_id": 0}
+    again = [optuna.load_study(study_name=study.study_name, storage=where) for study, where in
+             ((there, shown[0]), (added, url))]  # fmt: skip
+    assert again[0].best_trials == again[1].best_trials
+
+
+def test_trials_are_numbered_towards_the_front(plans, url):
+    study = optuna.load_study(study_name=save(plans, url, max_trials=60), storage=url)
+    best = [trial.number for trial in study.best_trials]
+    assert best == list(range(60 - len(best), 60))
+    product = [trial.values[0] * trial.values[1] for trial in study.trials[: 60 - len(best)]]
+    assert product == sorted(product, reverse=True)
+
+
+def test_parameters_of_a_study_have_the_range_of_the_whole_space(shown):
+    trial = optuna.load_study(study_name=shown[1], storage=shown[0]).trials[0]
+    layouts, clocks = PROBLEM.layouts, PROBLEM.clocks_mhz
+    splits = {tuple(row) for row in np.stack([layouts[name] for name in ("dp", "tp", "pp", "cp")], axis=1).tolist()}
+    assert len(trial.distributions["layout"].choices) == len(splits)
+    assert (trial.distributions["clock_mhz"].low, trial.distributions["clock_mhz"].high) == (clocks[0], clocks[-1])
+    assert (trial.distributions["slack"].low, trial.distributions["slack"].high) == (0.0, 1.0)
+
+
+def test_all_evaluated_plans_are_stored_on_request(plans, url):
+    study = optuna.load_study(study_name=save(plans, url, max_trials=None), storage=url)
+    distinct = np.unique(np.column_stack([*objectives(plans), np.maximum(plans["violation"], 0.0)]), axis=0)
+    assert len(study.trials) >= len(distinct)
+    assert {trial.values[0] for trial in study.trials} >= set(plans["iteration_time_s"].tolist())
+
+
 def test_timestamps_are_spread(shown):
     trials = optuna.load_study(study_name=shown[1], storage=shown[0]).trials
     starts = [trial.datetime_start for trial in trials]
