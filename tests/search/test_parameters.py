@@ -75,5 +75,5 @@ def test_a_plan_with_clocks_of_its_own_has_the_slack_that_comes_nearest():
 
 @pytest.mark.parametrize("changes", [{"layout": "dp=3"}, {"layout": None}])
 def test_parameters_of_another_space_are_refused(changes):
-    with pytest.raises(PlanError, match="must be layout, variant, clock_mhz, slack, .* no such layout as"):
+    with pytest.raises(PlanError, match=r"must be layout, variant, clock_mhz, slack, .* no such layout as"):
         genes(SPACE, **changes)

@@ -1,4 +1,4 @@
-"""Samplers of Optuna go on with a job: their plans are legal, a proposal's are enqueued, and studies of others refused."""
+"""Samplers of Optuna go on with a job: plans are legal, a proposal's are enqueued, and studies of others refused."""
 
 import json
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_the_limits_of_a_job_are_constraints_for_samplers_and_the_dashboard(job,
 def test_a_study_of_other_layouts_or_directions_is_refused():
     study = optimized(jointopt.optuna_objective(JOB), 2)
     other = jointopt.optuna_objective(replace(JOB, search=replace(JOB.search, tp=(1,))))
-    with pytest.raises(UsageError, match="of other layouts than job .* begin a new study"):
+    with pytest.raises(UsageError, match=r"of other layouts than job .* begin a new study"):
         study.optimize(other, n_trials=1)
     with pytest.raises(UsageError, match=r"directions MAXIMIZE, .* minimise time and energy; make it with directions="):
         optuna.create_study(directions=["maximize"] * 2).optimize(other, n_trials=1)

@@ -218,7 +218,8 @@ def save_study(
     sample = take(sample, beaten | (sample["violation"] > 0.0))
     unknown = {name: np.full(len(sample["slack"]), "" if name == DOUBTS else np.nan) for name in plans}
     plans = concat_plans([plans, unknown | sample])
-    rows = choose_rows(plans, len(plans["slack"]) if max_trials is None else max_trials, seed, goals)
+    count = len(plans["slack"]) if max_trials is None else max_trials
+    rows = choose_rows(plans, count, seed, goals, len(sample["slack"]))
     on_front, product = np.isin(rows, front_rows(plans, goals)), np.prod(objectives(take(plans, rows)), axis=0)
     shown = take(plans, rows := rows[np.lexsort((-product, on_front))])
     trials = finished_trials(shown, space, goals, None if excess is None else excess(shown))
@@ -288,12 +289,15 @@ def _mapping(plans: Columns) -> dict[str, list[Any]]:
     return columns
 
 
-def choose_rows(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
+def choose_rows(
+    plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES, even: int = 0
+) -> Ints:  # fmt: skip
     """At most ``count`` rows of distinct plans, ascending: of the front, the nearest to it, and a random sample.
 
     The front has at most `FRONT_SHARE` of the rows, plans near it `NEAR_SHARE` of the others. Every feasible plan that
-    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. Of the
-    sample plans beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
+    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. The sample
+    begins with the last ``even`` plans, which are drawn from all over the space, so that importances are of it; plans
+    beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
     """
     # of those tied in all goals the first: Optuna calls all of a tie best trials
     values = stacked(plans, goals)
@@ -316,5 +320,6 @@ def choose_rows(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = 
     room = count - len(kept)
     near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
     drawn = np.random.default_rng(seed).permutation(far)
-    sample = drawn[np.argsort(np.isin(drawn, outlying), kind="stable")][: room - len(near)]
+    last = rows[drawn] < len(plans["violation"]) - even
+    sample = drawn[np.lexsort((last, np.isin(drawn, outlying)))][: room - len(near)]
     return np.sort(rows[np.concatenate([kept, near, sample])])
