@@ -125,7 +125,7 @@ class Parameters:
             np.nansum(np.abs(self.problem.decode_clocks(layout, clock, np.full(len(layout), share)) - wanted), axis=1)
             for share in shares
         ]
-        return shares[np.argmin(away, axis=0)]
+        return np.asarray(shares[np.argmin(away, axis=0)])
 
     def sample(self, seed: int, count: int = SAMPLED) -> Columns:
         """Evaluated plans of layouts, clocks and slack that are drawn evenly, by which importance can be judged."""

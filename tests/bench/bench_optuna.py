@@ -47,7 +47,8 @@ def compare(name: str, trials: int, seeds: int, samplers: list[str]) -> None:
     print(f"{name}: {len(front)} plans on the front, {trials} trials, {seeds} seeds")
     for label in samplers:
         single = label == "CMA-ES"
-        objective = jointopt.optuna_objective(replace(job, objectives=("energy_j",)) if single else job)
+        own = replace(job, objectives=("energy_j",)) if single else job
+        objective = jointopt.optuna_objective(own)
         for enqueued in (False, True):
             reached, legal, start = [], [], time.process_time()
             for seed in range(seeds):
@@ -57,7 +58,7 @@ def compare(name: str, trials: int, seeds: int, samplers: list[str]) -> None:
                 values = np.array([trial.values for trial in study.trials])
                 best = values.min() / front[:, 1].min() if single else hypervolume(*values.T, reference) / whole
                 reached.append(best)
-                legal += [is_legal(objective.job, trial) for trial in study.trials[:30]]
+                legal += [is_legal(own, trial) for trial in study.trials[:30]]
             cpu_s, begun = (time.process_time() - start) / seeds, "from the front" if enqueued else "from nothing"
             print(f"{label:9s} {begun:14s} {sum(legal)} of {len(legal)} legal, {np.mean(reached):.3f} "
                   f"({min(reached):.3f} to {max(reached):.3f}), {cpu_s:.1f} s", flush=True)  # fmt: skip

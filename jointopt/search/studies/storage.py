@@ -224,8 +224,8 @@ def insert_trials(storage: RDBStorage, study_id: int, trials: Sequence[FrozenTri
         for trial_id, trial in zip(ids, trials, strict=True):
             for model, key, value, cells in _cells_of(trial):
                 rows.setdefault(model, []).append({"trial_id": trial_id, key: value, **cells})
-        for model, cells in rows.items():
-            connection.execute(sa.insert(model), cells)
+        for model, every in rows.items():
+            connection.execute(sa.insert(model), every)
 
 
 def _utc(moment: datetime | None) -> datetime | None:
@@ -239,8 +239,8 @@ def _cells_of(trial: FrozenTrial) -> Iterator[tuple[type, str, Any, dict[str, An
         value, text = kind.to_internal_repr(trial.params[name]), distribution_to_json(kind)
         yield models.TrialParamModel, "param_name", name, {"param_value": value, "distribution_json": text}
     for number, value in enumerate(trial.values or ()):
-        stored, kind = models.TrialValueModel.value_to_stored_repr(value)
-        yield models.TrialValueModel, "objective", number, {"value": stored, "value_type": kind}
+        stored, finite = models.TrialValueModel.value_to_stored_repr(value)
+        yield models.TrialValueModel, "objective", number, {"value": stored, "value_type": finite}
     for model, attributes in (
         (models.TrialUserAttributeModel, trial.user_attrs), (models.TrialSystemAttributeModel, trial.system_attrs),
     ):  # fmt: skip

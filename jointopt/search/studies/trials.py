@@ -39,7 +39,7 @@ from jointopt.search.studies.storage import Storage, insert_trials, made_study, 
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.storages import BaseStorage
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
 
@@ -252,7 +252,7 @@ def save_study(
 
 
 def _write(
-    rdb: BaseStorage, title: str, plans: Columns, rows: Ints, trials: Sequence[FrozenTrial], goals: tuple[str, ...],
+    rdb: RDBStorage, title: str, plans: Columns, rows: Ints, trials: Sequence[FrozenTrial], goals: tuple[str, ...],
     note: str, document: Mapping[str, Any] | None, facts: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Make a study of some ``rows`` of the plans, its facts last."""
@@ -295,9 +295,9 @@ def choose_rows(
     """At most ``count`` rows of distinct plans, ascending: of the front, the nearest to it, and a random sample.
 
     The front has at most `FRONT_SHARE` of the rows, plans near it `NEAR_SHARE` of the others. Every feasible plan that
-    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. The sample
-    begins with the last ``even`` plans, which are drawn from all over the space, so that importances are of it; plans
-    beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
+    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. The
+    sample begins with the last ``even`` plans, which are drawn from all over the space, so that importances are of it;
+    plans beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
     """
     # of those tied in all goals the first: Optuna calls all of a tie best trials
     values = stacked(plans, goals)
