@@ -62,10 +62,8 @@ def explain(
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
     if ranked or not plain:
         from jointopt.workflows.feasible_layouts import layout_rank, plan_of_trial  # imports the search
-    parsed = parse_plan(plan if plain else plan_of_trial(model, plan), model.job)
-    record = parsed.record
-    broken = check_plan(model.job, record)
-    check_priceable(model.job, record, broken)
+    record = (parsed := parse_plan(plan if plain else plan_of_trial(model, plan), model.job)).record
+    check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
     values = physics.evaluate(only, clocks)

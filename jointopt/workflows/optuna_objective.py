@@ -78,7 +78,7 @@ def _tell_bounds(launcher: Launcher, job: Job, measured: Columns) -> None:
 
 
 def _measured(launcher: Launcher, job: Job, plans: Columns) -> Mapping[str, Any]:
-    """What a run of the plan (1,) measured; EndedEarlyError where it was ended early, RunFailedError where it failed."""
+    """What a run of the plan (1,) measured; EndedEarlyError for one that was ended early, RunFailedError for others."""
     record = plan_records(plans, plans["stage_clock_mhz"], [0])
     row = next(run_all(launcher, job, record, lambda _, text: _log.info("%s", text))).row
     if row["status"] != STATUSES[0]:

@@ -66,7 +66,8 @@ def test_any_sampler_goes_on_with_a_study_that_propose_stored(url):
 
 
 def test_the_front_of_a_proposal_is_enqueued_with_its_clocks_and_once_alone():
-    proposal, study = jointopt.propose(JOB), optimized(objective := jointopt.optuna_objective(JOB), 3)
+    job = replace(JOB, search=replace(JOB.search, pp=(4,)))  # stages with clocks of their own
+    proposal, study = jointopt.propose(job), optimized(objective := jointopt.optuna_objective(job), 3)
     count = len(proposal.front["pp"])
     assert (jointopt.enqueue(study, proposal), jointopt.enqueue(study, proposal)) == (count, 0)
     study.optimize(objective, n_trials=count)
