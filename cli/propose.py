@@ -39,6 +39,9 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
     help="Name of the stored study; by default the job's name and version. Where another study has it, -2, -3, ... is "
     "added, and a line on stderr says so.",
 )
+@click.option(
+    "--all-trials", is_flag=True, help="Store every evaluated plan as a trial, not just the front and some others."
+)
 @click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.report
@@ -49,8 +52,8 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @click.option("--layouts", type=click.IntRange(min=1), default=5, show_default=True, help="Print the best N layouts.")
 def propose(
     job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
-    pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, baseline: str,
-    out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int,
+    pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, all_trials: bool,
+    baseline: str, out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int,
     allow_tight: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
@@ -73,7 +76,8 @@ def propose(
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
     basis |= {"source": job_words(job, shape, changes, save_job), "allow_tight": allow_tight, "baseline": baseline}
-    found = workflow.propose(the_job, trials=trials, seed=seed, study=study, **basis)
+    basis |= {"study": study, "all_trials": all_trials}
+    found = workflow.propose(the_job, trials=trials, seed=seed, **basis)
     with common.writing("--out"):
         if out:
             found.write(out)

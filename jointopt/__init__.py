@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from jointopt.workflows.evaluate import evaluate as evaluate
     from jointopt.workflows.explain import explain as explain
     from jointopt.workflows.import_ import import_ as import_
+    from jointopt.workflows.optuna_objective import enqueue as enqueue
+    from jointopt.workflows.optuna_objective import optuna_objective as optuna_objective
     from jointopt.workflows.page import page as page
     from jointopt.workflows.polish import polish as polish
     from jointopt.workflows.predict_plans import predict as predict
@@ -48,6 +50,8 @@ _VERBS = {
     "evaluate": "jointopt.workflows.evaluate",
     "tune": "jointopt.workflows.tune",
     "validate": "jointopt.workflows.validate",
+    "optuna_objective": "jointopt.workflows.optuna_objective",
+    "enqueue": "jointopt.workflows.optuna_objective",
     "report_stage": "jointopt.measure.hardware.stage_hook.sitecustomize",
 }
 __all__ = ["InfeasibleError", "JointOptError", "UsageError", "__version__", *_VERBS]

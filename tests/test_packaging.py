@@ -41,7 +41,7 @@ def test_every_shipped_job_travels_in_the_wheel() -> None:
 
 def test_what_is_imported_is_declared() -> None:
     declared = {requirement.split(">")[0].split("<")[0] for requirement in PROJECT["dependencies"]}
-    others = {"psutil", "scikit-learn", "threadpoolctl", "tree-sitter", "tree-sitter-bash", "xgboost-cpu"}
+    others = {"moocore", "psutil", "scikit-learn", "threadpoolctl", "tree-sitter", "tree-sitter-bash", "xgboost-cpu"}
     assert (
         declared
         == {"click", "jinja2", "numpy", "scipy", "pandas", "plotly", "pyyaml", "optuna", "rich", "sqlalchemy"} | others

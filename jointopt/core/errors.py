@@ -83,6 +83,10 @@ class RunFailedError(Exception):
     """A run of one plan that ended without a result; the fault of that plan, and no end of a search."""
 
 
+class EndedEarlyError(RunFailedError):
+    """A run that its launcher ended before it had a result, since it was clearly behind others."""
+
+
 class OutOfMemoryError(RunFailedError):
     """A run that ran out of GPU memory, as its layout does at every clock."""
 

@@ -578,7 +578,11 @@ class CostModel:
 
     def violation(self, out: Columns) -> Floats:
         """The largest relative excess of predictions over a constraint, (n,)."""
-        return np.asarray(np.maximum.reduce([values / bound - 1.0 for values, bound in self.limits(out).values()]))
+        return np.asarray(np.maximum.reduce(list(self.excess(out).values())))
+
+    def excess(self, out: Columns) -> Columns:
+        """By how much predictions exceed each constraint, (n,), as a share of it; at most 0 where they keep it."""
+        return {name: values / bound - 1.0 for name, (values, bound) in self.limits(out).items()}
 
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """Bounded predictions: predicted values (n,) and the bound, by the constraint's name.

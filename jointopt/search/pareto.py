@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import moocore
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
@@ -15,7 +16,6 @@ from jointopt.jobs.objectives import OBJECTIVES as OBJECTIVES
 from jointopt.jobs.plans.text import widened
 
 _AT_ONCE = 256  # points compared with a whole front
-_DRAWN = 20_000  # points to estimate a volume from
 
 
 def front_order(first: Floats, second: Floats) -> Ints:
@@ -50,15 +50,8 @@ def first_impossible(name: str, values: Floats) -> tuple[int, str] | None:
 def non_dominated(values: Floats) -> Ints:
     """Indices of the non-dominated rows of (n, k), ascending in the first column, for any number of objectives."""
     finite = np.flatnonzero(np.isfinite(values).all(axis=1))
-    order = finite[np.lexsort(values[finite].T[::-1])]  # what beats a row, or equals it and is first, is before it
-    front, rows = np.empty((0, values.shape[1])), [order[:0]]
-    for begin in range(0, len(order), _AT_ONCE):
-        some = order[begin : begin + _AT_ONCE]
-        some = some[~is_beaten(front, values[some])]
-        beats = _at_most(values[some], values[some])
-        rows.append(some[~np.tril(beats, -1).any(axis=1)])
-        front = np.concatenate([front, values[rows[-1]]])
-    return np.concatenate(rows)
+    order = finite[np.lexsort(values[finite].T[::-1])]  # stable: ties stay in the order given
+    return order[moocore.is_nondominated(values[order])].astype(np.int64) if len(order) else order
 
 
 def is_beaten(front: Floats, points: Floats) -> Bools:
@@ -88,14 +81,15 @@ def hypervolume(first: Floats, second: Floats, reference: tuple[float, float]) -
 def volume(points: Floats, front: Floats) -> float:
     """How much of the space below the `nadir` of a ``front`` (f, k) the points (n, k) dominate.
 
-    Of two columns it is their `hypervolume`. Of more it is a share of 20,000 points, drawn in logarithms between the
-    best values of the front and a tenth of its span beyond the worst.
+    Of two columns it is their `hypervolume`. Of more it is a share of the box between the best values of the front and
+    a tenth of its span beyond the worst, all in logarithms; a column without a span has none to share.
     """
     if front.shape[1] == 2:
         return hypervolume(points[:, 0], points[:, 1], nadir(front[:, 0], front[:, 1]))
-    drawn = np.random.default_rng(0).random((_DRAWN, front.shape[1]))
-    low, high = np.log(front.min(axis=0)), np.log(front.max(axis=0))
-    return float(is_beaten(np.log(points), low + 1.1 * drawn * (high - low)).mean())
+    low, span = np.log(front.min(axis=0)), np.log(front.max(axis=0) / front.min(axis=0))
+    beyond = np.maximum(np.log(points) - low, 0.0)
+    scaled = np.where(span > 0.0, beyond / np.where(span > 0.0, 1.1 * span, 1.0), beyond > 0.0)
+    return float(moocore.hypervolume(scaled, ref=np.ones(front.shape[1])))
 
 
 def nadir(first: Floats, second: Floats) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import parse_plan, plan_assumptions
+from jointopt.jobs.plans.text import is_of_trial, parse_plan, plan_assumptions
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.physics.explain.parts import (
     Breakdown,
@@ -52,16 +52,18 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
+    ``plan``: as `parse_plan` reads it, or the parameters of a trial of Optuna (`jointopt.optuna_objective`).
     ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already. ``ranked``: state which rank the
     layout has among all, for which they are enumerated.
     Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
     """
-    stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) else ()
+    plain = not is_of_trial(plan)
+    stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) and plain else ()
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
-    parsed = parse_plan(plan, model.job)
-    record = parsed.record
-    broken = check_plan(model.job, record)
-    check_priceable(model.job, record, broken)
+    if ranked or not plain:
+        from jointopt.workflows.feasible_layouts import layout_rank, plan_of_trial  # imports the search
+    record = (parsed := parse_plan(plan if plain else plan_of_trial(model, plan), model.job)).record
+    check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
     values = physics.evaluate(only, clocks)
@@ -75,8 +77,6 @@ def explain(
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     rank = None
     if ranked and not (broken or exceeded):
-        from jointopt.workflows.feasible_layouts import layout_rank  # imports the search
-
         with suppress(InfeasibleError):  # no layout is feasible that it could be compared with
             rank = layout_rank(model, parsed.layouts)
     return Explanation(

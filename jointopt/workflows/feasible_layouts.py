@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
 from jointopt.core.system import free_bytes
 from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeat_per_limit, under_limits
-from jointopt.jobs.job import Job
+from jointopt.jobs.job import Constraints, Job
 from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.space import Space, add_recompute_steps, enumerate_layouts
 from jointopt.jobs.plans.stages import (
@@ -27,13 +27,14 @@ from jointopt.jobs.plans.stages import (
     shifted_splits,
     tail_layers,
 )
-from jointopt.jobs.plans.text import uniform_stage_clocks
+from jointopt.jobs.plans.text import parameters_of_trial, plan_records, uniform_stage_clocks
 from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.plans import Rank
 from jointopt.search.exact import fastest_layout, rank
+from jointopt.search.parameters import Parameters
 from jointopt.search.pareto import concat, non_dominated, take
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.surrogate.job_model import JobModel
@@ -144,6 +145,15 @@ class PreparedSearch:
     problem: Problem  # by time and energy
     all_goals: Problem  # the same by all objectives of the job
 
+    @property
+    def excess(self) -> Callable[[Columns], Columns] | None:
+        """`CostModel.excess`; None where the job states no limit and every layout fits, so that no plan can break one.
+
+        Optuna's GPSampler refuses trials without constraints beside others that have them.
+        """
+        limited = self.physics.job.constraints != Constraints() or self.fitting.min() < FEASIBLE
+        return self.physics.excess if limited else None
+
 
 def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) -> PreparedSearch:
     """The search problem of a job's feasible layouts, of many priced as far as is needed; InfeasibleError without any.
@@ -173,6 +183,16 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
     return PreparedSearch(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
+
+
+def plan_of_trial(model: JobModel, params: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The plan that the parameters of a trial stand for (`Parameters`), a mapping or JSON; PlanError for others."""
+    problem = prepare_search(model, Stopwatch(quiet=True)).problem
+    layout, clock, slack = Parameters(problem).decode(parameters_of_trial(params))
+    return plan_records(
+        {name: values[layout] for name, values in problem.layouts.items()},
+        problem.decode_clocks(layout, clock, slack), [0],
+    )[0]  # fmt: skip
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:

@@ -85,7 +85,7 @@ def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
-    allow_tight: bool = False, source: str = "",
+    allow_tight: bool = False, source: str = "", all_trials: bool = False,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
@@ -93,6 +93,7 @@ def propose(
     NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
     ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
     job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
+    ``all_trials``: the study has every evaluated plan, not only the front (of a long one 200 plans) and some others.
     ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. ``source``:
     how a shell names the job, for the next command. Other options as in `JobModel.of`. With one objective the front is
     the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises InfeasibleError with
@@ -135,7 +136,7 @@ def propose(
         return proposal
     described = _evaluated_plans(problem, front, answer, steps, fitting)
     proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
-    return proposal if kept is None else _store_study(proposal, described, kept, study, watch)
+    return proposal if kept is None else _store_study(proposal, described, found, kept, study, all_trials, watch)
 
 
 def _writable(url: str, watch: Stopwatch) -> Storage | None:
@@ -217,9 +218,12 @@ def _rows_by_objectives(job: Job, front: Columns) -> Ints:
     return np.sort(front_order(first, second))
 
 
-def _store_study(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
-    """The proposal with the study of its described ``plans`` written to ``storage``."""
-    from jointopt.search.studies.trials import save_study
+def _store_study(
+    proposal: Proposal, plans: Columns, found: PreparedSearch, storage: Storage, study: str | None, all_trials: bool,
+    watch: Stopwatch,
+) -> Proposal:  # fmt: skip
+    """The proposal with the study of its described ``plans``, and others of the whole space, written to ``storage``."""
+    from jointopt.search.studies.trials import MAX_TRIALS, save_study
 
     job_text = dump_job(proposal.job)
     with watch.phase("store", "storing the study"):
@@ -233,7 +237,9 @@ def _store_study(proposal: Proposal, plans: Columns, storage: Storage, study: st
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
             document=proposal.to_dict(),
-            goals=proposal.job.goals,
+            problem=found.all_goals,
+            excess=found.excess,
+            max_trials=None if all_trials else MAX_TRIALS,
         )
     if study not in (None, name):
         _log.warning("The name %r belongs to another study; this one is stored as %r.", study, name)

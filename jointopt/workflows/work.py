@@ -105,7 +105,7 @@ def work(
         # carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none
         paid = () if runner is not None else tuple(name for name in RATE_OF_OBJECTIVE if name in job.objectives)
         goals = (*job.goals, *paid)
-        problem = all_goals if answer is None else _function_problem(job, narrow, answer, goals, evaluate or "")
+        problem = all_goals if answer is None else function_problem(job, narrow, answer, goals, evaluate or "")
         worked = work_on_study(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
@@ -193,7 +193,7 @@ class _RunEvaluator:
         return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
 
 
-def _function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tuple[str, ...], called: str) -> Problem:
+def function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tuple[str, ...], called: str) -> Problem:
     """The same problem with its ``goals`` from ``answer``, which is ``called`` so, and the constraints judged by these.
 
     A figure that no plan can have is a ValueError.
@@ -225,8 +225,7 @@ def _function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tu
             name: follows[name] if name in follows and name not in returned else _column(returned, name, count)
             for name in goals
         }
-        excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
-        return plans | {"violation": np.maximum.reduce(excess)}
+        return plans | {"violation": physics.violation(plans)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
     return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)

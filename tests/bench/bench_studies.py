@@ -44,7 +44,7 @@ def write(folder: Path) -> None:
             url = f"sqlite:///{folder}/{count}-{turn}.db"
             prepare_storage(url)
             start, cpu = time.perf_counter(), time.process_time()
-            save_study(plans, url, name="bench", job_hash="0" * 8, seed=0, max_trials=count)
+            save_study(plans, url, problem=problem, name="bench", job_hash="0" * 8, seed=0, max_trials=count)
             spent.append((time.perf_counter() - start, time.process_time() - cpu))
         wall_s, cpu_s = (min(values) for values in zip(*spent, strict=True))
         print(f"{count} trials to SQLite: {wall_s:.1f} s wall, {cpu_s:.1f} s CPU", flush=True)

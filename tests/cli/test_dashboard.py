@@ -24,17 +24,19 @@ CHROMIUM = next((p for p in ("/usr/bin/chromium", "/usr/bin/google-chrome") if P
 COMMAND = "from jointopt.cli.main import main; main()"
 
 
+PROBLEM = fake_problem(1, 32, 24, feasible_share=0.6)
+
+
 @pytest.fixture(scope="module")
 def plans():
-    problem = fake_problem(1, 32, 24, feasible_share=0.6)
-    return problem.describe(search(problem, trials=300).plans)
+    return PROBLEM.describe(search(PROBLEM, trials=300).plans)
 
 
 @pytest.fixture(scope="module")
 def storage(plans, tmp_path_factory):
     url = f"sqlite:///{tmp_path_factory.mktemp('studies')}/studies.db"
     for name in ("older", "tiny"):
-        save_study(plans, url, name=name, job_hash="0123456789", seed=0, note="# A tiny job")
+        save_study(plans, url, problem=PROBLEM, name=name, job_hash="0123456789", seed=0, note="# A tiny job")
     return url
 
 

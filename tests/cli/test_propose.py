@@ -55,6 +55,7 @@ def test_options_reach_the_search(passed: dict[str, Any]) -> None:
         "seed": 3,
         "storage": None,
         "study": "mine",
+        "all_trials": False,
         "baseline": "",
         "source": " ".join([*SHAPE, "--framework nemo"]).replace("=", " "),
         "surrogate": "default",

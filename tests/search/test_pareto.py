@@ -139,3 +139,16 @@ def test_a_row_that_is_nowhere_better_than_a_chosen_one_is_not_missed() -> None:
 
 def test_the_reference_of_a_front_of_one_plan_lies_a_tenth_of_its_values_beyond() -> None:
     assert pareto.nadir(np.array([2.0]), np.array([50.0])) == pytest.approx((2.2, 55.0))
+
+
+def test_the_volume_under_three_goals_is_the_share_of_their_box_up_to_a_tenth_beyond_the_front():
+    front = np.exp([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    box, one = 1.1**3, 1.1 * 0.1 * 0.1  # of which each point has its own column's length, a tenth of the others'
+    assert pareto.volume(front[:1], front) == pytest.approx(one / box)
+    assert pareto.volume(front, front) == pytest.approx((3 * one - 2 * 0.1**3) / box)
+
+
+def test_a_goal_without_a_span_adds_no_volume_and_takes_none():
+    front = np.exp([[0.0, 1.0, 2.0], [1.0, 0.0, 2.0]])
+    assert pareto.volume(front, front) == pytest.approx((2 * 1.1 * 0.1 - 0.1**2) / 1.1**2)
+    assert pareto.volume(front * [1.0, 1.0, 1.01], front) == 0.0

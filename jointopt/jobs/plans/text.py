@@ -97,6 +97,7 @@ def number_in(value: object) -> float:
 
 
 PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
+TRIAL_LAYOUT = "layout"  # a parameter of trials, see `jointopt.search.parameters`
 _LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
 _WORDS = {
     "true": True, "1": True, "yes": True, "y": True, "false": False, "0": False, "no": False, "n": False, "-": False,
@@ -180,6 +181,22 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
 def record_text(plan: Mapping[str, Any]) -> str:
     """The record of a plan as text, the same for equal plans: two plans may share all parameters of a trial."""
     return json.dumps(dict(plan), sort_keys=True)
+
+
+def is_of_trial(plan: str | Mapping[str, Any]) -> bool:
+    """Whether this is no plan but the parameters of a trial of Optuna, which alone have a ``layout``."""
+    return TRIAL_LAYOUT in plan if isinstance(plan, Mapping) else f'"{TRIAL_LAYOUT}"' in str(plan)
+
+
+def parameters_of_trial(text: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a trial, as a mapping or as its JSON; PlanError for other text."""
+    try:
+        found = dict(text) if isinstance(text, Mapping) else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"The parameters of a trial must be a JSON mapping, as trial.params prints: {error}."
+        ) from error
+    return dict(found)
 
 
 def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import sqlite3
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import optuna
 import sqlalchemy as sa
+from optuna.distributions import distribution_to_json
 from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.runs.database import (
@@ -200,3 +205,44 @@ def made_study(storage: BaseStorage, name: str, objectives: Sequence[str]) -> op
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(objectives))
     return study
+
+
+def insert_trials(storage: RDBStorage, study_id: int, trials: Sequence[FrozenTrial]) -> None:
+    """Add finished trials of one study that nobody else writes to, as `Study.add_trials` does, a table at a time.
+
+    Optuna takes some 30 SQL statements for each trial, 8 to 15 ms of CPU.
+    """
+    own = [
+        {"number": number, "study_id": study_id, "state": trial.state,
+         "datetime_start": _utc(trial.datetime_start), "datetime_complete": _utc(trial.datetime_complete)}
+        for number, trial in enumerate(trials)
+    ]  # fmt: skip
+    rows: dict[type, list[dict[str, Any]]] = {}
+    with storage.engine.begin() as connection:
+        made = sa.insert(models.TrialModel).returning(models.TrialModel.trial_id, sort_by_parameter_order=True)
+        ids = connection.execute(made, own).scalars().all() if own else []
+        for trial_id, trial in zip(ids, trials, strict=True):
+            for model, key, value, cells in _cells_of(trial):
+                rows.setdefault(model, []).append({"trial_id": trial_id, key: value, **cells})
+        for model, every in rows.items():
+            connection.execute(sa.insert(model), every)
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    """A moment of local time as Optuna keeps it."""
+    return None if moment is None else moment.astimezone(UTC).replace(tzinfo=None)
+
+
+def _cells_of(trial: FrozenTrial) -> Iterator[tuple[type, str, Any, dict[str, Any]]]:
+    """What a finished trial has in tables of its own: the table, what its row is of, and the other cells."""
+    for name, kind in trial.distributions.items():
+        value, text = kind.to_internal_repr(trial.params[name]), distribution_to_json(kind)
+        yield models.TrialParamModel, "param_name", name, {"param_value": value, "distribution_json": text}
+    for number, value in enumerate(trial.values or ()):
+        stored, finite = models.TrialValueModel.value_to_stored_repr(value)
+        yield models.TrialValueModel, "objective", number, {"value": stored, "value_type": finite}
+    for model, attributes in (
+        (models.TrialUserAttributeModel, trial.user_attrs), (models.TrialSystemAttributeModel, trial.system_attrs),
+    ):  # fmt: skip
+        for key, value in attributes.items():
+            yield model, "key", key, {"value_json": json.dumps(value)}

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,27 +17,41 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, decode_cells
-from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, decode_cells
+from jointopt.jobs.plans.text import TRIAL_LAYOUT, plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.database import wait_out
-from jointopt.search.pareto import OBJECTIVES, evenly_spaced, front_rows, is_beaten, objectives, stacked, take
+from jointopt.search.breeding import SLACK_LEVELS
+from jointopt.search.parameters import CLOCK, SLACK, VARIANT, Parameters
+from jointopt.search.pareto import (
+    OBJECTIVES,
+    concat_plans,
+    evenly_spaced,
+    front_of,
+    front_rows,
+    is_beaten,
+    objectives,
+    stacked,
+    take,
+)
+from jointopt.search.problem import Problem
 from jointopt.search.studies.display import pieces, show
-from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
+from jointopt.search.studies.storage import Storage, insert_trials, made_study, numbered, set_attributes, study_errors
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.storages import BaseStorage
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
 
 LARGE = 1e9  # stands for an infinite violation, which JSON does not know
 # The attribute in which optuna-dashboard looks for constraints: a list, at most 0 where feasible. Optuna 5 reads it
-# too, but optuna-dashboard 0.21 does not read what `create_trial(constraints=)` writes.
+# too, but optuna-dashboard 0.21 does not read what `create_trial(constraints=)` writes, one attribute for each.
 CONSTRAINTS = "constraints"
 PLAN = "plan"  # attribute: the plan as JSON text, as `jointopt explain --plan` takes it
 WORKER = "worker"  # attribute of a trial in a shared study: who evaluates it
 GENES = "jointopt:genes"  # and, of the system's: layout index, clock index, share of slack
 RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
+DOUBTS = "doubts"  # the column of plans that holds text
 
 
 # Plan columns that are no parameters: Optuna's have fixed lists of values, and no list holds all of these. `PLAN` does.
@@ -88,41 +102,93 @@ def varying_distributions(plans: Columns) -> dict[str, BaseDistribution]:
     return {name: kind for name, kind in known.items() if np.ptp(np.nan_to_num(plans[name]).astype(float)) > 0.0}
 
 
-def trials_of(
-    plans: Columns,
-    distributions: Mapping[str, BaseDistribution],
-    state: TrialState = TrialState.COMPLETE,
-    goals: tuple[str, ...] = OBJECTIVES,
-) -> list[FrozenTrial]:
-    """A trial in ``state`` per plan of a `Problem.describe`; those that are complete have their outcome too."""
+def running_trials(plans: Columns, distributions: Mapping[str, BaseDistribution]) -> list[FrozenTrial]:
+    """A running trial per plan of a `Problem.describe`, its columns the parameters."""
     columns: dict[str, list[Any]] = {}
     for name in distributions:
-        cells = np.nan_to_num(plans[name]) if name == "slack" else plans[name]
-        columns[name] = decode_cells(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
-    trials = []
-    for row, plan in enumerate(plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))):
-        params = {name: values[row] for name, values in columns.items()}
-        came: dict[str, Any] = outcome_of(plans, row, goals) if state == TrialState.COMPLETE else {"user_attrs": {}}
-        came["user_attrs"] = {PLAN: record_text(plan), **came["user_attrs"]}
-        trials.append(create_trial(state=state, params=params, distributions=dict(distributions), **came))
+        columns[name] = decode_cells(name, plans[name]) if name in LAYOUT_COLUMNS else plans[name].tolist()
+    plan_of = plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))
+    rows = zip(*columns.values(), strict=True) if columns else ((),) * len(plan_of)
+    return [
+        create_trial(
+            state=TrialState.RUNNING, params=dict(zip(columns, row, strict=True)), distributions=dict(distributions),
+            user_attrs={PLAN: record_text(plan)},
+        )
+        for plan, row in zip(plan_of, rows, strict=True)
+    ]  # fmt: skip
+
+
+def distributions_of_space(space: Parameters) -> dict[str, BaseDistribution]:
+    """The distribution of each parameter of a job's space, over its full range."""
+    steps = 1.0 / (SLACK_LEVELS - 1)
+    every: dict[str, Callable[[], BaseDistribution]] = {
+        TRIAL_LAYOUT: lambda: CategoricalDistribution(space.splits),
+        VARIANT: lambda: IntDistribution(1, space.most_variants, log=True),
+        CLOCK: lambda: _of_grid(space.problem.clocks_mhz),
+        POWER_LIMIT: lambda: _of_grid(space.limits_w),
+        SLACK: lambda: FloatDistribution(0.0, 1.0, step=steps),
+    }
+    return {name: every[name]() for name in space.names}
+
+
+def _of_grid(values: Floats) -> FloatDistribution:
+    """The distribution of an ascending grid, with its step where all steps are equal; others are rounded to it."""
+    steps = np.diff(values)
+    step = float(steps[0]) if np.ptp(steps) < 1e-9 * steps[0] else None
+    return FloatDistribution(float(values[0]), float(values[-1]), step=step)
+
+
+def finished_trials(
+    plans: Columns, space: Parameters, goals: tuple[str, ...], excess: Mapping[str, Floats] | None = None
+) -> list[FrozenTrial]:
+    """A finished trial per plan of a `Problem.describe`; ``excess`` (n,) over each limit, as a share of it.
+
+    What a layout is beside its split of the GPUs is among the attributes, where the plans differ in it. Where there is
+    no limit, and no plan breaks one, trials have no constraints.
+    """
+    limited = excess is not None or bool((plans["violation"] > 0.0).any())
+    varied = [name for name in LAYOUT_COLUMNS if name in plans and len(plans[name]) and np.ptp(plans[name].astype(int))]
+    cells = {name: decode_cells(name, plans[name]) for name in varied}
+    plan_of = plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))
+    trials, distributions = [], distributions_of_space(space)
+    for row, (plan, params) in enumerate(zip(plan_of, space.encode(plans), strict=True)):
+        came = outcome_of(plans, row, goals, excess)
+        came["user_attrs"] = (
+            {PLAN: record_text(plan)} | {name: cells[name][row] for name in varied} | came["user_attrs"]
+        )
+        came["system_attrs"] = came["system_attrs"] if limited else {}
+        trials.append(create_trial(params=params, distributions=distributions, **came))
     return trials
 
 
-def outcome_of(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> dict[str, Any]:
-    """The outcome of a plan in the fields of a trial: its goals, the `RESULTS` that are known, and its violation."""
+def outcome_of(
+    plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES, excess: Mapping[str, Floats] | None = None
+) -> dict[str, Any]:
+    """The outcome of a plan in the fields of a trial: its goals, the `RESULTS` that are known, and its constraints."""
     known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
     return {
         "values": [float(plans[name][row]) for name in goals],
         "user_attrs": {name: value for name, value in known.items() if math.isfinite(value)},
-        "system_attrs": {CONSTRAINTS: [float(np.clip(plans["violation"][row], -LARGE, LARGE))]},
+        "system_attrs": constraint_attributes(
+            float(plans["violation"][row]), {name: float(values[row]) for name, values in (excess or {}).items()}
+        ),
     }
+
+
+def constraint_attributes(violation: float, excess: Mapping[str, float]) -> dict[str, Any]:
+    """System attributes of a trial with its constraints, for Optuna's samplers and for optuna-dashboard.
+
+    ``violation``: the largest ``excess`` over a limit.
+    """
+    each = {f"{CONSTRAINTS}:{name}": float(np.clip(value, -LARGE, LARGE)) for name, value in excess.items()}
+    return {CONSTRAINTS: [float(np.clip(violation, -LARGE, LARGE))], **each}
 
 
 # Finished searches as Optuna studies that people open: plans of the front, plans near it, and others at random.
 
 
-MAX_TRIALS = 20  # Optuna takes some 30 SQL statements for each, 8 to 15 ms of CPU on a free core
-FRONT_SHARE = 0.75  # of the trials: at most so many are the front's, evenly along it
+MAX_TRIALS = 266  # optuna-dashboard draws a few hundred at once; of thousands it takes most of a minute
+FRONT_SHARE = 0.75  # of the trials: at most so many, 200, are the front's, evenly along it
 OUTLIER = 1.0  # this much more time or energy than the nearest plan of the front
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 COMPLETE = "complete"  # attribute: a hash of what the study holds, written when all of it is there
@@ -131,21 +197,32 @@ DOCUMENT = "jointopt:proposal:"  # and the whole proposal, as compressed JSON in
 
 
 def save_study(
-    plans: Columns, storage: Storage | str, *, name: str, job_hash: str, seed: int, note: str = "",
-    attributes: Mapping[str, Any] | None = None, max_trials: int = MAX_TRIALS, versioned: bool = True,
-    document: Mapping[str, Any] | None = None, goals: tuple[str, ...] = OBJECTIVES,
+    plans: Columns, storage: Storage | str, *, problem: Problem, name: str, job_hash: str, seed: int, note: str = "",
+    attributes: Mapping[str, Any] | None = None, max_trials: int | None = MAX_TRIALS, versioned: bool = True,
+    document: Mapping[str, Any] | None = None, excess: Callable[[Columns], Columns] | None = None,
 ) -> str:  # fmt: skip
-    """Write plans (a table from `Problem.describe`) as a finished study in ``storage`` (or its URL); return its name.
+    """Write plans (`Problem.describe`) as a finished study of the ``problem`` in ``storage`` (or its URL).
 
-    The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``; where it is taken, a
-    suffix ``-2``, ``-3``, ... is appended, unless that study holds the same job and trials: then nothing is written.
-    Of more than ``max_trials`` plans some are chosen (`choose_rows`). ``note`` (Markdown), ``attributes`` (JSON values)
-    and ``document`` (of the whole proposal) belong to the study, whose values are the ``goals``. UsageError where the
-    storage cannot be opened or written.
+    Its name, which is returned, is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``;
+    where it is taken, a suffix ``-2``, ``-3``, ... is appended, unless that study holds the same job and trials: then
+    nothing is written. Of the plans and others all over the space (`Parameters.sample`) at most ``max_trials`` are
+    chosen (`choose_rows`; None: all). ``note`` (Markdown), ``attributes`` (JSON values) and ``document`` (of the whole
+    proposal) belong to the study; ``excess(plans)`` over each limit are constraints. Trials are numbered towards the
+    front, so that the dashboard's history shows how the best values fall. UsageError where the storage cannot be
+    opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows = choose_rows(plans, max_trials, seed, goals)
-    trials = trials_of(shown := take(plans, rows), varying_distributions(shown), goals=goals)
+    space, goals = Parameters(problem), problem.goals
+    sample = problem.describe(space.sample(seed))
+    beaten = is_beaten(stacked(front_of(plans, goals), goals), stacked(sample, goals))
+    sample = take(sample, beaten | (sample["violation"] > 0.0))
+    unknown = {name: np.full(len(sample["slack"]), "" if name == DOUBTS else np.nan) for name in plans}
+    plans = concat_plans([plans, unknown | sample])
+    count = len(plans["slack"]) if max_trials is None else max_trials
+    rows = choose_rows(plans, count, seed, goals, len(sample["slack"]))
+    on_front, product = np.isin(rows, front_rows(plans, goals)), np.prod(objectives(take(plans, rows)), axis=0)
+    shown = take(plans, rows := rows[np.lexsort((-product, on_front))])
+    trials = finished_trials(shown, space, goals, None if excess is None else excess(shown))
     # a second after one another, up to now: the timeline of the dashboard shows nothing of shorter ones
     end, second = datetime.datetime.now().replace(microsecond=0), datetime.timedelta(seconds=1)
     for before, trial in enumerate(reversed(trials)):
@@ -175,16 +252,16 @@ def save_study(
 
 
 def _write(
-    rdb: BaseStorage, title: str, plans: Columns, rows: Ints, trials: Sequence[FrozenTrial], goals: tuple[str, ...],
+    rdb: RDBStorage, title: str, plans: Columns, rows: Ints, trials: Sequence[FrozenTrial], goals: tuple[str, ...],
     note: str, document: Mapping[str, Any] | None, facts: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Make a study of some ``rows`` of the plans, its facts last."""
     study, evaluated = made_study(rdb, title, goals), len(plans["slack"])
-    study.add_trials(trials)
+    insert_trials(rdb, study._study_id, trials)
     share = (
-        f"These {len(rows)} trials are plans of the front, spread evenly along it, and some of those that they beat, "
-        f"of {evaluated:,} plans that were evaluated; `jointopt propose --out FOLDER` writes all of these to "
-        f"FOLDER/record.csv.gz.\n"
+        f"These {len(rows)} trials are plans of the front, of a long one spread evenly along it, and some of those "
+        f"that they beat, of {evaluated:,} plans that were evaluated; `jointopt propose --all-trials` stores all of "
+        f"them, and `--out FOLDER` writes them to FOLDER/record.csv.gz.\n"
     )
     note = f"{note}\n{share if len(rows) < evaluated else ''}"
     show(rdb, title, take(plans, rows), note, range(len(trials)), background=plans, goals=goals)
@@ -212,12 +289,15 @@ def _mapping(plans: Columns) -> dict[str, list[Any]]:
     return columns
 
 
-def choose_rows(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
+def choose_rows(
+    plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES, even: int = 0
+) -> Ints:  # fmt: skip
     """At most ``count`` rows of distinct plans, ascending: of the front, the nearest to it, and a random sample.
 
     The front has at most `FRONT_SHARE` of the rows, plans near it `NEAR_SHARE` of the others. Every feasible plan that
-    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. Of the
-    sample plans beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
+    is not of the front is beaten by a chosen one of the front, so that Optuna's best trials are of the front. The
+    sample begins with the last ``even`` plans, which are drawn from all over the space, so that importances are of it;
+    plans beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
     """
     # of those tied in all goals the first: Optuna calls all of a tie best trials
     values = stacked(plans, goals)
@@ -240,5 +320,6 @@ def choose_rows(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = 
     room = count - len(kept)
     near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
     drawn = np.random.default_rng(seed).permutation(far)
-    sample = drawn[np.argsort(np.isin(drawn, outlying), kind="stable")][: room - len(near)]
+    last = rows[drawn] < len(plans["violation"]) - even
+    sample = drawn[np.lexsort((last, np.isin(drawn, outlying)))][: room - len(near)]
     return np.sort(rows[np.concatenate([kept, near, sample])])

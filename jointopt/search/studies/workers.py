@@ -51,7 +51,7 @@ from jointopt.search.studies.trials import (
     is_evaluated,
     is_shared,
     outcome_of,
-    trials_of,
+    running_trials,
     varying_distributions,
 )
 
@@ -394,7 +394,7 @@ class _Worker:
         plans = problem.describe({
             "layout_index": layout, "clock_index": clock, "slack": slack, "stage_clock_mhz": stages
         })  # fmt: skip
-        running = trials_of(plans, self._distributions, TrialState.RUNNING)
+        running = running_trials(plans, self._distributions)
         for trial, *row in zip(running, layout.tolist(), clock.tolist(), slack.tolist(), strict=True):
             trial.system_attrs[GENES] = row
         return running

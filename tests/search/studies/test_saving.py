@@ -3,6 +3,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -12,17 +13,19 @@ import sqlalchemy as sa
 from jointopt.core.errors import UsageError
 from jointopt.jobs.plans.text import plan_records, stage_clocks_to_text
 from jointopt.search.nsga2 import search
-from jointopt.search.pareto import OBJECTIVES, concat, front_of, is_covered, objectives, stacked, take
+from jointopt.search.pareto import OBJECTIVES, concat, front_of, front_rows, is_covered, objectives, stacked, take
 from jointopt.search.studies.display import front_figure
 from jointopt.search.studies.storage import prepare_storage
 from jointopt.search.studies.study_plans import read_study
 from jointopt.search.studies.trials import FRONT_SHARE, choose_rows, save_study
 from tests.fake_problem import fake_problem
 
+PROBLEM = fake_problem(1, 32, 24, feasible_share=0.6)
+
 
 @pytest.fixture(scope="module")
 def plans():
-    problem = fake_problem(1, 32, 24, feasible_share=0.6)
+    problem = PROBLEM
     found = search(problem, trials=300, seed=0)
     table = problem.describe(concat([found.front, found.plans]))
     rank = np.arange(len(table["slack"]))
@@ -30,9 +33,8 @@ def plans():
 
 
 def save(plans, url, **changes):
-    return save_study(
-        plans, url, **({"name": "tiny", "job_hash": "0123456789abcdef", "seed": 0, "max_trials": 8} | changes)
-    )
+    known = {"problem": PROBLEM, "name": "tiny", "job_hash": "0123456789abcdef", "seed": 0, "max_trials": 8}
+    return save_study(plans, url, **(known | changes))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,8 @@ from jointopt.search.nsga2 import search
 from jointopt.search.studies import trials
 trials.pieces = lambda *_: os.kill(os.getpid(), 9)  # after the trials
 problem = fake_problem(1, 8, 4)
-trials.save_study(problem.describe(search(problem, trials=40).plans), sys.argv[1], name="cut", job_hash="0", seed=0)
+plans = problem.describe(search(problem, trials=40).plans)
+trials.save_study(plans, sys.argv[1], problem=problem, name="cut", job_hash="0", seed=0)
 """
 
 
@@ -110,29 +113,73 @@ def test_optunas_best_trials_are_the_front(plans, url):
     assert study.metric_names == ["iteration_time_s", "energy_j"]
 
 
+def with_memory(problem, goals):
+    """The problem by these goals, where each layout takes some memory."""
+    memory_gib = np.random.default_rng(0).uniform(1.0, 80.0, problem.num_layouts)
+
+    def evaluate(layout, clocks):
+        return problem.evaluate(layout, clocks) | {"peak_memory_gib": memory_gib[layout]}
+
+    return replace(problem, evaluate=evaluate, goals=goals)
+
+
 @pytest.mark.parametrize("goals", [OBJECTIVES, (*OBJECTIVES, "peak_memory_gib")])
 @pytest.mark.parametrize("seed", range(3))
 def test_optunas_best_trials_are_of_the_front_however_few_are_stored(url, seed, goals):
     rng = np.random.default_rng(seed)
-    problem = fake_problem(seed, 32, 24, feasible_share=0.6)
+    problem = with_memory(fake_problem(seed, 32, 24, feasible_share=0.6), goals)
     plans = problem.describe(search(problem, trials=300, seed=seed).plans)
-    plans |= {"peak_memory_gib": rng.uniform(1.0, 80.0, len(plans["slack"]))}
     front = {tuple(values) for values in stacked(front_of(plans, goals), goals)}
     for count in rng.integers(2, 40, 4).tolist():
-        study = optuna.load_study(study_name=save(plans, url, max_trials=count, goals=goals), storage=url)
+        study = optuna.load_study(study_name=save(plans, url, max_trials=count, problem=problem), storage=url)
         best = {tuple(trial.values) for trial in study.best_trials}
         assert best <= front
         assert len(best) == min(len(front), math.ceil(count * FRONT_SHARE))
 
 
 def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, shown):
-    trial = optuna.load_study(study_name=shown[1], storage=shown[0]).trials[0]
-    row = choose_rows(plans, 8, 0)[0]
+    trial = min(optuna.load_study(study_name=shown[1], storage=shown[0]).best_trials, key=lambda best: best.values)
+    row = front_rows(plans)[0]
     [plan] = plan_records(plans, plans["stage_clock_mhz"], [row])
     assert json.loads(trial.user_attrs["plan"]) == plan
-    assert trial.params.items() <= {**plan, "clock_mhz": plans["clock_mhz"][row], "slack": plans["slack"][row]}.items()
+    assert trial.params["clock_mhz"] == plans["clock_mhz"][row]
     assert trial.user_attrs["avg_power_w"] == plans["avg_power_w"][row]
-    assert list(trial.constraints.values()) == trial.system_attrs["constraints"] == [plans["violation"][row]]
+    assert trial.user_attrs["tp"] == plan["tp"]
+
+
+def test_trials_are_inserted_as_optuna_adds_them(shown, url):
+    there = optuna.load_study(study_name=shown[1], storage=shown[0])
+    added = optuna.create_study(storage=url, directions=there.directions)
+    added.add_trials(there.trials)
+    for one, other in zip(there.trials, added.trials, strict=True):
+        assert {**vars(one), "_trial_id": 0} == {**vars(other), "_trial_id": 0}
+    again = [optuna.load_study(study_name=study.study_name, storage=where) for study, where in
+             ((there, shown[0]), (added, url))]  # fmt: skip
+    assert again[0].best_trials == again[1].best_trials
+
+
+def test_trials_are_numbered_towards_the_front(plans, url):
+    study = optuna.load_study(study_name=save(plans, url, max_trials=60), storage=url)
+    best = [trial.number for trial in study.best_trials]
+    assert best == list(range(60 - len(best), 60))
+    product = [trial.values[0] * trial.values[1] for trial in study.trials[: 60 - len(best)]]
+    assert product == sorted(product, reverse=True)
+
+
+def test_parameters_of_a_study_have_the_range_of_the_whole_space(shown):
+    trial = optuna.load_study(study_name=shown[1], storage=shown[0]).trials[0]
+    layouts, clocks = PROBLEM.layouts, PROBLEM.clocks_mhz
+    splits = {tuple(row) for row in np.stack([layouts[name] for name in ("dp", "tp", "pp", "cp")], axis=1).tolist()}
+    assert len(trial.distributions["layout"].choices) == len(splits)
+    assert (trial.distributions["clock_mhz"].low, trial.distributions["clock_mhz"].high) == (clocks[0], clocks[-1])
+    assert (trial.distributions["slack"].low, trial.distributions["slack"].high) == (0.0, 1.0)
+
+
+def test_all_evaluated_plans_are_stored_on_request(plans, url):
+    study = optuna.load_study(study_name=save(plans, url, max_trials=None), storage=url)
+    distinct = np.unique(np.column_stack([*objectives(plans), np.maximum(plans["violation"], 0.0)]), axis=0)
+    assert len(study.trials) >= len(distinct)
+    assert {trial.values[0] for trial in study.trials} >= set(plans["iteration_time_s"].tolist())
 
 
 def test_timestamps_are_spread(shown):
