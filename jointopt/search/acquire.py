@@ -25,6 +25,7 @@ _PEAK = float(np.exp(gammaln((_TAIL + 1) / 2) - gammaln(_TAIL / 2)) / np.sqrt(_T
 def acquire(
     predicted: Columns, measured: Columns, costs: Floats, k: int, rng: np.random.Generator, *,
     objectives: tuple[str, ...], allowed: Bools, draws: Columns | None = None, apart: Columns | None = None,
+    first: int | None = None, families: Ints | None = None,
 ) -> Ints:  # fmt: skip
     """Indices of at most ``k`` plans to run next as one batch, the one of most expected gain per cost first.
 
@@ -32,23 +33,27 @@ def acquire(
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
     ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them errors
     of plans are independent. ``apart`` (n): standard deviation of each objective's logarithm without the error that all
-    plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen.
+    plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen. ``first``: the
+    plan that the batch begins with. ``families`` (n): numbers of which a batch holds each once, as long as others are
+    left.
     """
     gain = expected_gain(predicted, measured, rng, objectives=objectives, apart=apart)
     eligible = np.flatnonzero(allowed & np.isfinite(gain))
     if not len(eligible):
         return np.empty(0, np.int64)
-    chosen = [int(eligible[np.argmax(gain[eligible] / costs[eligible])])]
+    chosen = [int(eligible[np.argmax(gain[eligible] / costs[eligible])]) if first is None else first]
     if k > 1:
         values, fits = _drawn(predicted, objectives, draws, rng)
         known = _known(predicted, measured, objectives)
         everything = np.concatenate([known, _log_normal(predicted, objectives)[0]])
         fronts = [known] * values.shape[1]  # of each draw, with the plans chosen so far
-        while len(chosen) < min(k, len(eligible)):
+        while len(chosen) < min(k, len(np.union1d(eligible, chosen))):
             for draw in np.flatnonzero(fits[chosen[-1]]).tolist():
                 points = np.vstack([fronts[draw], values[chosen[-1], draw]])
                 fronts[draw] = points[non_dominated(points)]
             left = np.setdiff1d(eligible, chosen)
+            if families is not None and len(others := left[~np.isin(families[left], families[chosen])]):
+                left = others
             total = np.zeros(len(left))
             for draw, front in enumerate(fronts):
                 points = values[left, draw]

@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -223,6 +222,7 @@ def of_space(number: int, seeds: int, ways: list[str]) -> dict[str, list[float]]
             if way == "tune":
                 tune(space.job, cluster, BUDGET, seed=each)
             else:
+
                 def run(place: int, cluster: Cluster = cluster) -> float:
                     row = cluster.run_layout({name: values[[place]] for name, values in space.layouts.items()})
                     return row.get("iteration_time_s", math.inf)
@@ -232,7 +232,10 @@ def of_space(number: int, seeds: int, ways: list[str]) -> dict[str, list[float]]
                     cluster.times = truth[order].tolist()
             found.setdefault(way, []).append(runs_to(cluster.times, goal_s))
     counts = ", ".join(f"{way} {'/'.join(f'{k:.0f}' for k in values)}" for way, values in found.items())
-    print(f"{kind} {model} on {gpus}: {len(truth):,} plans, {good} within 1 %, candidates reach {reach:.1%}: {counts}", flush=True)
+    print(
+        f"{kind} {model} on {gpus}: {len(truth):,} plans, {good} within 1 %, candidates reach {reach:.1%}: {counts}",
+        flush=True,
+    )
     return found
 
 
@@ -244,7 +247,9 @@ def of_group(rows: Any, ways: list[str]) -> dict[str, list[float]]:
     answers = [launcher.run(job, candidates.question(i)) for i in range(candidates.size)]
     truth = np.array([a["iteration_time_s"] if a["status"] == "ok" else np.inf for a in answers], float)
     likely = candidates.log_load <= 0.0
-    problem = Problem(candidates.plans, candidates.predicted["iteration_time_s"], likely, lambda place: float(truth[place]))
+    problem = Problem(
+        candidates.plans, candidates.predicted["iteration_time_s"], likely, lambda place: float(truth[place])
+    )
     for way in ways:
         if way == "tune":
             times = [run.result("iteration_time_s") for run in tune(job, "replay", BUDGET, table=rows).runs]
