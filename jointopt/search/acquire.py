@@ -13,6 +13,7 @@ from jointopt.search.pareto import front_order, hypervolume, is_beaten, nadir, n
 
 _DRAWN, _AT_ONCE = 512, 8192  # points that stand for a volume of three objectives, and plans compared with them at once
 SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form
+_WORTHWHILE = 0.1  # of the best plan's gain per cost, below which a plan of another family does not come first
 _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
@@ -34,8 +35,8 @@ def acquire(
     ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them errors
     of plans are independent. ``apart`` (n): standard deviation of each objective's logarithm without the error that all
     plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen. ``first``: the
-    plan that the batch begins with. ``families`` (n): numbers of which a batch holds each once, as long as others are
-    left.
+    plan that the batch begins with. ``families`` (n): numbers of which a batch holds each once, as long as others
+    promise a tenth as much.
     """
     gain = expected_gain(predicted, measured, rng, objectives=objectives, apart=apart)
     eligible = np.flatnonzero(allowed & np.isfinite(gain))
@@ -52,8 +53,6 @@ def acquire(
                 points = np.vstack([fronts[draw], values[chosen[-1], draw]])
                 fronts[draw] = points[non_dominated(points)]
             left = np.setdiff1d(eligible, chosen)
-            if families is not None and len(others := left[~np.isin(families[left], families[chosen])]):
-                left = others
             total = np.zeros(len(left))
             for draw, front in enumerate(fronts):
                 points = values[left, draw]
@@ -62,8 +61,11 @@ def acquire(
                     np.maximum(front.min() - points[:, 0], 0.0) if alone else added_volume(front, points, everything)
                 )
                 total += np.where(fits[left, draw], added, 0.0)
-            added = total / len(fronts) + _ALONE * gain[left]
-            chosen.append(int(left[np.argmax(added / costs[left])]))
+            worth = (total / len(fronts) + _ALONE * gain[left]) / costs[left]
+            if families is not None:
+                others = np.where(np.isin(families[left], families[chosen]), 0.0, worth)
+                worth = others if others.max() >= _WORTHWHILE * worth.max() else worth
+            chosen.append(int(left[np.argmax(worth)]))
     return np.array(chosen, np.int64)
 
 

@@ -37,8 +37,8 @@ def plan_kernel(shared: float, trend: float, noise: float, smooth: float = 0.0) 
 
 
 ALIKE = 1.5  # doublings within which plans are alike
-# Chosen on simulated spaces and recorded groups (tests/bench/bench_runs.py, bench_replay.py). Trends alone are surest of
-# the plans amid the runs and least sure of the farthest corners of a space, where they then looked for gains.
+# Chosen on simulated spaces and recorded groups (tests/bench/bench_runs.py, bench_replay.py). By trends a run in the
+# middle of a space says much of its far corners, and these are least sure, so that gains were looked for there.
 USUAL = plan_kernel(shared=0.2, trend=0.0, noise=0.07, smooth=0.1)
 # CPU cores: their figures are an order of magnitude, and processes that share cores pay for work rather than for
 # waiting. In a sweep of 18 plans (tests/bench/bench_tune_cpu.py) the usual kernel took slow plans for stalled runs and

@@ -73,8 +73,9 @@ def tune(
     The first run is the first plan that `propose` prints (of a list: the best that is predicted to fit), those that
     follow promise most gain per GPU-hour of a run.
     ``launcher`` is one, or the name of one made with ``options``; ``spread``: how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time, each of another split of the GPUs unless they may be
-    ``alike``; others as in `JobModel.of`. ``power_profiles``: NVIDIA's (+ between those requested together), under which the layouts of the measured front run at last, each until
+    default less on CPU cores); ``batch`` plans are chosen at a time, each of another split of the GPUs unless they may
+    be ``alike``; others as in `JobModel.of`. ``power_profiles``: NVIDIA's (+ between those requested together), under
+    which the layouts of the measured front run at last, each until
     it gains nothing; a run is left for each. Every run is kept in ``storage`` as soon as it ends; what that holds
     of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where it failed, but
     for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on with the rest

@@ -70,9 +70,9 @@ def validate(
 
     Each is of another split of the GPUs as far as there are such, of the front or behind it, unless they may be
     ``alike``. Where one objective or no power is known, or the launcher lists its plans, these are the best of the
-    job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others as in
-    `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run is
-    kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
+    job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others
+    as in `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run
+    is kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
     LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit.
     """
     chosen = load_launcher(launcher, **options)
@@ -325,7 +325,7 @@ def _choose_best(
 def _front_first(goals: Sequence[Floats], rows: Ints, top: int, families: Ints | None) -> tuple[Ints, int]:
     """(at most ``top`` of ``rows``, spread along their front or else front after front; how many are on the front).
 
-    ``goals``: values (n,) of all plans, to be minimised. ``families`` (n,): each counts once, as long as there are more.
+    ``goals``: values (n,) of all plans, to be minimised. ``families`` (n,): each once, as long as there are others.
     """
     known = [values[rows] for values in goals if np.isfinite(values[rows]).any()]
     if not known:
