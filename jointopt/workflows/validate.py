@@ -304,14 +304,14 @@ def _choose_best(
     """The ``top`` plans to run: of those likely to fit in memory, then of the others, each time the best by its front.
 
     ``fitting`` (n,): the probability that a plan fits, 0 where it must not run. Of the others one plan of each layout
-    counts, its goals times `cost_of_failing`. Unless they may be ``alike``, each splits the GPUs in another way as long
-    as there are such. The fastest plan at the highest clock is the reference.
+    counts, its goals times `cost_of_failing`. Unless they may be ``alike``, each that is likely to fit splits the GPUs in
+    another way as long as there are such. The fastest plan at the highest clock is the reference.
     """
     names, families = job.objectives, None if alike else layout_families(columns)
     goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
     likely = _front_first(goals, np.flatnonzero(fitting >= FEASIBLE), top, families)
     unlikely = np.flatnonzero((fitting > 0.0) & (fitting < FEASIBLE)).tolist()
-    others = _front_first(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top, families)
+    others = _front_first(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top, None)
     rows = np.concatenate([likely[0], others[0][: max(top - len(likely[0]), 0)]])
     if not len(rows):
         raise InfeasibleError(f"No plan of job {job.name!r} can be run: none keeps its constraints by any prediction.")
