@@ -25,6 +25,10 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Plans chosen at a time; slurm has all of them in its queue at once.",
 )
+@click.option(
+    "--alike", is_flag=True,
+    help="Plans chosen together may split the GPUs alike (dp, tp, pp, cp, ep); else each in another way.",
+)  # fmt: skip
 @common.seed("Of the choices.")
 @click.option(
     "--retry-failed", is_flag=True,
@@ -42,7 +46,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
-    batch: int, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], pue: float | None,
+    batch: int, alike: bool, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], pue: float | None,
     run_tokens: float | None, basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
@@ -68,6 +72,7 @@ def tune(
     changes |= {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = workflow.tune(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
+        alike=alike,
         seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis,
         **launching.launcher_arguments(options),
     )  # fmt: skip

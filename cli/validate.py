@@ -16,14 +16,18 @@ from jointopt.cli import common, launching
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")
 @common.seed("Seed of the search's random numbers.")
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
+@click.option(
+    "--alike", is_flag=True,
+    help="Plans chosen together may split the GPUs alike (dp, tp, pp, cp, ep); else each in another way.",
+)  # fmt: skip
 @common.pue
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.output_options
 @click.pass_context
 def validate(
-    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, pue: float | None,
-    basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
+    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, alike: bool,
+    pue: float | None, basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
 
@@ -41,7 +45,7 @@ def validate(
     launching.begin_runs(launcher, options)
     found = workflow.validate(
         common.job_of(job, pue=pue, changes=launching.job_changes(options)), launcher, top, seed=seed, again=again,
-        **basis, **launching.launcher_arguments(options),
+        alike=alike, **basis, **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)

@@ -13,6 +13,7 @@ from jointopt.search.pareto import front_order, hypervolume, is_beaten, nadir, n
 
 _DRAWN, _AT_ONCE = 512, 8192  # points that stand for a volume of three objectives, and plans compared with them at once
 SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form
+_WORTHWHILE = 0.1  # of the best plan's gain per cost, below which a plan of another family does not come first
 _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
@@ -25,6 +26,7 @@ _PEAK = float(np.exp(gammaln((_TAIL + 1) / 2) - gammaln(_TAIL / 2)) / np.sqrt(_T
 def acquire(
     predicted: Columns, measured: Columns, costs: Floats, k: int, rng: np.random.Generator, *,
     objectives: tuple[str, ...], allowed: Bools, draws: Columns | None = None, apart: Columns | None = None,
+    first: int | None = None, families: Ints | None = None,
 ) -> Ints:  # fmt: skip
     """Indices of at most ``k`` plans to run next as one batch, the one of most expected gain per cost first.
 
@@ -32,19 +34,21 @@ def acquire(
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
     ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them errors
     of plans are independent. ``apart`` (n): standard deviation of each objective's logarithm without the error that all
-    plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen.
+    plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen. ``first``: the
+    plan that the batch begins with. ``families`` (n): numbers of which a batch holds each once, as long as others
+    promise a tenth as much.
     """
     gain = expected_gain(predicted, measured, rng, objectives=objectives, apart=apart)
     eligible = np.flatnonzero(allowed & np.isfinite(gain))
     if not len(eligible):
         return np.empty(0, np.int64)
-    chosen = [int(eligible[np.argmax(gain[eligible] / costs[eligible])])]
+    chosen = [int(eligible[np.argmax(gain[eligible] / costs[eligible])]) if first is None else first]
     if k > 1:
         values, fits = _drawn(predicted, objectives, draws, rng)
         known = _known(predicted, measured, objectives)
         everything = np.concatenate([known, _log_normal(predicted, objectives)[0]])
         fronts = [known] * values.shape[1]  # of each draw, with the plans chosen so far
-        while len(chosen) < min(k, len(eligible)):
+        while len(chosen) < min(k, len(np.union1d(eligible, chosen))):
             for draw in np.flatnonzero(fits[chosen[-1]]).tolist():
                 points = np.vstack([fronts[draw], values[chosen[-1], draw]])
                 fronts[draw] = points[non_dominated(points)]
@@ -57,8 +61,11 @@ def acquire(
                     np.maximum(front.min() - points[:, 0], 0.0) if alone else added_volume(front, points, everything)
                 )
                 total += np.where(fits[left, draw], added, 0.0)
-            added = total / len(fronts) + _ALONE * gain[left]
-            chosen.append(int(left[np.argmax(added / costs[left])]))
+            worth = (total / len(fronts) + _ALONE * gain[left]) / costs[left]
+            if families is not None:
+                others = np.where(np.isin(families[left], families[chosen]), 0.0, worth)
+                worth = others if others.max() >= _WORTHWHILE * worth.max() else worth
+            chosen.append(int(left[np.argmax(worth)]))
     return np.array(chosen, np.int64)
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from bisect import bisect, insort
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,12 +15,12 @@ import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, read_spent
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import TIME_ALONE
+from jointopt.jobs.objectives import FURTHER_OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search
 from jointopt.report.plans import differing_columns, plan_words
@@ -28,7 +28,7 @@ from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.tables import result_text
 from jointopt.search.acquire import acquire, expected_saving, gain_left
-from jointopt.search.pareto import non_dominated
+from jointopt.search.pareto import non_dominated, take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import Kernel
 from jointopt.surrogate.measurements import Measurements
@@ -36,6 +36,7 @@ from jointopt.surrogate.memory import OOM_STATUS
 from jointopt.surrogate.plan_process import ROUGH, USUAL
 from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.campaign.campaign import (
+    APART,
     UNLIKELY_LEFT,
     Campaign,
     count_words,
@@ -44,10 +45,17 @@ from jointopt.workflows.campaign.campaign import (
     unmeasured_notes,
     why_no_usable_plan,
 )
-from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, listed_candidates, searched_candidates
+from jointopt.workflows.campaign.candidates import (
+    Candidates,
+    at_highest_clock,
+    layout_families,
+    listed_candidates,
+    searched_candidates,
+)
 from jointopt.workflows.campaign.expectation import Expectations, GrowingModel, Outlook, with_learned_factors
 from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
+from jointopt.workflows.propose import propose
 
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
@@ -57,14 +65,17 @@ _BAR = "spent of the budget"
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, batch: int = 1, retry_failed: bool = False, spread: Kernel | None = None,
-    machine: Machine | None = None, power_profiles: Sequence[str] = (), **options: Any,
+    storage: str | None = None, batch: int = 1, alike: bool = False, retry_failed: bool = False,
+    spread: Kernel | None = None, machine: Machine | None = None, power_profiles: Sequence[str] = (), **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
+    The first run is the first plan that `propose` prints (of a list: the best that is predicted to fit), those that
+    follow promise most gain per GPU-hour of a run.
     ``launcher`` is one, or the name of one made with ``options``; ``spread``: how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time; others as in `JobModel.of`. ``power_profiles``:
-    NVIDIA's (+ between those requested together), under which the layouts of the measured front run at last, each until
+    default less on CPU cores); ``batch`` plans are chosen at a time, each of another split of the GPUs unless they may
+    be ``alike``; others as in `JobModel.of`. ``power_profiles``: NVIDIA's (+ between those requested together), under
+    which the layouts of the measured front run at last, each until
     it gains nothing; a run is left for each. Every run is kept in ``storage`` as soon as it ends; what that holds
     of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where it failed, but
     for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on with the rest
@@ -80,11 +91,13 @@ def tune(
         raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
     if power_profiles and model.job.cluster.gpu.vendor != "NVIDIA":
         raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {model.job.cluster.gpu.id}.")
-    candidates = (
-        searched_candidates(model) if listing is None else listed_candidates(listing, model.job, calibration, machine)
-    )
+    if listing is None:
+        candidates = searched_candidates(model, _first_proposed(model, seed))
+    else:
+        candidates = listed_candidates(listing, model.job, calibration, machine)
     usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else USUAL
     loop = _TuneLoop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
+    loop.families = None if alike or batch < 2 else layout_families(candidates.plans)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
     return Tuned(
@@ -96,6 +109,15 @@ def tune(
         reason=loop.reason or loop.converged,
         predicted_by=loop.predicted_by.rstrip(","),
     )  # fmt: skip
+
+
+def _first_proposed(model: JobModel, seed: int) -> Columns | None:
+    """The first plan that `propose` prints for the job, with one row; None where it has none."""
+    goals = tuple(name for name in model.job.objectives if name not in FURTHER_OBJECTIVES)
+    job = replace(model.job, objectives=goals or model.job.objectives)
+    with suppress(InfeasibleError):
+        return take(propose(replace(model, job=job), seed=seed).front, np.zeros(1, np.int64))
+    return None
 
 
 class _TuneLoop(Campaign):
@@ -134,6 +156,7 @@ class _TuneLoop(Campaign):
         growing = GrowingModel(candidates, earlier, kernel, self.job.cluster.machine)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
         self.predicted_by = ""
+        self.families: Ints | None = None  # of the candidates, of which plans chosen together have one each
         known = ((run.plan, run.row, run.broken) for run in self.runs)
         self.record.open_study(candidates.plans, self.objectives(), known)
         self.gain_left = float("nan")
@@ -298,12 +321,19 @@ class _TuneLoop(Campaign):
             best = np.nanargmin(self.values(objectives)[:, 0])
             found = stakes(self.job, seconds, saved, self.runs[best])
             self.balance, left = found.balance(left), left & found.pays
-        likely = left & posterior.likely
-        if left.any() and not likely.any():
+        likely, columns, first = left & posterior.likely, posterior.columns, None
+        if likely.any():  # that they fit is no matter of degree: the fastest plans are close to the limit
+            left, columns = likely, columns | {"probability_fits": posterior.kept}
+        elif left.any():
             self._note_once(UNLIKELY_LEFT)
+        if not self.runs and left.any():
+            rows = np.flatnonzero(left)
+            first = 0 if self.candidates.led and left[0] else int(rows[np.argmin(columns[objectives[0]][rows])])
+        if count > 1 and self.families is not None:
+            self._note_once(APART)
         return acquire(
-            posterior.columns, measured, self.job.cluster.num_gpus * seconds, count, self._rng, objectives=objectives,
-            allowed=likely if likely.any() else left, draws=posterior.draws, apart=posterior.apart,
+            columns, measured, self.job.cluster.num_gpus * seconds, count, self._rng, objectives=objectives,
+            allowed=left, draws=posterior.draws, apart=posterior.apart, first=first, families=self.families,
         )  # fmt: skip
 
     def _run(

@@ -13,14 +13,15 @@ import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, encode_cells
+from jointopt.core.schema import LAYOUT_COLUMNS, SPLIT_COLUMNS, Columns, Floats, Ints, encode_cells
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES
-from jointopt.jobs.plans.text import plan_records, widened
+from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_records, widened
 from jointopt.measure.base import Launcher, load_launcher, narrow_search
 from jointopt.report.plans import differing_columns, plan_words
+from jointopt.report.proposal import Proposal
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
@@ -28,10 +29,11 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, cost_of_failing, needs_as_much
 from jointopt.workflows.answers import accepts_paths
-from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely_note, why_no_usable_plan
+from jointopt.workflows.campaign.campaign import APART, OUT_ALREADY, Campaign, unlikely_note, why_no_usable_plan
 from jointopt.workflows.campaign.candidates import (
     Candidates,
     at_highest_clock,
+    layout_families,
     leading_fronts,
     listed_candidates,
     measurement_columns,
@@ -61,14 +63,16 @@ class _ChosenPlans:
 def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, again: bool = False, machine: Machine | None = None, **options: Any,
+    storage: str | None = None, again: bool = False, alike: bool = False, machine: Machine | None = None,
+    **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
-    Where one objective or no power is known, or the launcher lists its plans, these are the best of the job's space at
-    uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others as in
-    `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run is
-    kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
+    Each is of another split of the GPUs as far as there are such, of the front or behind it, unless they may be
+    ``alike``. Where one objective or no power is known, or the launcher lists its plans, these are the best of the
+    job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others
+    as in `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run
+    is kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
     LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit.
     """
     chosen = load_launcher(launcher, **options)
@@ -87,12 +91,14 @@ def validate(
         columns["in_domain"] = answers["in_domain"].to_numpy(bool)
         columns["doubts"] = answers["doubts"].to_numpy(object)
         fitting = np.where(model.certain_oom(found.plans), 0.0, answers["fit_probability"].to_numpy(float))
-        plans = _choose_best(found, columns, fitting, job, top)
+        plans = _choose_best(found, columns, fitting, job, top, alike)
     elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
-        plans = _choose_of_front(model, top, seed, storage) or _choose_of_space(model, top)
+        plans = _choose_of_front(model, top, seed, storage, alike) or _choose_of_space(model, top, alike)
     else:
-        plans = _choose_of_space(model, top)
+        plans = _choose_of_space(model, top, alike)
     bench = _ValidateRuns(model, chosen, plans, storage, runs)
+    if top > 1 and not alike and _are_apart(plans):
+        bench.note(APART)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
     return Validated(
@@ -225,14 +231,30 @@ def _with_resumed_plans(
     return replace(chosen, rows=rows, columns=concat_plans([chosen.columns, columns]))
 
 
-def _choose_of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _ChosenPlans | None:
-    """Plans spread along the front of `propose`, both ends among them, then the default reference; None without any."""
+def _are_apart(plans: _ChosenPlans) -> bool:
+    """Whether the plans are several, each of another split of the GPUs, the reference aside."""
+    chosen = np.arange(len(plans.rows)) != plans.reference
+    families = layout_families(plans.columns)[chosen]
+    return 1 < len(families) == len(np.unique(families))
+
+
+def _choose_of_front(model: JobModel, top: int, seed: int, storage: str | None, alike: bool) -> _ChosenPlans | None:
+    """Plans spread along the front of `propose`, then the default reference; None without any.
+
+    Where they may be ``alike`` both ends are among them; else the first plan is, and what the front has too few splits
+    of the GPUs for are the fastest plans of others behind it, as `propose` shows them.
+    """
     try:
         proposal = propose(model, seed=seed, storage=storage)
     except InfeasibleError:
         return None
     front = proposal.front
-    some = take(front, evenly_spaced(len(front["pp"]), top))
+    rows = evenly_spaced(len(front["pp"]), top)
+    if not alike:
+        rows = nearest_apart(layout_families(front), rows)
+    some = take(front, rows)
+    if len(rows) < top and not alike and (more := _of_other_families(model, proposal, some, top - len(rows))):
+        some = concat_plans([some, more])
     records, (reference,) = (
         plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"]))) for plans in (some, proposal.reference)
     )
@@ -243,7 +265,26 @@ def _choose_of_front(model: JobModel, top: int, seed: int, storage: str | None) 
     return _ChosenPlans(measurement_columns(model.job, columns), columns, at, len(front["pp"]))
 
 
-def _choose_of_space(model: JobModel, top: int) -> _ChosenPlans:
+def _of_other_families(model: JobModel, proposal: Proposal, chosen: Columns, count: int) -> Columns | None:
+    """The fastest plans of at most ``count`` splits of the GPUs that a proposal shows and that no chosen plan has."""
+    taken = set(zip(*(chosen[name].tolist() for name in SPLIT_COLUMNS), strict=True))
+    shown = [
+        parse_plan(
+            {name: layout.plans[0][name] for name in PLAN_KEYS if layout.plans[0].get(name) is not None}, model.job
+        )
+        for layout in proposal.best_layouts
+    ]
+    others = [one for one in shown if tuple(one.layouts[name][0].item() for name in SPLIT_COLUMNS) not in taken]
+    if not others:
+        return None
+    plans = concat_plans([one.layouts | {"stage_clock_mhz": one.stage_clock_mhz} for one in others[:count]])
+    clocks = plans.pop("stage_clock_mhz")
+    physics = model.cost_model(plans)
+    values = physics.evaluate(np.arange(len(clocks)), clocks)
+    return model.bounded(plans | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks})
+
+
+def _choose_of_space(model: JobModel, top: int, alike: bool) -> _ChosenPlans:
     """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
     _log.info("predicting the job's plans ...")
     candidates = searched_candidates(model)
@@ -254,20 +295,23 @@ def _choose_of_space(model: JobModel, top: int) -> _ChosenPlans:
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
     columns = model.bounded(plain)
     fitting = np.where(values["violation"] <= 0, model.fit_probability(physics), 0.0)
-    return _choose_best(candidates, columns, fitting, model.job, top)
+    return _choose_best(candidates, columns, fitting, model.job, top, alike)
 
 
-def _choose_best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int) -> _ChosenPlans:
+def _choose_best(
+    candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int, alike: bool
+) -> _ChosenPlans:
     """The ``top`` plans to run: of those likely to fit in memory, then of the others, each time the best by its front.
 
     ``fitting`` (n,): the probability that a plan fits, 0 where it must not run. Of the others one plan of each layout
-    counts, its goals times `cost_of_failing`. The fastest plan at the highest clock is the reference.
+    counts, its goals times `cost_of_failing`. Unless they may be ``alike``, each that is likely to fit splits the GPUs in
+    another way as long as there are such. The fastest plan at the highest clock is the reference.
     """
-    names = job.objectives
+    names, families = job.objectives, None if alike else layout_families(columns)
     goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
-    likely = _front_first(goals, np.flatnonzero(fitting >= FEASIBLE), top)
+    likely = _front_first(goals, np.flatnonzero(fitting >= FEASIBLE), top, families)
     unlikely = np.flatnonzero((fitting > 0.0) & (fitting < FEASIBLE)).tolist()
-    others = _front_first(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top)
+    others = _front_first(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top, None)
     rows = np.concatenate([likely[0], others[0][: max(top - len(likely[0]), 0)]])
     if not len(rows):
         raise InfeasibleError(f"No plan of job {job.name!r} can be run: none keeps its constraints by any prediction.")
@@ -278,17 +322,36 @@ def _choose_best(candidates: Candidates, columns: Columns, fitting: Floats, job:
     return _ChosenPlans(chosen, take(columns, rows), reference, front, len(rows) - len(likely[0]))
 
 
-def _front_first(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]:
+def _front_first(goals: Sequence[Floats], rows: Ints, top: int, families: Ints | None) -> tuple[Ints, int]:
     """(at most ``top`` of ``rows``, spread along their front or else front after front; how many are on the front).
 
-    ``goals``: values (n,) of all plans, to be minimised.
+    ``goals``: values (n,) of all plans, to be minimised. ``families`` (n,): each once, as long as there are others.
     """
     known = [values[rows] for values in goals if np.isfinite(values[rows]).any()]
     if not known:
         return rows[:0], 0
     front = front_order(known[0], known[-1])
-    order = leading_fronts(np.stack([known[0], known[-1]], axis=1), max(top, 1))
-    return rows[front[evenly_spaced(len(front), top)] if len(front) > top else order[:top]], len(front)
+    order = leading_fronts(np.stack([known[0], known[-1]], axis=1), max(top, 1) if families is None else len(rows))
+    if len(front) > top:
+        spread = evenly_spaced(len(front), top)
+        order = np.concatenate([front[spread], np.setdiff1d(front, front[spread], assume_unique=True), order])
+    if families is not None:
+        of = families[rows[order]]
+        order = np.concatenate([order[np.sort(np.unique(of, return_index=True)[1])], order])
+    return rows[order[np.sort(np.unique(order, return_index=True)[1])][:top]], len(front)
+
+
+def nearest_apart(families: Ints, rows: Ints) -> Ints:
+    """Of each of ``rows`` in turn the nearest row of a family that none before it has, in order and as far as any is.
+
+    ``families``: the number (n,) of each row's.
+    """
+    found: list[int] = []
+    for row in rows.tolist():
+        free = np.flatnonzero(~np.isin(families, families[found]))
+        if len(free):
+            found.append(int(free[np.abs(free - row).argmin()]))
+    return np.sort(np.array(found, np.int64))
 
 
 def evenly_spaced(size: int, count: int) -> Ints:

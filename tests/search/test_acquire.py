@@ -94,6 +94,16 @@ def test_a_batch_holds_the_second_kind_of_plan_before_a_twin_of_the_first():
     assert chosen(predicted, measured([1.1]), k=2, draws=draws) == [0, 2]
 
 
+def test_a_batch_has_one_plan_of_each_family_as_long_as_there_are_others():
+    families = np.array([0, 0, 0, 1, 2])
+    assert chosen(outlook([1.0, 1.01, 1.02, 1.1, 1.15]), k=4, families=families) == [0, 3, 4, 1]
+    assert chosen(outlook([1.0, 1.01, 1.02, 9.0, 9.5]), k=2, families=families) == [0, 1]
+
+
+def test_a_batch_begins_with_the_plan_that_it_is_given():
+    assert chosen(outlook([1.0, 1.01, 1.5]), k=2, first=2) == [2, 0]
+
+
 def test_every_run_of_a_batch_is_chosen_by_its_gain_per_cost():
     predicted, costs = outlook([1.0, 1.02, 1.05], spread=0.01), [1.0, 3.0, 1.0]
     draws = {"iteration_time_s": np.array([[1.0, 1.4], [1.4, 1.02], [1.4, 1.05]]), "fits": np.ones((3, 2), bool)}

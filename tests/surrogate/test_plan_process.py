@@ -48,7 +48,8 @@ def test_a_common_factor_moves_all_plans_and_certainty_grows():
 
 
 def test_a_trend_over_degrees_is_carried_on():
-    mean = after(np.array([0, 1, 2]), np.array([0.0, 0.1, 0.2])).mean
+    trending, seen = plan_kernel(shared=0.2, trend=0.03, noise=0.07), np.array([0.0, 0.1, 0.2])
+    mean = after_runs(trending, RUNS, np.arange(3), seen).joint(RUNS, FLAT).mean
     assert mean[3] > mean[2] > mean[1] > mean[0]
 
 

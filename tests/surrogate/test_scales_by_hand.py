@@ -82,7 +82,7 @@ def plans_at(*points: float) -> Runs:
 def test_one_run_moves_all_plans_by_the_common_factor(residual: float) -> None:
     plans = plans_at(0.0, 0.0)
     found = after_runs(USUAL, plans, np.array([0]), np.array([residual])).joint(plans, np.array([1.0, 2.0]))
-    mean, deviation = by_hand(USUAL, 0.04, 0.04, 0.04, residual)
+    mean, deviation = by_hand(USUAL, 0.05, 0.05, 0.05, residual)  # shared² + smooth²
     assert found.mean == pytest.approx(np.array([1.0, 2.0]) + mean)
     assert found.deviation == pytest.approx([deviation] * 2, rel=1e-6)
 
@@ -100,8 +100,17 @@ def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
     found = after_runs(plan_kernel(0.3, 0.2, 0.1), plans, NONE, np.empty(0)).joint(plans, np.zeros(2))
     noise = 2 * 0.1**2 * (0.9 * 0.4**2 + 0.1 * 1.7**2)
     assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + noise] * 2))
-    known = [(one.source, one.constants[0], one.noise) for one in (USUAL, ROUGH, INFORMED, OF_POWER)]
-    assert known == [(0.2, 0.03, 0.07), (0.7, 0.2, 0.1), (0.1, 0.02, 0.05), (0.15, 0.03, 0.05)]
+    known = [(one.source, one.constants[0], one.shape, one.noise) for one in (USUAL, ROUGH, INFORMED, OF_POWER)]
+    assert known == [(0.2, 0.0, 0.1, 0.07), (0.7, 0.2, 0.0, 0.1), (0.1, 0.02, 0.0, 0.05), (0.15, 0.03, 0.0, 0.05)]
+
+
+def test_what_alike_plans_share_falls_with_the_doublings_between_them() -> None:
+    # covariance of plans two doublings apart, of which 1.5 are one length: shared² + smooth² exp(-(2 / 1.5)² / 2)
+    kernel, plans = plan_kernel(shared=0.3, trend=0.0, noise=0.1, smooth=0.2), plans_at(1.0, -1.0)
+    found = after_runs(kernel, plans, np.array([0]), np.array([0.2])).joint(plans, np.zeros(2))
+    apart = 0.09 + 0.04 * np.exp(-0.5 * (2.0 / 1.5) ** 2)
+    expected = [by_hand(kernel, 0.13, 0.13, both, 0.2) for both in (0.13, apart)]
+    assert list(zip(found.mean, found.deviation, strict=True)) == [pytest.approx(one, rel=1e-6) for one in expected]
 
 
 def test_a_run_left_out_has_the_density_that_the_other_leaves() -> None:

@@ -12,16 +12,18 @@ import pytest
 from scipy.special import ndtr
 
 from jointopt.core.errors import LauncherError
-from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.core.schema import LAYOUT_COLUMNS, SPLIT_COLUMNS
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
+from jointopt.report.tables import plan_entries
 from jointopt.runs.store import Store
 from jointopt.search.pareto import non_dominated
 from jointopt.surrogate.plan_process import USUAL
 from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook
 from jointopt.workflows.campaign.stopping import hypervolumes, set_bounds
+from jointopt.workflows.propose import propose
 from jointopt.workflows.tune import tune
 
 SMALL = {
@@ -188,6 +190,41 @@ def test_every_run_is_another_plan_and_the_first_is_expected_to_fit(make_runs, t
     assert len(set(plans)) == len(plans) == 3
     assert tuned.runs[0].status == "ok"
     assert [run.round for run in tuned.runs] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("goals", [("iteration_time_s",), ("iteration_time_s", "energy_j")])
+def test_the_first_run_is_the_first_plan_that_propose_prints(goals: tuple[str, ...]) -> None:
+    job = replace(parse_job(SMALL, "small", Path()), objectives=goals)
+    first = plan_entries(propose(job).front, [0])[0]
+    run = tune(job, Simulated(energy=True), 1).runs[0]
+    assert {name: run.plan[name] for name in (*LAYOUT_COLUMNS, "stage_clock_mhz")} == {
+        name: first[name] for name in (*LAYOUT_COLUMNS, "stage_clock_mhz")
+    }
+
+
+def test_a_tune_that_goes_on_does_not_begin_anew_with_the_first_plan_of_the_proposal(url: str) -> None:
+    job = replace(parse_job(SMALL, "small", Path()), objectives=("iteration_time_s",))
+    first = tune(job, Simulated(), 1, storage=url).runs[0]
+    again = tune(job, Simulated(), 1, storage=url).runs
+    assert [run.round for run in again] == [0, 1]
+    assert again[1].plan != first.plan == again[0].plan
+
+
+def test_plans_chosen_together_split_the_gpus_differently_unless_asked_otherwise() -> None:
+    few = SMALL | {"search": {"pp": [1, 8], "cp": [1], "tp": [1]}}
+    apart, alike = (tune(parse_job(few, "few", None), Simulated(True), 2, batch=2, alike=a) for a in (False, True))
+    splits = [{tuple(run.plan[name] for name in SPLIT_COLUMNS) for run in found.runs} for found in (apart, alike)]
+    assert [len(found) for found in splits] == [2, 1]
+    assert [any("--alike" in note for note in found.notes) for found in (apart, alike)] == [True, False]
+
+
+def test_of_plans_that_are_likely_to_fit_the_most_promising_runs_however_close_it_is(make_runs, timed: Job) -> None:
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(timed), timed)
+    close = replace(candidates, log_load=np.full(candidates.size, candidates.log_load.max()))
+    outlook = Outlook(timed, close, EarlierRuns(), USUAL, np.random.default_rng(0))
+    found = outlook.after(timed.objectives, np.array([], int), [])
+    assert (found.kept == 1.0).all()
+    assert (found.columns["probability_fits"] < 1.0).all()
 
 
 def test_the_budget_stops_the_loop_and_so_does_a_table_without_more(make_runs, timed: Job) -> None:

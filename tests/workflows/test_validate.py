@@ -11,9 +11,12 @@ import optuna
 import pytest
 
 from jointopt.core.errors import LauncherError
+from jointopt.core.schema import LAYOUT_COLUMNS, SPLIT_COLUMNS
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.text import parse_stage_clocks
 from jointopt.runs.store import Store
+from jointopt.workflows.explain import explain
 from jointopt.workflows.validate import evenly_spaced, validate
 
 
@@ -23,13 +26,14 @@ class Simulated:
     name = "simulated"
 
     def __init__(self, ends: Mapping[int, Any] | None = None) -> None:
-        self.ends, self.runs = dict(ends or {}), 0
+        self.ends, self.runs, self.plans = dict(ends or {}), 0, list[Mapping[str, Any]]()
 
     def candidates(self, job: Job) -> None:
         return None
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         self.runs += 1
+        self.plans.append(plan)
         end = self.ends.get(self.runs, {"status": "ok", "iteration_time_s": 1.0, "energy_j": 4000.0})
         if isinstance(end, BaseException):
             raise end
@@ -53,6 +57,27 @@ def test_plans_along_the_front_and_the_default_are_run_stored_and_trials(small: 
     assert len(Store(url).read()) == len(found.runs) in (3, 4)
     study = optuna.load_study(study_name=found.study_name, storage=url)
     assert [trial.values for trial in study.trials] == [[1.0, 4000.0]] * len(found.runs)
+
+
+@pytest.mark.parametrize("goals", [("iteration_time_s", "energy_j"), ("iteration_time_s",)])
+def test_runs_split_the_gpus_differently_unless_asked_otherwise(small: Job, goals: tuple[str, ...]) -> None:
+    job = replace(small, objectives=goals)
+    apart, alike = (validate(job, Simulated(), 3, surrogate="none", alike=alike) for alike in (False, True))
+    splits = [{tuple(run.plan[name] for name in SPLIT_COLUMNS) for run in found.runs} for found in (apart, alike)]
+    assert len(splits[0]) == 3 > len(splits[1])
+    assert [any("--alike" in note for note in found.notes) for found in (apart, alike)] == [True, False]
+
+
+def test_what_is_printed_of_a_run_is_what_ran_and_what_propose_predicts_of_it(small: Job) -> None:
+    launcher = Simulated()
+    found = validate(small, launcher, 3, surrogate="none").to_dict()["measured"]
+    for run, ran in zip(found, launcher.plans, strict=True):
+        assert [str(ran[name]) for name in SPLIT_COLUMNS[:5]] == [str(run[name]) for name in SPLIT_COLUMNS[:5]]
+        assert parse_stage_clocks(ran["stage_clock_mhz"]) == run["stage_clock_mhz"]
+        plan = {name: run[name] for name in (*LAYOUT_COLUMNS, "stage_clock_mhz")}
+        assert explain(small, plan, surrogate="none").iteration_time_s == pytest.approx(
+            run["predicted_iteration_time_s"]
+        )
 
 
 @pytest.mark.parametrize(("goal", "clock"), [("energy_j", 1305.0), ("iteration_time_s", 1410.0)])
@@ -110,7 +135,7 @@ def test_a_launcher_that_runs_nothing_is_an_error_and_one_that_breaks_down_later
         validate(small, Simulated({1: LauncherError("gone.")}), 3, surrogate="none")
     found = validate(small, Simulated({2: LauncherError("gone.")}), 3, surrogate="none")
     assert (found.stopped, len(found.runs)) == ("failed", 1)
-    assert found.notes == ("No further run could be started: gone.",)
+    assert found.notes[-1] == "No further run could be started: gone."
 
 
 def test_three_failures_for_one_cause_end_it(small: Job) -> None:

@@ -217,6 +217,10 @@ def count_words(number: int, noun: str) -> str:
 
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 UNLIKELY_LEFT = "No plan that is left is likely to fit, each is likelier to run out of memory: a run decides."
+APART = (
+    "Plans chosen together split the GPUs differently (dp, tp, pp, cp, ep), since near twins would show the same; "
+    "--alike takes the best whatever their split."
+)
 OUT_ALREADY = "the same layout, or one that needs no more memory, ran out of it"
 _ALIKE = 3  # failures in a row for one cause: a fourth would be no news
 

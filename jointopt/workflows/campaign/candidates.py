@@ -10,7 +10,17 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, decode_cells
+from jointopt.core.schema import (
+    LAYOUT_COLUMNS,
+    POWER_LIMIT,
+    POWER_PROFILE,
+    SPLIT_COLUMNS,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    decode_cells,
+)
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
@@ -18,7 +28,7 @@ from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVES
 from jointopt.jobs.plans.text import parse_stage_clocks, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import workloads
-from jointopt.search.pareto import farthest_rows, front_order, non_dominated
+from jointopt.search.pareto import concat_plans, farthest_rows, front_order, non_dominated, take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import needs_as_much
 from jointopt.workflows.feasible_layouts import priced_problem
@@ -46,6 +56,7 @@ class Candidates:
     log_room: Floats  # log of what the job allows a run over what a GPU has for it: 0, or below
     power_profile: str = ""  # under which they run, in place of their clocks
     jobs: tuple[tuple[Job, int], ...] = ()  # of a list: those of its rows in turn, and how many are of each
+    led: bool = False  # whether the first of them is what `propose` puts first
 
     def record(self, index: int) -> dict[str, Any]:
         """The plan columns of one candidate, as JSON has them."""
@@ -114,11 +125,13 @@ def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
     return max(usual, allowed), allowed
 
 
-def searched_candidates(job: Job | JobModel) -> Candidates:
+def searched_candidates(job: Job | JobModel, proposed: Columns | None = None) -> Candidates:
     """The best plans of a job's own space: Pareto front after Pareto front of its model, at uniform clocks.
 
-    What is predicted of them is that of the physics alone, which measured runs then correct. Raises InfeasibleError
-    where no plan keeps the constraints.
+    The first of them is the plan ``proposed`` (columns of one row), if there is one; those of its layout that are not
+    slower by the model (at the top clock) are left out, since a run would not tell them apart. What is predicted is
+    that of the physics alone, which measured runs then correct. Raises InfeasibleError where no plan keeps the
+    constraints.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     job, problem = model.job, priced_problem(model)
@@ -136,14 +149,31 @@ def searched_candidates(job: Job | JobModel) -> Candidates:
             plans[name][feasible] = found[name]
     best = feasible[leading_fronts(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
-    clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
-    model_of, every = model.physics(columns), np.arange(len(best))
+    columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
+    columns = columns if proposed is None else _led_by(proposed, columns)
+    clocks, every = columns["stage_clock_mhz"], np.arange(len(columns["pp"]))
+    model_of = model.physics(columns)
     physics = model_of.evaluate(every, clocks) | model_of.heat(every, clocks)
     predicted = {name: physics[name] for name in _PREDICTED}
     has, allowed = _limits_gib(job, job)
     load = np.log(physics["peak_memory_gib"] / has)
-    room = np.full(len(best), np.log(allowed / has))
-    return Candidates(measurement_columns(job, columns), columns, predicted, load, room)
+    room = np.full(len(load), np.log(allowed / has))
+    return Candidates(measurement_columns(job, columns), columns, predicted, load, room, led=proposed is not None)
+
+
+def _led_by(proposed: Columns, columns: Columns) -> Columns:
+    """Plans (n,) behind one, without its own layout at clocks that are nowhere lower."""
+    one = {name: proposed[name] for name in columns}
+    same = np.logical_and.reduce([columns[name] == one[name] for name in columns if name != "stage_clock_mhz"])
+    slowest = np.nanmin(columns["stage_clock_mhz"], axis=1)
+    kept = ~(same & (slowest >= np.nanmax(one["stage_clock_mhz"])))
+    return concat_plans([one, take(columns, np.flatnonzero(kept))])
+
+
+def layout_families(columns: Columns) -> Ints:
+    """A number (n,) for each plan, the same for plans that split the GPUs alike (dp, tp, pp, cp, ep and so on)."""
+    cells = np.stack([columns[name] for name in SPLIT_COLUMNS], axis=1)
+    return np.asarray(np.unique(cells, axis=0, return_inverse=True)[1].reshape(-1))
 
 
 def leading_fronts(values: Floats, count: int) -> Ints:

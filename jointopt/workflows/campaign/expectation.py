@@ -65,6 +65,7 @@ class Expectations:
     apart: Columns  # standard deviations of the objectives' logarithms, without what all candidates err by
     basis: str  # what the predicted time rests on, in words
     likely: Bools  # to fit in memory; plans that are not are run last
+    kept: Floats  # probability of keeping the job's constraints, memory aside
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,14 @@ class Outlook:
             columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
             columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
             draws[name] = np.exp(found[name].draws(SAMPLES, self._rng))
+        every = np.ones(len(probability))
         for kept in kept_probabilities(self._job, found):
-            columns["probability_fits"] = columns["probability_fits"] * kept
+            every = every * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
+        columns["probability_fits"] = probability * every
         apart = {name: found[name].own_deviation for name in objectives}
         basis = known["iteration_time_s"].source if "iteration_time_s" in known else _PHYSICS
-        return Expectations(columns, draws, apart, basis, probability >= FEASIBLE)
+        return Expectations(columns, draws, apart, basis, probability >= FEASIBLE, every)
 
     def _of_parts(self, direct: _Estimate, time: _Estimate, power: _Estimate) -> _Estimate:
         """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
