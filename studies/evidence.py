@@ -119,7 +119,8 @@ def shown(one: Outcome) -> dict[str, float]:
     """The columns of a prediction that tables of several studies begin with, in the papers' units."""
     return {
         "time s": one.iteration_time_s, "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w,
-        "SM active %": 100.0 * one.sm_active,
+        "SM active %": 100.0 * one.sm_active, "GPU utilization %": 100.0 * one.gpu_utilization,
+        "tensor active %": 100.0 * one.tensor_active,
     }  # fmt: skip
 
 

@@ -335,6 +335,7 @@ STATEMENTS = (
     Statement(
         "C22", "harness, summary", "LoRA: less power, more than 10 times the efficiency", "> 10", _adapters,
         "efficiency as the harness plots it, samples/(s MJ); adapters save the weights' gradients, a third of the work",
+     varies=False,
     ),
     Statement("C31", "summary", "InfiniBand of 100 Gb/s, boards of 700 W", "100, 700", _cluster, varies=False),
     Statement("C18", "4", "temperature, power, clock by strategy", "a plot", note=f"{_PLOT}charllm-strategies"),

@@ -369,7 +369,7 @@ _TWO_COUNTERS = (
     "with tp 1 SM active rises and GPU utilization falls (E11); with tp 2, across nodes, SM active falls too"
 )
 _EXPERT_PLANS = (
-    "the layouts are not named; with tp 2 an expert group of 4 lies over 8 GPUs, two nodes of 4, where the paper has one"
+    "the layouts are not named; with tp 2 an expert group of 4 lies over 8 GPUs, two nodes of 4, the paper: one node"
 )
 _HOST = (
     "experts run one after the other and wait for their launches (64 on a rank at ep 1), and with tp 2 power falls at "

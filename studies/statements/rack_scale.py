@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -154,15 +153,11 @@ def _reads_more(c: Constants) -> Finding:
     return order(f"{ratio:.1f} times the read energy of dp on 16 GPUs", ratio)
 
 
-def _with_backward(mode: str, kind: str) -> Callable[[Constants], Finding]:
+def _with_backward(mode: str, kind: str, _: Constants) -> Finding:
     """Memory traffic over dp's on 16 GPUs of the same block as a job with its backward pass, by rack-scale-jobs."""
-
-    def check(_: Constants) -> Finding:
-        found = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv").set_index(["sweep", "block", "mode", "GPUs"])
-        of, dp = (float(found.loc[("GPUs", "feed-forward", one, 16), f"memory {kind} J"]) for one in (mode, "dp"))
-        return order(f"{kind} {of / dp:.2f} times dp's", of / dp)
-
-    return check
+    found = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv").set_index(["sweep", "block", "mode", "GPUs"])
+    of, dp = (float(found.loc[("GPUs", "feed-forward", one, 16), f"memory {kind} J"]) for one in (mode, "dp"))
+    return order(f"{kind} {of / dp:.2f} times dp's", of / dp)
 
 
 def _repeated_weights(_: Constants) -> Finding:
@@ -338,7 +333,7 @@ STATEMENTS = (
     Statement("R9", "2", "feed-forward: both fall with GPUs", "fall", _both_fall),
     Statement(
         "R10", "6", "tp: higher energy of memory reads than dp", "noticeably", _reads_more, _REVERSED,
-        (("with its backward pass", _with_backward("tp", "read")),),
+        (("with its backward pass", functools.partial(_with_backward, "tp", "read")),),
     ),
     Statement("R11", "IV.A", "dp loads weights again, tp does not", "repeated", _repeated_weights, varies=False),
     Statement(
@@ -350,11 +345,11 @@ STATEMENTS = (
     Statement("R14", "3", "feed-forward: pp+tp plateaus after 8 GPUs", "plateau", _plateau, "as R13"),
     Statement(
         "R15", "6", "pp+tp: more energy of main memory reads", "marked", _pipeline_reads, "as R10",
-        (("with its backward pass", _with_backward("pp+tp", "read")),),
+        (("with its backward pass", functools.partial(_with_backward, "pp+tp", "read")),),
     ),
     Statement(
         "R16", "6", "pp+tp: more energy of memory writes", "marked", _pipeline_writes, "as R10",
-        (("with its backward pass", _with_backward("pp+tp", "written")),),
+        (("with its backward pass", functools.partial(_with_backward, "pp+tp", "written")),),
     ),
     Statement(
         "R17", "5", "attention: pp+tp is modestly slower than tp, and falls with GPUs", "modest", _modest,

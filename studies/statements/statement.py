@@ -91,7 +91,8 @@ def order(words: str, ratios: ArrayLike, error: ArrayLike = TIME, sized: bool = 
 
     One beyond the error and reversed contradicts; unless more than half are beyond it, the statement is a tie.
     """
-    apart = np.log(np.asarray(ratios, float))
+    with np.errstate(divide="ignore", invalid="ignore"):  # of what is never reached under some constants
+        apart = np.log(np.asarray(ratios, float))
     beyond = np.abs(apart) > np.asarray(error)
     if (apart[beyond] < 0.0).any():
         return Finding(words, Grade.CONTRADICTED)
@@ -102,7 +103,8 @@ def order(words: str, ratios: ArrayLike, error: ArrayLike = TIME, sized: bool = 
 
 def alike(words: str, ratios: ArrayLike, error: ArrayLike = TIME) -> Finding:
     """What the paper has equal: reproduced where no difference is beyond the error."""
-    same = bool((np.abs(np.log(np.asarray(ratios, float))) <= np.asarray(error)).all())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        same = bool((np.abs(np.log(np.asarray(ratios, float))) <= np.asarray(error)).all())
     return Finding(words, Grade.REPRODUCED if same else Grade.CONTRADICTED)
 
 
