@@ -304,7 +304,7 @@ STATEMENTS = (
         "C10", "abstract", "so that it costs performance", "costs", _chunks_cost,
         "whether 100 Gb/s are a GPU's or a node's decides; how many ports a node has would tell",
     ),
-    Statement("C11", "abstract", "past some micro-batch size nothing is gained", "past a point", _optimum),
+    Statement("C11", "summary", "past some micro-batch size nothing is gained", "past a point", _optimum),
     Statement("C12", "abstract", "larger micro-batches make execution bursty", "bursty", _bursty),
     Statement(
         "C13", "abstract", "and raise peak power", "excursions", _peak, _PINNED,

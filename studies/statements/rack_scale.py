@@ -139,7 +139,7 @@ def _alike_on_h100(c: Constants) -> Finding:
 def _steps(kind: str, mode: str, counts: tuple[int, ...], c: Constants) -> Floats:
     """Compute latency on so many GPUs over that on the next more."""
     times = np.array([block(kind, mode, n, c=c).compute_s for n in counts])
-    return times[:-1] / times[1:]
+    return np.asarray(times[:-1] / times[1:])
 
 
 def _both_fall(c: Constants) -> Finding:
@@ -155,8 +155,9 @@ def _reads_more(c: Constants) -> Finding:
 
 def _with_backward(mode: str, kind: str, _: Constants) -> Finding:
     """Memory traffic over dp's on 16 GPUs of the same block as a job with its backward pass, by rack-scale-jobs."""
-    found = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv").set_index(["sweep", "block", "mode", "GPUs"])
-    of, dp = (float(found.loc[("GPUs", "feed-forward", one, 16), f"memory {kind} J"]) for one in (mode, "dp"))
+    found = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv")
+    found = found[(found["sweep"] == "GPUs") & (found["block"] == "feed-forward") & (found["GPUs"] == 16)]
+    of, dp = (float(found.loc[found["mode"] == one, f"memory {kind} J"].item()) for one in (mode, "dp"))
     return order(f"{kind} {of / dp:.2f} times dp's", of / dp)
 
 

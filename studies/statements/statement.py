@@ -75,9 +75,9 @@ class Statement:
         return sum(self.found(draw).grade is today for draw in draws) / len(draws)
 
 
-def response(top_mhz: float, low_mhz: ArrayLike) -> Floats:
+def response(top_mhz: ArrayLike, low_mhz: ArrayLike) -> Floats:
     """The same error of one layout's time or energy at two clocks: so much of the logarithm of their ratio."""
-    return np.asarray(np.hypot(CLOCK_TIME, CLOCK_POWER) * np.log(top_mhz / np.asarray(low_mhz, float)))
+    return np.asarray(np.hypot(CLOCK_TIME, CLOCK_POWER) * np.log(np.divide(top_mhz, low_mhz)))
 
 
 def near(ours: float, paper: float, words: str) -> Finding:

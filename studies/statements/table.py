@@ -56,12 +56,12 @@ def paper_rows(paper: str, sensitive: bool = True) -> list[tuple[str, Row]]:
 
 def markdown(found: list[tuple[str, Row]]) -> str:
     """The table of the README, a part for each paper, and the counts of grades before them."""
-    papers, grades = list(dict.fromkeys(paper for paper, _ in found)), Counter((p, r.found.grade) for p, r in found)
-    counts = [("", *papers, "all"), ("---",) * (len(papers) + 2)]
+    papers, graded = list(dict.fromkeys(paper for paper, _ in found)), Counter((p, r.found.grade) for p, r in found)
+    by_grade = [("", *papers, "all"), ("---",) * (len(papers) + 2)]
     for grade in Grade:
-        each = [grades[paper, grade] for paper in papers]
-        counts.append((str(grade), *map(str, each), str(sum(each))))
-    parts = [summary(found), _lines(counts)]
+        each = [graded[paper, grade] for paper in papers]
+        by_grade.append((str(grade), *map(str, each), str(sum(each))))
+    parts = [summary(found), _lines(by_grade)]
     for paper in dict.fromkeys(name for name, _ in found):
         lines = [HEADER, ("---",) * len(HEADER), *(row.cells() for name, row in found if name == paper)]
         parts.append(f"### {paper}\n\n{_lines(lines)}")
@@ -74,4 +74,10 @@ def _lines(rows: Iterable[tuple[str, ...]]) -> str:
 
 def summary(found: list[tuple[str, Row]]) -> str:
     """How many statements are reproduced, in words."""
-    return f"{sum(row.found.grade is Grade.REPRODUCED for _, row in found)} of {len(found)} statements are reproduced."
+    known = counts(found)
+    return f"{known[Grade.REPRODUCED]} of {known['all']} statements are reproduced."
+
+
+def counts(found: list[tuple[str, Row]]) -> dict[str, int]:
+    """How many statements have each grade, and how many there are."""
+    return {str(grade): sum(row.found.grade is grade for _, row in found) for grade in Grade} | {"all": len(found)}
