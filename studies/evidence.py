@@ -105,8 +105,10 @@ class Outcome:
     temperature_c: float
     peak_memory_gib: float
     clock_mhz: float  # reached, the mean over the stages
-    kernels: float  # share of the time in which compute kernels run
-    occupied: float  # or passes wait inside for collectives and the host
+    sm_active: float  # share of the time in which compute kernels run: DCGM's SM active, were each on all SMs
+    # or passes wait for collectives, whose kernels NVML's utilization.gpu counts, and for launches, which it does not
+    gpu_utilization: float
+    tensor_active: float  # operations over what tensor cores could do at the clock reached, as DCGM's tensor active
     intra_node: float  # share of the link's bandwidth in use, the busiest stage's
     inter_node: float
     intra_bytes: float  # sent by a GPU of that stage
@@ -117,7 +119,8 @@ def shown(one: Outcome) -> dict[str, float]:
     """The columns of a prediction that tables of several studies begin with, in the papers' units."""
     return {
         "time s": one.iteration_time_s, "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w,
-        "kernels %": 100.0 * one.kernels,
+        "SM active %": 100.0 * one.sm_active, "GPU utilization %": 100.0 * one.gpu_utilization,
+        "tensor active %": 100.0 * one.tensor_active,
     }  # fmt: skip
 
 
@@ -137,11 +140,16 @@ def _outcome(job: Job, plan: str) -> Outcome:
     physics = CostModel(job, parsed.layouts)
     found = physics.evaluate(only, parsed.stage_clock_mhz) | physics.heat(only, parsed.stage_clock_mhz)
     used = utilization(physics, 0, parsed.stage_clock_mhz[0])
-    reached = physics.reached_mhz(int(physics.group_of[0]), physics.row_of[[0]], parsed.stage_clock_mhz)
+    group, row = int(physics.group_of[0]), int(physics.row_of[0])
+    reached = physics.reached_mhz(group, physics.row_of[[0]], parsed.stage_clock_mhz)
+    costs, peak = physics.groups[group], physics.hardware.kernels.gemm.peak_flops
+    rate = costs.num_micro_batches[row] * costs.flops[row] / physics.hardware.kernels.flop_energy
+    rate = rate / found["iteration_time_s"][0]
     return Outcome(
         **{one.name: float(found[one.name][0]) for one in fields(Outcome) if one.name in found},
-        clock_mhz=float(np.nanmean(reached)), kernels=float(used.kernels.mean()),
-        occupied=float(used.occupied.mean()),
+        clock_mhz=float(np.nanmean(reached)), sm_active=float(used.kernels.mean()),
+        gpu_utilization=float(used.occupied.mean()),
+        tensor_active=float((rate / (peak * reached[0, : costs.depth] / physics.top_mhz)).mean()),
         **{link: float(share.max()) for link, share in used.links.items()},
         **{f"{link.split('_')[0]}_bytes": float(sent.max()) for link, sent in used.link_bytes.items()},
     )  # fmt: skip
@@ -153,13 +161,17 @@ def fits(job: Job, outcome: Outcome) -> bool:
 
 
 def clock_sweep(job: Job, plan: str, slack: float = 0.0, constants: Constants = NOMINAL) -> Columns:
-    """Predictions of one layout at every clock of its job, ascending; ``slack`` as in `CostModel.stage_clocks`."""
+    """Predictions of one layout at every clock of its job, ascending; ``slack`` as in `CostModel.stage_clocks`.
+
+    ``lowest_mhz``: of the stages that wait.
+    """
     job = varied(job, constants)
     physics = CostModel(job, parse_plan(plan, job).layouts)
     count = len(job.search.clock_mhz)
     layout, clock = np.zeros(count, np.int64), np.arange(count)
     stage_clocks = physics.stage_clocks(layout, clock, np.full(count, slack))
-    return physics.evaluate(layout, stage_clocks) | {"clock_mhz": np.asarray(job.search.clock_mhz)}
+    clocks = {"clock_mhz": np.asarray(job.search.clock_mhz), "lowest_mhz": np.nanmin(stage_clocks, axis=1)}
+    return physics.evaluate(layout, stage_clocks) | clocks
 
 
 def columns(found: Sequence[Outcome], *names: str) -> Iterator[Floats]:

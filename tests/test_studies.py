@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.runs.table import checked_results
 from jointopt.studies.blocks import BLOCKS
+from jointopt.studies.evidence import outcomes
 from jointopt.workflows.predict import predict
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -43,6 +44,18 @@ def test_the_front_of_figure_5_at_a_batch_of_256_is_made_of_two_layouts() -> Non
     found = pd.read_csv(STUDIES / "euromlsys26-figure-5" / "table.csv")
     owners = found[(found["batch"] == 256) & found["layout"].str.startswith("A ")]["front"].item()
     assert owners.split()[::2] == ["A", "B"]
+
+
+def test_tensor_active_is_the_same_operations_over_fewer_cycles_and_less_than_sm_active() -> None:
+    job, plan = shipped_job("opt-350m-2x4-a100"), "dp=8 micro_batch_size=4 stage_clock_mhz={}"
+    found = outcomes(job, [plan.format(mhz) for mhz in (1410, 810)])
+    cycles = [one.tensor_active * one.iteration_time_s * one.clock_mhz for one in found]
+    assert cycles[0] == pytest.approx(cycles[1])
+    model, length = job.model, job.training.seq_length
+    each = 6.0 * model.parameters + 12.0 * model.num_layers * model.hidden_size * length  # of a token, with its scores
+    done = each * job.training.global_batch_size * length / 8
+    assert done == pytest.approx(312e12 * cycles[0] / 1410, rel=0.1)
+    assert all(one.tensor_active < one.sm_active <= one.gpu_utilization for one in found)
 
 
 @pytest.mark.parametrize("block", ["feed-forward", "attention"])

@@ -31,7 +31,8 @@ def rows() -> pd.DataFrame:
                         "before the limit W": moment.peak_w, "peak/average": one.peak_power_w / one.avg_power_w,
                         "temperature C": one.temperature_c, "hottest moment C": moment.peak_c,
                         "swing K": moment.swing_k,
-                        "clock MHz": one.clock_mhz, "kernels %": 100.0 * one.kernels, "memory GiB": one.peak_memory_gib,
+                        "clock MHz": one.clock_mhz, "SM active %": 100.0 * one.sm_active,
+                        "memory GiB": one.peak_memory_gib,
                         "fits": fits(job, one),
                     }
                 )  # fmt: skip

@@ -46,4 +46,4 @@ def draw(found: pd.DataFrame, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    publish(Path(__file__).parent, rows, draw, "`link GB/s` in [50, 6.25, 0.8]")
+    publish(Path(__file__).parent, rows, draw, "`link GB/s` in [12.5, 1.6, 0.8]")

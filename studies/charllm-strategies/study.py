@@ -27,7 +27,7 @@ def rows() -> pd.DataFrame:
                             "time s": one.iteration_time_s, "samples/s": rate, "energy kJ": one.energy_j / 1e3,
                             "samples/(s MJ)": rate / (one.energy_j / 1e6), "power W": one.avg_power_w,
                             "peak W": one.peak_power_w, "temperature C": one.temperature_c, "clock MHz": one.clock_mhz,
-                            "kernels %": 100.0 * one.kernels, "NVLink %": 100.0 * one.intra_node,
+                            "SM active %": 100.0 * one.sm_active, "NVLink %": 100.0 * one.intra_node,
                             "network %": 100.0 * one.inter_node, "memory GiB": one.peak_memory_gib,
                             "fits": fits(job, one),
                         }
@@ -36,22 +36,25 @@ def rows() -> pd.DataFrame:
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:
-    """Draw temperature, power and clock of the strategies on 32 H200 with recomputation, as figure 4."""
+    """Draw figure 4's quantities of the strategies on 32 H200 with recomputation, each in a panel of its own."""
     part = found[(found["cluster"] == "h200") & (found["option"] == "act")].reset_index(drop=True)
-    figure, axes = plt.subplots(3, 1, figsize=(9.0, 7.6), dpi=80, sharex=True)
-    sides = (("temperature C", ""), ("power W", "peak W"), ("clock MHz", ""))
-    for axis, (left, peak) in zip(axes, sides, strict=True):
-        other = axis.twinx()
+    figure, axes = plt.subplots(4, 1, figsize=(9.0, 8.6), dpi=80, sharex=True)
+    panels = {
+        "temperature C": "temperature (C)", "power W": "power (W)", "clock MHz": "SM clock (MHz)",
+        "samples/(s MJ)": "samples/(s MJ)\n(log axis)",
+    }  # fmt: skip
+    for axis, (column, label) in zip(axes, panels.items(), strict=True):
         for _, one in part.groupby("model", sort=False):
-            axis.plot(one.index, one[left], "o-", color="tab:blue")
-            if peak:
-                axis.plot(one.index, one[peak], "s-", color="tab:red", ms=4)
-            other.plot(one.index, one["samples/(s MJ)"], "x-", color="tab:green")
+            axis.plot(one.index, one[column], "o-", color="tab:blue", label="average")
+            if column == "power W":
+                axis.plot(one.index, one["peak W"], "s-", color="tab:red", ms=4, label="peak")
             axis.axvline(one.index[-1] + 0.5, color="grey", lw=0.8)
-        axis.set_ylabel(left, color="tab:blue")
-        other.set_yscale("log")
-        other.set_ylabel("samples/(s MJ)", color="tab:green", fontsize=8)
+        axis.set_ylabel(label)
         axis.grid(alpha=0.3)
+    axes[1].legend(*(one[:2] for one in axes[1].get_legend_handles_labels()), fontsize=8, loc="lower right")
+    axes[-1].set(yscale="log", ylim=(0.05, 2000.0))
+    for place, value in enumerate(part["samples/(s MJ)"]):
+        axes[-1].annotate(f"{value:.3g}", (place, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     for model, one in part.groupby("model", sort=False):
         middle = one.index.to_numpy().mean()
         axes[0].text(middle, 1.03, str(model), ha="center", transform=axes[0].get_xaxis_transform())

@@ -18,10 +18,7 @@ def rows() -> pd.DataFrame:
     """A row for each batch, layout and micro-batch size."""
     plans = {(layout, size): f"{layout} micro_batch_size={size}" for layout in LAYOUTS for size in SIZES}
     return pd.DataFrame([
-        {
-            "batch": batch, "layout": layout, "micro-batch": size, **shown(one),
-            "occupied %": 100.0 * one.occupied,
-        }
+        {"batch": batch, "layout": layout, "micro-batch": size, **shown(one)}
         for batch, (layout, size), one in over_batches(shipped_job("opt-350m-8x4-gh200"), plans)
     ])  # fmt: skip
 
@@ -30,15 +27,21 @@ def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the batch of 1,024 as the paper does: energy and time above, power and utilization below."""
     part = found[found["batch"] == 1024]
     figure, axes = plt.subplots(2, 1, figsize=(8.4, 6.4), dpi=90, sharex=True)
-    sides = (("energy kJ", "time s", "(a)"), ("power W", "kernels %", "(b)"))
-    for axis, (left, right, letter) in zip(axes, sides, strict=True):
+    counters = {"SM active %": "o-", "GPU utilization %": "x:"}
+    sides = (
+        ("energy kJ", "energy per iteration (kJ)", {"time s": "o-"}, "iteration time (s)"),
+        ("power W", "average power per GPU (W)", counters, "GPU utilization (%)"),
+    )
+    for axis, (left, label, right, other_label) in zip(axes, sides, strict=True):
         place = np.arange(len(part))
         axis.bar(place, part[left], color="tab:blue", alpha=0.7)
-        axis.set(ylabel=left, title=letter)
+        axis.set_ylabel(label)
         other = axis.twinx()
-        other.plot(place, part[right], "o-", color="tab:red", ms=4)
-        other.set_ylabel(right, color="tab:red")
+        for column, style in right.items():
+            other.plot(place, part[column], style, color="tab:red", ms=4, label=column)
+        other.set_ylabel(other_label, color="tab:red")
         other.set_ylim(bottom=0)
+    other.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1.0, 1.18), ncol=2)
     names = [
         f"{layout.replace('=', '').replace(' ', '-')} mbs{size}"
         for layout, size in zip(part["layout"], part["micro-batch"], strict=True)

@@ -32,17 +32,20 @@ def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the batch of 1,024 as the paper does: energy and time, then power and utilization."""
     part = found[found["batch"] == 1024]
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.8), dpi=90)
-    for axis, (left, right) in zip(axes, (("energy kJ", "time s"), ("power W", "kernels %")), strict=True):
+    for axis, (left, right) in zip(axes, (("energy kJ", "time s"), ("power W", "SM active %")), strict=True):
         other = axis.twinx()
         for place, layout in enumerate(EXPERT_LAYOUTS):
             one, at = part[part["layout"] == layout], place + np.array([-0.25, 0.0, 0.25])
             axis.bar(at, one[left], 0.22, color=["#9ecae1", "#4292c6", "#084594"])
             other.plot(at, one[right], "o-", color="tab:red", ms=4)
+            if right == "SM active %":
+                other.plot(at, one["GPU utilization %"], "x:", color="tab:red", ms=4)
         axis.set_xticks(
             range(len(EXPERT_LAYOUTS)), [name.replace("=", "") for name in EXPERT_LAYOUTS], rotation=20, fontsize=7
         )
         axis.set(ylabel=left)
-        other.set_ylabel(right, color="tab:red")
+        dotted = "; dotted: GPU utilization %" if right == "SM active %" else ""
+        other.set_ylabel(right + dotted, color="tab:red")
         other.set_ylim(bottom=0)
     axes[0].set_title("ep 1, 2, 4 (light to dark)", fontsize=9)
     figure.tight_layout()

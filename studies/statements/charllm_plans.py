@@ -131,21 +131,22 @@ def on_cluster(model: str, cluster: str, link: float, c: Constants) -> tuple[flo
     return float(time.min()), float(time.max()), float(energy.min())
 
 
-def adapters_fit(c: Constants = NOMINAL) -> tuple[int, int, float, float]:
-    """(strategies that fit 32 H200 with LoRA, all, least and most J over training all weights).
+@functools.cache
+def adapters(c: Constants = NOMINAL) -> tuple[list[bool], list[tuple[Outcome, Outcome]]]:
+    """(whether it fits 32 H200 with LoRA, outcomes of all weights and of adapters) of each strategy of dense models.
 
     Of the harness' `scripts/experiments/lora`: adapters of rank 32 beside q, k, v, 2,048 tokens, no recomputation.
     """
-    count, total, ratios = 0, 0, []
+    held, pairs = list[bool](), list[tuple[Outcome, Outcome]]()
     for model, strategies in PIPELINES.items():
         whole = harness_job(model, "h200")
         whole = replace(whole, training=replace(whole.training, seq_length=2048))
         lora = replace(whole.training, lora_dim=32, lora_target_modules=("linear_qkv",))
         plans = [plan(strategy, recompute="none") for strategy in strategies]
         both = [outcomes(job, plans, replace(c, batch=1.0)) for job in (whole, replace(whole, training=lora))]
-        count, total = count + sum(fits(whole, one) for one in both[1]), total + len(plans)
-        ratios += [after.energy_j / before.energy_j for before, after in zip(*both, strict=True)]
-    return count, total, min(ratios), max(ratios)
+        held += [fits(whole, one) for one in both[1]]
+        pairs += zip(*both, strict=True)
+    return held, pairs
 
 
 def all_fit(cluster: str, c: Constants = NOMINAL) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +9,9 @@ from scipy.stats import kendalltau
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.studies.evidence import NOMINAL, SPANS, Constants, Outcome, columns, outcomes, varied
+from jointopt.studies.evidence import NOMINAL, SPANS, Constants, Outcome, columns, outcomes
 from jointopt.studies.statements.euromlsys26_plans import (
+    BATCHES,
     FOUR,
     LAYOUTS,
     SIZES,
@@ -20,10 +20,25 @@ from jointopt.studies.statements.euromlsys26_plans import (
     every_layout,
     experts,
     falling,
+    on_one_gpu,
     on_two_nodes,
     one_gpu,
 )
-from jointopt.studies.statements.statement import Finding, Statement, near
+from jointopt.studies.statements.statement import (
+    ENERGY,
+    EXPERT_ENERGY,
+    EXPERT_TIME,
+    POWER,
+    TIME,
+    Finding,
+    Grade,
+    Statement,
+    alike,
+    either,
+    order,
+    response,
+    whole,
+)
 
 # Megatron-DeepSpeed overlaps nothing of tensor parallelism, gradients only where overlap_comm is set; other runs of the
 # authors' group on GH200 (github.com/eth-easl/sailor) have unfused attention
@@ -40,206 +55,239 @@ def _tau(found: list[Outcome], first: str, second: str) -> float:
     return float(kendalltau(a, b)[0])
 
 
+def _by_time(found: list[Outcome], *names: str, error: float = TIME) -> list[Floats]:
+    """Of pairs of plans whose times differ by more than the model's error, the slower's values over the faster's."""
+    time, *others = columns(found, "iteration_time_s", *names)
+    slow, fast = np.nonzero(np.log(time[:, None] / time) > error)
+    return [values[slow] / values[fast] for values in others]
+
+
 def _energy_follows_time(c: Constants) -> Finding:
-    tau = _tau(list(dense(c).values()), "iteration_time_s", "energy_j")
-    return Finding(f"tau {tau:.2f} over 18 plans", tau > 0.85)
+    plans = list(dense(c).values())
+    tau, (energy,) = _tau(plans, "iteration_time_s", "energy_j"), _by_time(plans, "energy_j")
+    return order(f"tau {tau:.2f} over 18 plans", energy, ENERGY, sized=tau > 0.85)
 
 
 def _power_varies_less(c: Constants) -> Finding:
     time, power = columns(list(dense(c).values()), "iteration_time_s", "avg_power_w")
     spans = float(time.max() / time.min()), float(power.max() / power.min())
-    return Finding(f"time {spans[0]:.1f} times, power {spans[1]:.1f} times", spans[1] < spans[0])
+    return order(f"time {spans[0]:.1f} times, power {spans[1]:.1f} times", spans[0] / spans[1])
 
 
 def _power_inverse(c: Constants) -> Finding:
-    tau = _tau(list(dense(c).values()), "iteration_time_s", "avg_power_w")
-    return Finding(f"tau {tau:.2f}", tau < -0.8)
+    plans = list(dense(c).values())
+    tau, (power,) = _tau(plans, "iteration_time_s", "avg_power_w"), _by_time(plans, "avg_power_w")
+    return order(f"tau {tau:.2f}", 1.0 / power, POWER)
 
 
-def _best(c: Constants) -> Finding:
+def _named_plan(c: Constants) -> Finding:
     plans = dense(c)
-    best = plans["dp=8 pp=4 tp=1", 4]
     time, energy, power = columns(list(plans.values()), "iteration_time_s", "energy_j", "avg_power_w")
-    ranks = (time < best.iteration_time_s).sum(), (energy < best.energy_j).sum(), (power > best.avg_power_w).sum()
-    words = f"{best.iteration_time_s:.2f} s, {best.energy_j / 1e3:.1f} kJ, {best.avg_power_w:.0f} W"
-    return Finding(f"{words}; {sum(map(int, ranks))} of 17 others ahead in any", not any(ranks))
+    best = plans["dp=8 pp=4 tp=1", 4]
+    ahead = (time < best.iteration_time_s).sum() + (energy < best.energy_j).sum() + (power > best.avg_power_w).sum()
+    words = f"{best.iteration_time_s:.2f} s, {best.energy_j / 1e3:.1f} kJ, {best.avg_power_w:.0f} W; {int(ahead)} of 17"
+    return whole(
+        order(f"{words} others ahead in any", np.median(time) / best.iteration_time_s),
+        order("", np.median(energy) / best.energy_j, ENERGY),
+        order("", best.avg_power_w / np.median(power), POWER),
+    )
 
 
 def _higher_degrees(c: Constants) -> Finding:
-    plans = dense(c)
-    pairs = [(0, 3), (3, 5), (2, 3), (0, 1), (2, 4)]
-    worse = [
-        plans[LAYOUTS[more], size].iteration_time_s > plans[LAYOUTS[less], size].iteration_time_s
-        and plans[LAYOUTS[more], size].energy_j > plans[LAYOUTS[less], size].energy_j
-        for (less, more), size in itertools.product(pairs, SIZES)
-    ]
-    return Finding(f"{sum(worse)} of {len(worse)} pairs", all(worse))
+    plans, found = dense(c), []
+    for name, pairs in {"tensor": [(0, 3), (3, 5), (2, 4)], "pipeline": [(2, 3), (0, 1), (4, 5)]}.items():
+        both = [(plans[LAYOUTS[more], size], plans[LAYOUTS[less], size]) for less, more in pairs for size in SIZES]
+        time = np.array([more.iteration_time_s / less.iteration_time_s for more, less in both])
+        energy = [more.energy_j / less.energy_j for more, less in both]
+        clear = int((np.abs(np.log(time)) > TIME).sum())
+        words = f"{name} {time.min() - 1.0:+.0%} to {time.max() - 1.0:+.0%} of time, {clear} of 9 beyond the error"
+        found += [order(words, time), order("", energy, ENERGY)]
+    return whole(*found)
 
 
 def _larger_micro_batches(c: Constants) -> Finding:
-    sorted_ones = [
-        all(np.diff([dense(c)[layout, size].iteration_time_s for size in SIZES]) < 0.0) for layout in LAYOUTS
-    ]
-    return Finding(f"{sum(sorted_ones)} of {len(LAYOUTS)} layouts", all(sorted_ones))
+    time = np.array([[dense(c)[layout, size].iteration_time_s for size in SIZES] for layout in LAYOUTS])
+    ratios = time[:, :-1] / time[:, 1:]
+    return order(f"each step {ratios.min():.2f} to {ratios.max():.2f} times as fast", ratios)
 
 
 def _utilization(c: Constants) -> Finding:
-    tau = _tau(list(dense(c).values()), "kernels", "avg_power_w")
-    return Finding(f"tau of kernels' share and power {tau:.2f}", tau > 0.8)
+    """Power goes with utilization, by either counter of DCGM that may be meant."""
+    plans, found = list(dense(c).values()), []
+    for words, name in {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}.items():
+        tau = _tau(plans, name, "avg_power_w")
+        grade = Grade.REPRODUCED if tau > 0.8 else Grade.ORDER if tau > 0.0 else Grade.CONTRADICTED
+        found.append(Finding(f"{words}: tau {tau:.2f}", grade))
+    return either(*found)
 
 
 def _time_drives_energy(c: Constants) -> Finding:
     time, power = (np.log(values) for values in columns(list(dense(c).values()), "iteration_time_s", "avg_power_w"))
-    return Finding(f"std of log time {time.std():.2f}, of log power {power.std():.2f}", bool(time.std() > power.std()))
+    return order(f"std of log time {time.std():.2f}, of log power {power.std():.2f}", time.std() / power.std())
+
+
+def _restated(words: str) -> Finding:
+    return Finding(words, Grade.INPUT)
 
 
 def _idle(c: Constants) -> Finding:
-    idle = float(varied(shipped_job("opt-350m-8x4-gh200"), c).cluster.gpu.need("idle_w", "compare it"))
-    return near(idle, 96.0, f"{idle:.0f} W (the paper's own figure stands in the catalogue)")
+    idle = float(shipped_job("opt-350m-8x4-gh200").cluster.gpu.need("idle_w", "compare it"))
+    return _restated(f"{idle:.0f} W, the paper's own figure in the catalogue")
 
 
-def _expert_ratios(c: Constants, name: str) -> Floats:
-    return np.array([[getattr(one, name) / row[0].__dict__[name] for one in row] for row in experts(c).values()])
+def _expert_steps(c: Constants, name: str, within: str = "") -> Floats:
+    """Later over earlier of each step, ep 1 to 2 and 2 to 4, of the layouts with ``within`` in their name."""
+    rows = [[getattr(one, name) for one in row] for layout, row in experts(c).items() if within in layout]
+    return np.array([[b / a, e / b] for a, b, e in rows])
+
+
+def _ends(ratios: Floats) -> str:
+    whole_way = ratios.prod(axis=1) - 1.0
+    return f"{whole_way.min():+.0%} to {whole_way.max():+.0%} from 1 to 4"
 
 
 def _expert_power(c: Constants) -> Finding:
-    ratios = _expert_ratios(c, "avg_power_w")
-    words = f"{ratios[:, -1].min() - 1.0:+.0%} to {ratios[:, -1].max() - 1.0:+.0%}"
-    return Finding(words, bool((np.diff(ratios, axis=1) > 0.0).all() and ratios.max() < 1.15))
-
-
-def _falls_with_experts(c: Constants, name: str) -> Finding:
-    ratios = _expert_ratios(c, name)
-    good = [bool(row.all()) for row in np.diff(ratios, axis=1) < 0.0]
-    words = f"{sum(good)} of {len(good)} layouts; {ratios[:, -1].min() - 1.0:+.0%} to {ratios[:, -1].max() - 1.0:+.0%}"
-    return Finding(words, all(good))
+    ratios = _expert_steps(c, "avg_power_w")
+    return order(_ends(ratios), ratios, POWER, sized=bool(ratios.prod(axis=1).max() < 1.15))
 
 
 def _expert_time(c: Constants) -> Finding:
-    return _falls_with_experts(c, "iteration_time_s")
+    ratios = _expert_steps(c, "iteration_time_s")
+    last = ratios[:, 1] - 1.0
+    words = f"{_ends(ratios)}; the second step {last.min():+.0%} to {last.max():+.0%}"
+    return order(words, 1.0 / ratios, EXPERT_TIME)
 
 
 def _expert_energy(c: Constants) -> Finding:
-    return _falls_with_experts(c, "energy_j")
+    ratios = _expert_steps(c, "energy_j")
+    return order(_ends(ratios), 1.0 / ratios, EXPERT_ENERGY)
 
 
-def _expert_time_one_rank(c: Constants) -> Finding:
-    rows = [row for layout, row in experts(c).items() if "tp=1" in layout]
-    good = [all(np.diff([one.iteration_time_s for one in row]) < 0.0) for row in rows]
-    joules = [all(np.diff([one.energy_j for one in row]) < 0.0) for row in rows]
-    return Finding(
-        f"{sum(good)} and {sum(joules)} of {len(rows)} layouts without tensor parallelism", all(good + joules)
+def _experts_unfused(c: Constants) -> Finding:
+    names = {"power": "avg_power_w", "time": "iteration_time_s", "energy": "energy_j"}
+    return _restated(
+        ", ".join(f"{w} {_ends(_expert_steps(replace(c, unfused=1.0), n, 'tp=1'))}" for w, n in names.items())
     )
 
 
-def _expert_unfused(c: Constants) -> Finding:
-    rows = [row for layout, row in experts(replace(c, unfused=1.0)).items() if "tp=1" in layout]
-    names = ("avg_power_w", "iteration_time_s", "energy_j")
-    power, time, joules = ([getattr(row[-1], name) / getattr(row[0], name) - 1.0 for row in rows] for name in names)
-    words = f"power {min(power):+.0%} to {max(power):+.0%}, time {min(time):+.0%} to {max(time):+.0%}"
-    good = min(power) > 0.0 and max(power) < 0.15 and max(time) < 0.0 and max(joules) < 0.0
-    return Finding(f"{words}, energy {min(joules):+.0%} to {max(joules):+.0%}", good)
-
-
 def _expert_utilization(c: Constants) -> Finding:
-    rows = [row for layout, row in experts(c).items() if "tp=1" in layout]
-    good = [row[-1].kernels > row[0].kernels for row in rows]
-    words = ", ".join(f"{row[0].kernels:.2f} to {row[-1].kernels:.2f}" for row in rows)
-    return Finding(f"kernels' share {words}", all(good))
+    found = []
+    for words, name in {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}.items():
+        ratios = _expert_steps(c, name)
+        grade = Grade.REPRODUCED if (ratios.prod(axis=1) > 1.0).all() else Grade.CONTRADICTED
+        found.append(Finding(f"{words} {_ends(ratios)}", grade))
+    return either(*found)
 
 
 def _insight_1(c: Constants) -> Finding:
     every = [one for row in experts(c).values() for one in row]
-    tau = _tau(every, "iteration_time_s", "energy_j")
-    return Finding(f"OLMoE: tau {tau:.2f} over {len(every)} plans", tau > 0.85)
+    tau, (energy,) = _tau(every, "iteration_time_s", "energy_j"), _by_time(every, "energy_j", error=EXPERT_TIME)
+    return order(f"OLMoE: tau {tau:.2f} over {len(every)} plans", energy, EXPERT_ENERGY, sized=tau > 0.85)
 
 
 def _valley(c: Constants) -> Finding:
     energy, clock = one_gpu(c)["energy_j"], one_gpu(c)["clock_mhz"]
     low = int(energy.argmin())
-    valley = 0 < low < len(energy) - 1
-    valley = valley and bool((np.diff(energy[: low + 1]) < 0.0).all() and (np.diff(energy[low:]) > 0.0).all())
-    return Finding(f"least energy at {clock[low]:.0f} MHz, {energy[low] / energy[-1] - 1.0:+.0%} from the top", valley)
+    words = f"least energy at {clock[low]:.0f} MHz, {energy[low] / energy[-1] - 1.0:+.0%} from the top"
+    bent = (np.diff(energy[: low + 1]) < 0.0).all() and (np.diff(energy[low:]) > 0.0).all()
+    return (
+        order(words, energy[[0, -1]] / energy[low], response(clock[[low, -1]], clock[[0, low]]))
+        if bent
+        else Finding(words, Grade.CONTRADICTED)
+    )
 
 
 def _power_falls(c: Constants) -> Finding:
     power = one_gpu(c)["avg_power_w"]
-    return Finding(f"{power[-1]:.0f} to {power[0]:.0f} W", bool((np.diff(power) > 0.0).all()))
+    return _monotonic(f"{power[-1]:.0f} to {power[0]:.0f} W", power)
 
 
 def _time_rises(c: Constants) -> Finding:
     time = one_gpu(c)["iteration_time_s"]
-    return Finding(f"{time[-1]:.1f} to {time[0]:.1f} s", bool((np.diff(time) < 0.0).all()))
+    return _monotonic(f"{time[-1]:.1f} to {time[0]:.1f} s", 1.0 / time)
+
+
+def _monotonic(words: str, values: Floats) -> Finding:
+    """Rises with the clock at each step, and over the range by more than the model's error."""
+    rises, clock = bool((np.diff(values) > 0.0).all()), on_one_gpu().search.clock_mhz
+    return (
+        order(words, values[-1] / values[0], response(clock[-1], clock[0]))
+        if rises
+        else Finding(words, Grade.CONTRADICTED)
+    )
 
 
 def _small_loss(c: Constants) -> Finding:
     found = one_gpu(c)
     within = found["iteration_time_s"] <= 1.05 * found["iteration_time_s"][-1]
-    saved = 1.0 - float(found["energy_j"][within].min() / found["energy_j"][-1])
-    return Finding(f"{saved:.1%} of energy for at most 5 % of time", saved > 0.05)
+    kept, clock = float(found["energy_j"][within].min() / found["energy_j"][-1]), found["clock_mhz"]
+    words = f"{1.0 - kept:.1%} of energy for at most 5 % of time"
+    return order(words, 1.0 / kept, response(clock[-1], clock[within].min()))
 
 
 def _clock_levels(_: Constants) -> Finding:
     gpu = shipped_job("opt-350m-2x4-a100").cluster.gpu
     low, high, step = (gpu.need(f"clock_{name}_mhz", "count its clocks") for name in ("min", "max", "step"))
-    count = round((high - low) / step) + 1
-    return Finding(f"{count} ({low:.0f} to {high:.0f} MHz by {step:.0f})", count == 81)
-
-
-def _sizes(name: str, total: float, active: float) -> Finding:
-    model = shipped_job(name).model
-    ours = model.parameters, model.active_parameters
-    off = max(ours[0] / total - 1.0, ours[1] / active - 1.0, key=abs)
-    return Finding(f"{ours[0] / 1e6:,.0f} M, active {ours[1] / 1e6:,.0f} M", abs(off) < 0.35, off)
+    return _restated(f"{round((high - low) / step) + 1} in the catalogue ({low:.0f} to {high:.0f} MHz by {step:.0f})")
 
 
 def _dense_size(_: Constants) -> Finding:
-    return _sizes("opt-350m-2x4-a100", 350e6, 350e6)
+    return _restated(f"{shipped_job('opt-350m-2x4-a100').model.parameters / 1e6:,.0f} M by its shape in the catalogue")
 
 
 def _moe_size(_: Constants) -> Finding:
-    return _sizes("olmoe-1b-7b-8x4-gh200", 7e9, 1e9)
+    model = shipped_job("olmoe-1b-7b-8x4-gh200").model
+    return _restated(f"{model.parameters / 1e6:,.0f} M, active {model.active_parameters / 1e6:,.0f} M by its shape")
 
 
 def _fastest_at_top(c: Constants) -> Finding:
     found = at_top(_batch(c), c)
-    ahead = [
-        k
-        for k, one in found.items()
-        if k != "A" and (one.iteration_time_s < found["A"].iteration_time_s or one.energy_j < found["A"].energy_j)
-    ]
+    time, energy = (
+        [getattr(found[k], n) / getattr(found["A"], n) for k in "BCD"] for n in ("iteration_time_s", "energy_j")
+    )
     words = ", ".join(f"{k} {one.iteration_time_s:.2f} s {one.energy_j / 1e3:.2f} kJ" for k, one in found.items())
-    return Finding(words, not ahead)
+    return whole(order(words, time), order("", energy, ENERGY))
 
 
-def _loses(letter: str, c: Constants) -> float:
-    """Share of time that a layout gives up to save `_SAVED` of its energy at the top clock."""
-    found, top = falling(letter, _batch(c), c), at_top(_batch(c), c)[letter]
-    enough = found["energy_j"] <= (1.0 - _SAVED) * top.energy_j
-    return float(found["iteration_time_s"][enough].min() / top.iteration_time_s - 1.0) if enough.any() else float("inf")
+def _slower(c: Constants) -> dict[str, tuple[float, float]]:
+    """Times as long as at the top clock where a layout has saved `_SAVED` of its energy, and the error of that."""
+    slower = {}
+    for letter, top in at_top(_batch(c), c).items():
+        found = falling(letter, _batch(c), c)
+        time = np.where(found["energy_j"] <= (1.0 - _SAVED) * top.energy_j, found["iteration_time_s"], np.inf)
+        error = response(found["clock_mhz"][-1], found["lowest_mhz"][time.argmin()])
+        slower[letter] = float(time.min()) / top.iteration_time_s, float(error)
+    return slower
+
+
+def _lost(c: Constants, more: str, less: str) -> Finding:
+    """The layout named first loses more time than each of the others."""
+    slower = _slower(c)
+    words = ", ".join(f"{k} {slower[k][0] - 1.0:+.1%}" for k in more + less)
+    ratios, errors = zip(
+        *((slower[more][0] / slower[k][0], np.hypot(slower[more][1], slower[k][1])) for k in less), strict=True
+    )
+    return order(f"time for {_SAVED:.0%} less energy: {words}", ratios, errors)
 
 
 def _data_parallel_loses_more(c: Constants) -> Finding:
-    lost = {letter: _loses(letter, c) for letter in FOUR}
-    words = ", ".join(f"{k} {value:+.1%}" for k, value in lost.items())
-    return Finding(f"time for {_SAVED:.0%} less energy: {words}", lost["A"] > max(lost["B"], lost["D"]))
+    return _lost(c, "A", "BD")
 
 
 def _c_is_sensitive(c: Constants) -> Finding:
-    lost = {letter: _loses(letter, c) for letter in FOUR}
-    return Finding(
-        f"C {lost['C']:+.1%}, B {lost['B']:+.1%}, D {lost['D']:+.1%}", lost["C"] > 2.0 * max(lost["B"], lost["D"])
-    )
+    (first, one), (second, other) = (_slower(c)[k] for k in "CA")
+    return whole(_lost(c, "C", "BD"), alike(f"A {second - 1.0:+.1%}", first / second, np.hypot(one, other)))
 
 
 def _free_savings(c: Constants) -> Finding:
-    saved = {k: 1.0 - falling(k, _batch(c), c)["energy_j"][-1] / at_top(_batch(c), c)[k].energy_j for k in "BD"}
-    late = {
-        k: falling(k, _batch(c), c)["iteration_time_s"][-1] / at_top(_batch(c), c)[k].iteration_time_s - 1.0
-        for k in "BD"
-    }
-    words = ", ".join(f"{k} {saved[k]:.0%} of energy for {late[k]:.1%} of time" for k in saved)
-    return Finding(words, min(saved.values()) > 0.05 and max(late.values()) < 0.02)
+    ends = {k: (falling(k, _batch(c), c), at_top(_batch(c), c)[k]) for k in "BD"}
+    kept = [float(slow["energy_j"][-1]) / top.energy_j for slow, top in ends.values()]
+    late = [float(slow["iteration_time_s"][-1]) / top.iteration_time_s for slow, top in ends.values()]
+    errors = [response(slow["clock_mhz"][-1], slow["lowest_mhz"][-1]) for slow, _ in ends.values()]
+    words = ", ".join(
+        f"{k} {1.0 - e:.0%} of energy for {t - 1.0:.1%} of time" for k, e, t in zip(ends, kept, late, strict=True)
+    )
+    return whole(order(words, 1.0 / np.array(kept), errors), alike("", late, 0.02))
 
 
 def _least(letter: str, batch: int, c: Constants) -> float:
@@ -248,32 +296,21 @@ def _least(letter: str, batch: int, c: Constants) -> float:
 
 def _beats_the_fastest(c: Constants) -> Finding:
     top, least = at_top(_batch(c), c)["A"].energy_j, _least("B", _batch(c), c)
-    return Finding(f"{least / 1e3:.2f} kJ against {top / 1e3:.2f} kJ of A at the top clock", least < top)
+    return order(f"{least / 1e3:.2f} kJ against {top / 1e3:.2f} kJ of A at the top clock", top / least, ENERGY)
 
 
 def _curves_cross(c: Constants) -> Finding:
     first, second = falling("A", _batch(c), c), falling("B", _batch(c), c)
     line = np.interp(second["iteration_time_s"], first["iteration_time_s"][::-1], first["energy_j"][::-1])
-    beyond = second["energy_j"] < line
-    at = second["iteration_time_s"][beyond].min() if beyond.any() else float("nan")
-    return Finding(f"B below A's curve from {at:.2f} s on" if beyond.any() else "never", bool(beyond.any()))
+    ratios = line / second["energy_j"]
+    beyond = second["iteration_time_s"][ratios > 1.0]
+    words = f"from {beyond.min():.2f} s on, by up to {ratios.max() - 1.0:.1%}" if beyond.size else "never"
+    return order(f"B below A's curve {words}", ratios.max(), ENERGY)
 
 
-def _saving(batch: int, c: Constants) -> Finding:
-    saved = 1.0 - _least("B", batch, c) / _least("A", batch, c)
-    return Finding(f"B's least energy {-saved:+.2%} of A's least", saved > 0.0)
-
-
-def _saving_256(c: Constants) -> Finding:
-    return _saving(256, c)
-
-
-def _saving_512(c: Constants) -> Finding:
-    return _saving(512, c)
-
-
-def _saving_1024(c: Constants) -> Finding:
-    return _saving(1024, c)
+def _least_energies(c: Constants) -> Finding:
+    saved = [_least("B", batch, c) / _least("A", batch, c) - 1.0 for batch in BATCHES]
+    return _restated(", ".join(f"{change:+.1%} at {batch}" for change, batch in zip(saved, BATCHES, strict=True)))
 
 
 def _front(c: Constants) -> Finding:
@@ -281,100 +318,124 @@ def _front(c: Constants) -> Finding:
     time, energy = (np.concatenate([p[n] for p in curves.values()]) for n in ("iteration_time_s", "energy_j"))
     owner = np.repeat(list(FOUR), [len(p["energy_j"]) for p in curves.values()])
     beaten = ((time[:, None] < time) & (energy[:, None] < energy)).any(axis=0)
-    on_it = {str(k): int(((owner == k) & ~beaten).sum()) for k in FOUR}
-    words = ", ".join(f"{k} {count}" for k, count in on_it.items() if count)
-    return Finding(
-        f"points on the front: {words}", not on_it["C"] and not on_it["D"] and min(on_it["A"], on_it["B"]) > 0
-    )
+    words = ", ".join(f"{k} {int(((owner == k) & ~beaten).sum())}" for k in FOUR if ((owner == k) & ~beaten).any())
+    on_a_or_b = np.isin(owner, ["A", "B"])
+    line = [energy[on_a_or_b & (time <= at)].min(initial=np.inf) for at in time[~on_a_or_b]]
+    above = float((energy[~on_a_or_b] / line).min())
+    return order(f"points on the front: {words}; C and D come within {above - 1.0:.0%} of it", above, ENERGY)
 
 
 def _c_saves_little(c: Constants) -> Finding:
+    """Both halves: the saving is limited (less than half of B's), and other layouts have better points."""
     least = {letter: _least(letter, _batch(c), c) for letter in FOUR}
-    return Finding(
-        f"C's least is {least['C'] / min(least.values()) - 1.0:+.1%} of the best", least["C"] > min(least.values())
+    saved = {k: 1.0 - least[k] / at_top(_batch(c), c)[k].energy_j for k in FOUR}
+    words = ", ".join(f"{k} {share:.1%}" for k, share in saved.items())
+    above = least["C"] / min(least.values())
+    return whole(
+        order(f"saved at most: {words}", 0.5 * saved["B"] / saved["C"]),
+        order(f"C's least is {above - 1.0:+.1%} of the best", above, ENERGY),
     )
 
 
 def _grouped_by_time(c: Constants) -> Finding:
     time = {letter: one.iteration_time_s for letter, one in at_top(_batch(c), c).items()}
-    return Finding(
-        " < ".join(sorted(time, key=lambda k: time[k])), max(time["A"], time["B"]) < min(time["C"], time["D"])
-    )
+    words = " < ".join(sorted(time, key=lambda k: time[k]))
+    return order(words, [time[slow] / time[fast] for slow in "CD" for fast in "AB"])
 
 
 def _better_layout(c: Constants) -> Finding:
     other = outcomes(on_two_nodes(_batch(c)), ["dp=8 tp=1 pp=1 micro_batch_size=4"], replace(c, batch=1.0))[0]
-    first = at_top(_batch(c), c)["A"]
-    words = f"dp8-pp1-tp1-mbs4: {other.iteration_time_s:.2f} s, {other.energy_j / 1e3:.2f} kJ"
-    return Finding(words, other.iteration_time_s > first.iteration_time_s)
+    first = at_top(_batch(c), c)["A"].iteration_time_s
+    words = f"dp8-pp1-tp1-mbs4: {other.iteration_time_s:.2f} s, {other.energy_j / 1e3:.2f} kJ, A {first:.2f} s"
+    return order(words, other.iteration_time_s / first)
 
 
 def _fastest_is_data_parallel(c: Constants) -> Finding:
-    fastest = every_layout(c)[0]
-    return Finding(f"the fastest of all layouts: {fastest}", "pp=1" in fastest)
+    (flat, time), (deep, slower) = (every_layout(c)[kind, "iteration_time_s"] for kind in ("flat", "deep"))
+    return order(f"fastest: {flat} {time:.2f} s; with stages: {deep} {slower:.2f} s", slower / time)
 
 
 def _leanest_is_a_pipeline(c: Constants) -> Finding:
-    leanest = every_layout(c)[1]
-    return Finding(f"the least energy of all layouts and clocks: {leanest}", "pp=1" not in leanest)
+    (flat, more), (deep, energy) = (every_layout(c)[kind, "energy_j"] for kind in ("flat", "deep"))
+    words = f"least energy: {deep} {energy / 1e3:.2f} kJ; without stages: {flat} {more / 1e3:.2f} kJ"
+    return order(words, more / energy, ENERGY)
 
 
-_THIN = "A is first in time; in energy at the top clock B lies 2 % below it, far inside the model's error"
+_COUNTERS = (
+    "the paper reads utilization with DCGM and names no field: were it DCGM_FI_PROF_SM_ACTIVE the statement comes out, "
+    "were it DCGM_FI_DEV_GPU_UTIL (NVML's, NCCL's kernels counted while they wait) it is reversed; its name would tell"
+)
+_TWO_COUNTERS = (
+    "with tp 1 SM active rises and GPU utilization falls (E11); with tp 2, across nodes, SM active falls too"
+)
+_EXPERT_PLANS = (
+    "the layouts are not named; with tp 2 an expert group of 4 lies over 8 GPUs, two nodes of 4, the paper: one node"
+)
 _HOST = (
-    "the model's experts run one after the other and wait for their launches (64 on a rank at ep 1): GPUs idle until "
-    "there are fewer; see E39"
+    "experts run one after the other and wait for their launches (64 on a rank at ep 1), and with tp 2 power falls at "
+    "the second step, where all-to-alls cross the network; with unfused attention, which the paper leaves open, no "
+    "launch is waited for, and sums of gradients decide"
 )
-_SUMS = (
-    "a rank with fewer experts sums fewer gradients per micro-batch, which fills its memory: power goes by -2 to +2 % "
-    "where it waits for no launches"
-)
-_SPREAD = "with tp 2 the expert group of 4 lies over 8 GPUs, two nodes of 4: its all-to-alls cross the network"
 
 STATEMENTS = (
     Statement("E1", "3.1", "OPT-350M has 350 M parameters", "350 M", _dense_size, varies=False),
     Statement("E2", "3.1", "OLMoE: 7 B parameters, 1 B active", "7 B, 1 B", _moe_size, varies=False),
     Statement("E3", "2.2", "an A100 has 81 core clocks", "81", _clock_levels, varies=False),
     Statement("E4", "1b", "a GH200 draws about 96 W idle", "96 W", _idle, varies=False),
-    Statement("E5", "1a", "energy follows iteration time over layouts", "closely", _energy_follows_time),
+    Statement("E5", "1a", "energy closely follows iteration time over layouts", "closely", _energy_follows_time),
     Statement("E6", "1b", "power varies less than time", "less", _power_varies_less),
     Statement("E7", "1b", "power and time are inverse", "inverse", _power_inverse),
-    Statement("E8", "1", "dp8-pp4-tp1-mbs4: most power, least time and energy", "best", _best),
-    Statement("E9", "1", "higher tp or pp: longer, more energy", "all", _higher_degrees),
-    Statement("E10", "1", "larger micro-batches are faster", "all", _larger_micro_batches),
-    Statement("E11", "1b", "more power goes with more GPU utilization", "rises together", _utilization),
-    Statement("E12", "1", "runtime, not power, makes the differences of energy", "primarily", _time_drives_energy),
-    Statement("E13", "2b", "expert parallelism 1 to 4: slightly more power", "slightly", _expert_power, _HOST),
-    Statement("E14", "2a", "expert parallelism 1 to 4: less time", "falls", _expert_time, _SPREAD),
-    Statement("E15", "2a", "expert parallelism 1 to 4: less energy", "falls", _expert_energy, _SPREAD),
-    Statement("E16", "2", "the same within a node (tp 1): less time and energy", "falls", _expert_time_one_rank),
     Statement(
-        "E39", "2", "the same, unfused attention: slight rise of power, less time, energy", "slightly", _expert_unfused,
-        _SUMS,
+        "E8", "1", "high throughput, as of dp8-pp4-tp1-mbs4, draws more power and takes less energy", "more, less",
+        _named_plan,
+        "against the median of the 18 plans; that no other is ahead is this model's, and within its error",
     ),
-    Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization),
+    Statement(
+        "E9", "1", "higher tp or pp: longer, more energy", "both", _higher_degrees,
+        "for tensor parallelism it comes out, for pipelines the difference is within the error",
+    ),
+    Statement("E10", "1", "larger micro-batches have the higher throughput", "higher", _larger_micro_batches),
+    Statement("E11", "1b", "more power goes with more GPU utilization", "rises together", _utilization, _COUNTERS),
+    Statement("E12", "1", "runtime, not power, makes the differences of energy", "primarily", _time_drives_energy),
+    Statement(
+        "E13", "2b", "expert parallelism 1 to 4: slightly more power", "slightly", _expert_power, _HOST,
+        (("unfused attention, tp 1", _experts_unfused),),
+    ),
+    Statement("E14", "2a", "expert parallelism 1 to 4: less time", "falls", _expert_time, _EXPERT_PLANS),
+    Statement("E15", "2a", "expert parallelism 1 to 4: less energy", "falls", _expert_energy, _EXPERT_PLANS),
+    Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization, _TWO_COUNTERS),
     Statement("E18", "Insight 1", "energy tracks time for experts too", "closely", _insight_1),
-    Statement("E19", "3", "energy over clock is a valley", "valley in 240-1410 MHz", _valley),
+    Statement(
+        "E19", "3", "energy over clock is a valley", "valley in 240-1410 MHz", _valley,
+        "below 855 MHz the voltage curve is extrapolated",
+    ),
     Statement("E20", "4", "power falls with the clock", "monotonic", _power_falls),
     Statement("E21", "4", "time rises as the clock falls", "monotonic", _time_rises),
     Statement("E22", "3, 4", "energy can be saved with minimal loss of speed", "minimal", _small_loss),
     Statement(
-        "E23", "5", "at the top clock A is first in time and energy", "A first", _fastest_at_top, _THIN,
+        "E23", "5", "at the top clock A is first in time and energy", "A first", _fastest_at_top,
+        "B, first in energy here, lies 2 % below A",
     ),
     Statement("E24", "5", "A loses more time than B and D as clocks fall", "more", _data_parallel_loses_more),
     Statement(
-        "E25", "5", "C loses more time than B and D as clocks fall", "more", _c_is_sensitive,
+        "E25", "5", "C loses as much time as A as clocks fall, more than B and D", "as A", _c_is_sensitive,
         "C has two stages as B has, the slower of which has the head: as much slack",
     ),
     Statement("E26", "5", "B and D save at hardly any cost of time first", "small", _free_savings),
     Statement("E27", "Insight 3", "B slowed takes less energy than the fastest plan", "less", _beats_the_fastest),
-    Statement("E28", "5", "past a point E, B lies below A's curve", "crosses", _curves_cross),
-    Statement("E29", "5", "the same at the least energy of both, batch 256", "B below A", _saving_256),
-    Statement("E30", "5", "the same, batch 512", "B below A", _saving_512),
-    Statement("E31", "5", "the same, batch 1,024", "B below A", _saving_1024),
-    Statement("E32", "5", "the front is made of A and B", "A, B alone", _front),
-    Statement("E33", "4.2", "slowing C alone misses better points", "limited", _c_saves_little),
     Statement(
-        "E34", "5", "A and B are separated from C and D by time", "separated", _grouped_by_time,
+        "E28", "5", "past a point E, B lies below A's curve", "crosses", _curves_cross,
+        also=(("B's least energy of A's", _least_energies),),
+    ),
+    Statement("E32", "5", "the front is made of A and B", "A, B alone", _front),
+    Statement(
+        "E33", "4.2", "slowing C saves little and misses better points", "limited", _c_saves_little,
+        "C saves as much of its energy as A and B; that better points are missed is within the error",
+    ),
+    Statement(
+        "E34", "5", "blue and green curves are separated from red and black ones by time", "separated",
+        note="which layouts have these colours is not in the text; the figure would tell",
+        also=(("times at the top clock", _grouped_by_time),),
     ),
     Statement(
         "E35", "4.2", "A is the throughput-optimal layout of 8 A100", "A", _better_layout,
@@ -384,10 +445,10 @@ STATEMENTS = (
     Statement("E37", "4.2", "highest throughput: data parallel at the top clock", "dp", _fastest_is_data_parallel),
     Statement(
         "E38", "4.2", "with time to spare, a slowed pipeline takes the least energy", "pp", _leanest_is_a_pipeline,
-        "on this job dp8-pp1-tp1-mbs4 is first at every deadline; on larger models it is so, see euromlsys26-roadmap",
+        "on larger models it is so, see euromlsys26-roadmap",
     ),
     Statement(
         "E36", "2.2, 3.1", "memory clocks: one on A100, two on GH200", "1, 2",
-        why="the model has no memory clock, as the paper does not vary it",
+        note="the catalogue has no memory clocks, which the paper does not vary; the drivers' lists would tell",
     ),
 )  # fmt: skip

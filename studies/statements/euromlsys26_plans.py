@@ -25,6 +25,7 @@ FOUR = {
     "C": "dp=2 pp=2 tp=2 micro_batch_size=1", "D": "dp=1 pp=4 tp=2 micro_batch_size=4",
 }  # fmt: skip
 BATCHES = (256, 512, 1024)
+_WORDS = {"dp": "dp", "pp": "pp", "tp": "tp", "mbs": "micro_batch_size"}  # as the paper writes a layout
 Key = TypeVar("Key")
 
 
@@ -65,19 +66,24 @@ def on_one_gpu() -> Job:
 
 
 @functools.cache
-def every_layout(c: Constants) -> tuple[str, str]:
-    """(fastest, least energy at any clock) of all layouts of figure 5's job that fit, waiting stages slowed first."""
+def every_layout(c: Constants) -> dict[tuple[str, str], tuple[str, float]]:
+    """The layout and value that is least of figure 5's job, by (flat or deep: without or with stages, prediction).
+
+    Of all layouts that fit, at any clock, waiting stages slowed first.
+    """
     job = varied(on_two_nodes(256), replace(c, batch=1.0))
     physics = CostModel(job, enumerate_layouts(job).layouts)
     grid = np.arange(len(job.search.clock_mhz))[::4]
     index = np.repeat(np.arange(len(physics.layouts["pp"])), len(grid))
     clocks = physics.stage_clocks(index, np.tile(grid, len(index) // len(grid)), np.ones(len(index)))
-    found = physics.evaluate(index, clocks)
-    fitting = np.where(found["violation"] <= 0.0, 1.0, np.inf)
-    best = [int(index[(found[name] * fitting).argmin()]) for name in ("iteration_time_s", "energy_j")]
-    names = ("dp", "tp", "pp", "micro_batch_size")
-    fastest, leanest = (" ".join(f"{name}={physics.layouts[name][at]}" for name in names) for at in best)
-    return fastest, leanest
+    found, best = physics.evaluate(index, clocks), {}
+    for kind, alike in {"flat": physics.layouts["pp"][index] == 1, "deep": physics.layouts["pp"][index] > 1}.items():
+        allowed = np.where(alike & (found["violation"] <= 0.0), 1.0, np.inf)
+        for name in ("iteration_time_s", "energy_j"):
+            row = int((found[name] * allowed).argmin())
+            words = "-".join(f"{word}{physics.layouts[key][index[row]]}" for word, key in _WORDS.items())
+            best[kind, name] = words, float(found[name][row])
+    return best
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Whole trainings for the rack-scale paper: Llama-3-8B over GPU counts, modes and links."""
+"""Whole trainings for the rack-scale paper: Llama-3-8B over GPU counts, modes and links, beside its blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jointopt.jobs.catalog.frameworks import with_another
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, outcomes
-from jointopt.studies.statements.statement import Finding, Statement
+from jointopt.studies.statements.statement import ENERGY, Finding, order
 
 COUNTS = (4, 8, 16, 32)
 LINKS = (400.0, 100.0, 50.0, 25.0, 12.5)  # GB/s per GPU between domains
@@ -47,39 +47,35 @@ def link_j(one: Outcome, gpus: int) -> float:
     return 8.0 * PICO * gpus * each
 
 
-def _least_energy(c: Constants) -> Finding:
+def least_energy(c: Constants) -> Finding:
+    """Data parallelism takes the least energy at every count."""
     joules = {n: {mode: trained(mode, n, c=c).energy_j for mode in MODES} for n in COUNTS}
     words = ", ".join(f"{mode} {value / 1e3:.2f} kJ" for mode, value in joules[16].items())
-    return Finding(f"16 GPUs: {words}", all(found["dp"] == min(found.values()) for found in joules.values()))
+    ratios = [[found[mode] / found["dp"] for mode in MODES[1:]] for found in joules.values()]
+    return order(f"16 GPUs: {words}", ratios, ENERGY)
 
 
-def _tensor_goes_on(c: Constants) -> Finding:
+def tensor_goes_on(c: Constants) -> Finding:
+    """Tensor parallelism goes on past data parallelism's batch."""
     times = [trained("tp", n, c=c).iteration_time_s for n in COUNTS]
     words = ", ".join(f"{seconds:.2f} s" for seconds in times)
-    return Finding(f"4, 8, 16, 32 GPUs: {words}", times[3] < times[2] < times[1])
+    return order(f"4, 8, 16, 32 GPUs: {words}", [times[1] / times[2], times[2] / times[3]])
 
 
-def _least_comm(c: Constants) -> Finding:
+def least_comm(c: Constants) -> Finding:
+    """Pipelines take the least energy of links."""
     joules = {mode: link_j(trained(mode, 16, c=c), 16) for mode in MODES}
     words = ", ".join(f"{mode} {value:.1f} J" for mode, value in joules.items())
-    return Finding(f"16 GPUs: {words}", joules["pp+tp"] == min(joules.values()))
+    return order(f"16 GPUs: {words}", [joules[mode] / joules["pp+tp"] for mode in MODES[:2]], ENERGY)
 
 
-def _slow_link(c: Constants) -> Finding:
+def slow_link(c: Constants) -> Finding:
+    """A slow link between domains costs pipelines the least time."""
     slower = {
         mode: trained(mode, 16, 12.5, c).iteration_time_s / trained(mode, 16, 50.0, c).iteration_time_s
         for mode in MODES
     }
     words = ", ".join(f"{mode} {ratio:.2f} times" for mode, ratio in slower.items())
-    return Finding(f"a quarter of the link between domains: {words}", slower["pp+tp"] == min(slower.values()))
-
-
-TRAINING = (
-    Statement("R33", "IV.C", "a whole training: dp takes the least energy", "least", _least_energy),
-    Statement(
-        "R34", "IV.C", "a whole training: tp goes on past dp's batch", "goes on", _tensor_goes_on,
-        "two all-reduces in every layer cross between domains from 16 GPUs on, over a link of an eighteenth",
-    ),
-    Statement("R35", "IV.C", "a whole training, 16 GPUs: pp+tp has the least link energy", "lowest", _least_comm),
-    Statement("R36", "IV.A", "communication between racks costs time, pp+tp the least", "slower", _slow_link),
-)  # fmt: skip
+    return order(
+        f"a quarter of the link between domains: {words}", [slower[mode] / slower["pp+tp"] for mode in MODES[:2]]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -10,38 +11,30 @@ from types import ModuleType
 
 from jointopt.studies.evidence import scenarios
 from jointopt.studies.statements import charllm, euromlsys26, rack_scale
-from jointopt.studies.statements.statement import Finding, Statement
+from jointopt.studies.statements.statement import Finding, Grade, Statement
 
 PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26, "CharLLM-PPT": charllm, "Rack scale": rack_scale}
 WORKERS = 2
-CORNER = 0.25  # share of the draws below which a statement holds in a corner only
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A statement, what today's predictions come to, and the share of the open constants in which it holds."""
+    """A statement, what today's predictions come to, and the share of the open constants in which its grade stays."""
 
     statement: Statement
-    found: Finding | None
+    found: Finding
     share: float | None
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in words; what holds in few of the draws is marked."""
-        verdict = self.statement.verdict(self.found)
-        corner = verdict != "contradicted" and self.share is not None and self.share < CORNER
-        return f"{verdict}, in a corner" if corner else verdict
 
     def cells(self) -> tuple[str, ...]:
         """The row's cells as text."""
-        one = self.statement
+        one, off = self.statement, self.found.off
         share = "" if self.share is None else f"{self.share:.0%}"
-        ours = " ".join(filter(None, (self.found.ours if self.found else "", f"*{one.why}*" if one.why else "")))
-        return one.key, one.where, one.says, one.paper, ours, self.verdict, share
+        grade = self.found.grade if off is None else f"{self.found.grade} ({off:+.0%})"
+        return one.key, one.where, one.says, one.paper, one.ours(), grade, share
 
 
-HEADER = ("", "where", "statement", "paper", "ours, *and why*", "verdict", "holds in")
+HEADER = ("", "where", "statement", "paper", "ours; variants, *and a note*", "grade", "stays in")
 
 
 def rows(sensitive: bool = True) -> list[tuple[str, Row]]:
@@ -62,22 +55,29 @@ def paper_rows(paper: str, sensitive: bool = True) -> list[tuple[str, Row]]:
 
 
 def markdown(found: list[tuple[str, Row]]) -> str:
-    """The table of the README, a part for each paper, and the count of verdicts before them."""
-    parts = [summary(found)]
+    """The table of the README, a part for each paper, and the counts of grades before them."""
+    papers, graded = list(dict.fromkeys(paper for paper, _ in found)), Counter((p, r.found.grade) for p, r in found)
+    by_grade = [("", *papers, "all"), ("---",) * (len(papers) + 2)]
+    for grade in Grade:
+        each = [graded[paper, grade] for paper in papers]
+        by_grade.append((str(grade), *map(str, each), str(sum(each))))
+    parts = [summary(found), _lines(by_grade)]
     for paper in dict.fromkeys(name for name, _ in found):
         lines = [HEADER, ("---",) * len(HEADER), *(row.cells() for name, row in found if name == paper)]
-        parts.append(f"### {paper}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts.append(f"### {paper}\n\n{_lines(lines)}")
     return "\n\n".join(parts)
 
 
+def _lines(rows: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def summary(found: list[tuple[str, Row]]) -> str:
-    """How many statements have which verdict, in a sentence."""
-    verdicts = Counter(row.verdict.split(" ")[0].rstrip(",") for _, row in found)
-    corners = sum(row.verdict.endswith("corner") for _, row in found)
-    good, bad = verdicts["reproduced"] + verdicts["within"], verdicts["contradicted"]
-    return (
-        f"Of {len(found)} statements {len(found) - verdicts['cannot']} can be judged: {good} come out "
-        f"({good / max(good + bad, 1):.0%}; {verdicts['within']} of them figures within a stated difference, "
-        f"{corners} in a corner of the constants only), "
-        f"{bad} are contradicted, {verdicts['cannot']} cannot be judged."
-    )
+    """How many statements are reproduced, in words."""
+    known = counts(found)
+    return f"{known[Grade.REPRODUCED]} of {known['all']} statements are reproduced."
+
+
+def counts(found: list[tuple[str, Row]]) -> dict[str, int]:
+    """How many statements have each grade, and how many there are."""
+    return {str(grade): sum(row.found.grade is grade for _, row in found) for grade in Grade} | {"all": len(found)}

@@ -158,8 +158,9 @@ def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Float
 class Utilization:
     """Shares of an iteration, (pp,) of a GPU of each stage.
 
-    ``kernels``: compute and optimizer kernels run (NVIDIA's profiling counters call it SM activity). ``occupied``: they
-    or passes that wait for collectives and for the host inside them, all but bubbles and the end of the iteration.
+    ``kernels``: compute and optimizer kernels run (DCGM's SM active, were each on all SMs). ``occupied``: they or
+    passes that wait for collectives, whose kernels NVML's utilization.gpu counts too, and for the host, which it does
+    not: all but bubbles and the end of the iteration.
     ``links``: bytes that a GPU sends over each class of link, over what the link carries in that time.
     """
 
