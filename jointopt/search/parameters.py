@@ -103,13 +103,21 @@ class Parameters:
         return [dict(zip(self.names, row, strict=True)) for row in rows]
 
     def located(self, plans: Columns) -> Columns:
-        """Plans of the space (layout columns, stage clocks) as those of a search, of which the slack is not known."""
+        """Plans of the space (layout columns, stage clocks) as those of a search, of which the slack is not known.
+
+        PlanError for others.
+        """
         names = [name for name in self.problem.layouts if name in plans]
         cells = [np.stack([of[name] for name in names], axis=1) for of in (self.problem.layouts, plans)]
         place = {row.tobytes(): number for number, row in enumerate(np.ascontiguousarray(cells[0], np.float64))}
+        found = [place.get(row.tobytes()) for row in np.ascontiguousarray(cells[1], np.float64)]
+        if None in found:
+            raise PlanError(
+                f"Plan {found.index(None) + 1} is not in the space of the job; take a proposal of this job."
+            )
         highest = np.nanmax(plans["stage_clock_mhz"], axis=1)
         return {
-            "layout_index": np.array([place[row.tobytes()] for row in np.ascontiguousarray(cells[1], np.float64)]),
+            "layout_index": np.array(found, np.int64),
             "clock_index": np.abs(self.problem.clocks_mhz - highest[:, np.newaxis]).argmin(axis=1),
             "slack": np.full(len(highest), np.nan),
             "stage_clock_mhz": widened(plans["stage_clock_mhz"], max(self.problem.max_pp, 1)),

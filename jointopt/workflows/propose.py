@@ -39,7 +39,7 @@ from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest_layout, lowest_bounds
 from jointopt.search.local_search import front_within_limits
-from jointopt.search.pareto import below_chord, concat, front_order, front_rows, non_dominated, stacked, take
+from jointopt.search.pareto import below_chord, concat, front_order, front_rows, is_beaten, non_dominated, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.surrogate.intervals import DOUBTS, RESULTS
 from jointopt.surrogate.job_model import JobModel
@@ -225,7 +225,10 @@ def _store_study(
     """The proposal with the study of its described ``plans``, and others of the whole space, written to ``storage``."""
     from jointopt.search.studies.trials import MAX_TRIALS, save_study
 
-    job_text = dump_job(proposal.job)
+    job_text, goals = dump_job(proposal.job), proposal.job.goals
+    if goals != OBJECTIVES:  # plans that a front of many goals leaves out, since they hardly differ from one of it
+        beaten = is_beaten(stacked(proposal.front, goals), stacked(plans, goals))
+        plans = take(plans, beaten | (plans["violation"] > 0.0))
     with watch.phase("store", "storing the study"):
         name = save_study(
             plans,

@@ -159,6 +159,15 @@ def test_a_study_has_the_name_given_and_its_best_trials_span_the_front(url: str)
     assert len(shown) == min(len(front), MAX_TRIALS * FRONT_SHARE)
 
 
+@pytest.mark.parametrize("more", [(), ("peak_power_w",)])
+def test_the_best_trials_of_a_study_are_the_front(url: str, more: tuple[str, ...]) -> None:
+    job = jointopt.load_job(JOB)
+    job = dataclasses.replace(job, objectives=(*job.objectives, *more))
+    found = propose(job, storage=url, study="mine")
+    best = sorted(trial.values for trial in optuna.load_study(study_name="mine", storage=url).best_trials)
+    np.testing.assert_array_equal(best, sorted(np.column_stack([found.front[goal] for goal in job.goals]).tolist()))
+
+
 def test_a_study_that_is_stored_under_another_name_than_the_one_given_says_so(url, caplog) -> None:
     job = jointopt.load_job(JOB)
     names = [propose(job, storage=url, study="mine", trials=0).study_name for _ in range(2)]

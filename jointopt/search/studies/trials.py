@@ -132,9 +132,9 @@ def distributions_of_space(space: Parameters) -> dict[str, BaseDistribution]:
 
 
 def _of_grid(values: Floats) -> FloatDistribution:
-    """The distribution of an ascending grid, with its step where all steps are equal; others are rounded to it."""
+    """The distribution of an ascending grid; with its step where that is a whole number, else values are rounded."""
     steps = np.diff(values)
-    step = float(steps[0]) if np.ptp(steps) < 1e-9 * steps[0] else None
+    step = float(steps[0]) if np.ptp(steps) == 0.0 and float(steps[0]).is_integer() else None
     return FloatDistribution(float(values[0]), float(values[-1]), step=step)
 
 

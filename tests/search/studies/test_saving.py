@@ -175,6 +175,14 @@ def test_parameters_of_a_study_have_the_range_of_the_whole_space(shown):
     assert (trial.distributions["slack"].low, trial.distributions["slack"].high) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(("count", "step"), [(24, 60.0), (110, None)])
+def test_clocks_in_whole_steps_are_suggested_as_such_and_others_rounded(url, count, step):
+    problem = fake_problem(1, 8, count)
+    name = save(problem.describe(search(problem, trials=40).plans), url, problem=problem)
+    known = optuna.load_study(study_name=name, storage=url).trials[0].distributions["clock_mhz"]
+    assert (known.low, known.high, known.step) == (600.0, 1980.0, step)
+
+
 def test_all_evaluated_plans_are_stored_on_request(plans, url):
     study = optuna.load_study(study_name=save(plans, url, max_trials=None), storage=url)
     distinct = np.unique(np.column_stack([*objectives(plans), np.maximum(plans["violation"], 0.0)]), axis=0)
