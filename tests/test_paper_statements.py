@@ -21,7 +21,10 @@ CELLS = {
     for line in (ROOT / "studies" / "README.md").read_text(encoding="utf-8").splitlines()
     if re.match(r"\| [A-Z]\d+ \|", line)
 }
-JUDGED = r"EuroMLSys|CharLLM|2509\.10371|Lu, Hu, Zhu|published of OPT 350M and OLMoE|statements? of (the )?papers?"
+JUDGED = re.compile(
+    r"euromlsys|charllm|rack-scale|2509\.10371|Lu, Hu, Zhu|published of OPT 350M and OLMoE|\bstatements?\b",
+    re.IGNORECASE,
+)
 ENTRY = re.compile(r"(?:^ *#.*\n)*^ *([\w-]+):.*(?:\n +[^\s#:]+ [^:\n]*$)*", re.MULTILINE)
 # what was fitted to a paper before the rule; none may join them
 OLD = {"frameworks: accumulated_bytes", "gpus: sailor-host"}
@@ -67,7 +70,7 @@ def test_no_constant_of_the_catalogue_is_fitted_to_a_paper_that_is_judged() -> N
     found = set()
     for file in sorted((Path(jointopt.__file__).parent / "jobs" / "catalog").glob("*.yaml")):
         for entry in ENTRY.finditer(file.read_text(encoding="utf-8")):
-            if re.search(JUDGED, entry[0]) and re.search(r"\b(fitted|tuned|chosen|want)\b", entry[0]):
+            if JUDGED.search(entry[0]) and re.search(r"\b(fitted|tuned|chosen|want)\b", entry[0]):
                 found.add(f"{file.stem}: {entry[1]}")
     assert found <= OLD
 

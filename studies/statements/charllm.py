@@ -350,6 +350,10 @@ STATEMENTS = (
         note="the model has rows of a node, not single GPUs; temperatures by GPU at 1 Hz would tell",
     ),
     Statement(
+        "C36", "1-3, 6, 7, 9, 11, 12, 14, 16, 18, 19", "figures that neither harness nor summary describes", "plots",
+        note="the paper's full text was not at hand; it would tell",
+    ),
+    Statement(
         "C33", "summary", "deep pipelines have more thread blocks and warps resident", "more",
         note="the model counts kernels and operations, not warps; DCGM's SM occupancy by strategy would tell",
     ),
