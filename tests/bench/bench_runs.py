@@ -40,7 +40,7 @@ from jointopt.workflows.campaign.candidates import listed_candidates, searched_c
 from jointopt.workflows.feasible_layouts import priced_problem
 from jointopt.workflows.tune import tune
 
-BUDGET, FEWEST = 30, 1000  # runs; plans of a space
+BUDGET, FEWEST, ASKS = 30, 1000, 300  # runs; plans of a space; of TPE
 KINDS = "TSTFTNTSTFTNS"
 NOISE, OF_MEMORY = 0.02, 0.04
 SLOPE, OWN = 0.04, 0.02  # of F, in logarithms: deviations of slopes per doubling, and of what values have of their own
@@ -161,10 +161,11 @@ def plain_loop(problem: Problem, seed: int) -> list[int]:
     names = ("dp", "tp", "pp", "cp", "vpp", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage")
     doublings = [np.log2(problem.plans[name].astype(float)) for name in names[:6]]
     x = np.stack([*doublings, *(problem.plans[name].astype(float) for name in names[6:])], axis=1)
-    left, ran, y = problem.likely.copy(), [], []
+    left, ran, y = np.ones(len(problem.predicted), bool), [], []
     score = np.log(problem.predicted)
     while len(ran) < BUDGET and left.any():
-        place = int(np.flatnonzero(left)[np.argmin(score[left])])
+        among = np.flatnonzero(left & problem.likely if (left & problem.likely).any() else left)
+        place = int(among[np.argmin(score[among])])
         left[place] = False
         ran.append(place)
         y.append(math.log(problem.run(place) / problem.predicted[place]))
@@ -180,13 +181,12 @@ def plain_loop(problem: Problem, seed: int) -> list[int]:
 
 
 def by_tpe(problem: Problem, seed: int) -> list[int]:
-    """Plans in the order in which Optuna's TPE asks for them; what is no plan costs no run."""
+    """Plans in the order in which Optuna's TPE asks for them, `ASKS` times at most; what is no plan costs no run."""
     names = [name for name in LAYOUT_COLUMNS if name != "dp" and len(np.unique(problem.plans[name])) > 1]
-    names = ["dp", *names] if "dp" not in names and not names else names
     values = {name: np.unique(problem.plans[name]).tolist() for name in names}
     place_of = {tuple(problem.plans[name][i].item() for name in names): i for i in np.flatnonzero(problem.likely)}
     study, ran = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed)), []
-    for _ in range(60 * BUDGET):
+    for _ in range(ASKS):
         trial = study.ask()
         place = place_of.get(tuple(trial.suggest_categorical(name, values[name]) for name in names))
         if place is None or place in ran:
