@@ -22,7 +22,7 @@ from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_c
 from jointopt.runs.workloads import Workload, runs_with_plans
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, seconds_at, watts_at
 from jointopt.surrogate.kernel import Runs, joined_runs
-from jointopt.surrogate.power import MeasuredPower, PowerScale, board_power_of, within_limits
+from jointopt.surrogate.power import MeasuredPower
 
 
 @dataclass(frozen=True)
@@ -230,22 +230,6 @@ class PricedPlans:
     def layout(self) -> Ints:
         """Of ``physics``, (n,)."""
         return self.plans.layout_of_row
-
-    def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
-        """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""
-        return None if shares is None else watts_at(self.physics, self.layout, shares)
-
-    def under_limit(self, job: Job, power: PowerScale, limit_w: float) -> tuple[PricedPlans, PowerScale]:
-        """The same plans on ``job``, of another limit, and ``power`` (n,) under that, measured under ``limit_w``."""
-        first = first_rows(self.layout)
-        factor, offset_w = (np.broadcast_to(v, len(self.layout))[first] for v in (power.factor, power.offset_w))
-        of_layouts = replace(power, factor=factor, offset_w=offset_w)
-        physics = CostModel(job, self.physics.layouts, board_power=board_power_of(self.physics, of_layouts, limit_w))
-        values = physics.evaluate(self.layout, self.plans.clock_mhz)
-        held = within_limits(of_layouts, physics)
-        of_plans = (np.broadcast_to(v, len(factor))[self.layout] for v in (held.factor, held.offset_w))
-        there = replace(self, plans=replace(self.plans, job=job), physics=physics, values=values)
-        return there, PowerScale(next(of_plans), power.log_sd, next(of_plans))
 
     def runs(self, source: str) -> Runs:
         """The plans as runs of the source of that key."""

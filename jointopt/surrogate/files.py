@@ -73,7 +73,7 @@ _OWN = OwnRuns, {
     "power_mix": _MIX, "clocks": [_POSITIVE, _POSITIVE], "errors": {str: float}, "held_out": str,
     "importance": {str: {str: float}},
     "power_limit_w": _POSITIVE, "heat": {str: (OwnTarget, {"scale": _SCALE, "mix": _MIX, "overshoot": _POSITIVE})},
-    "as_sure": bool, "of_new": _SHARE, "of_known": _SHARE,
+    "as_sure": bool, "of_new": _SHARE, "of_known": _SHARE, "outlying": int, "outlying_from": (0.0, 1e9),
 }  # fmt: skip
 _RANGE = {str: [(-1e4, 1e4), (-1e4, 1e4)]}
 _NEW_GROUPS = NewGroups, {

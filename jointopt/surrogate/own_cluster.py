@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,7 @@ from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
 from jointopt.surrogate.trees import Trees, fit_trees
 
+OUTLYING, LEAST_OUTLYING = 8.0, 0.1  # median errors, and a logarithm of time, beyond which a run is an outlier
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned of it
 LEAST_JUDGED = 10  # runs of which a median error is stated
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
@@ -90,6 +92,9 @@ class OwnRuns:
     of_new: float = 1.0  # weight of the process on new models, 0 where the physics alone does better
     of_known: float = 1.0  # the same on models with known runs
     group_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # as ``errors``, but of time
+
+    outlying: int = 0  # runs that count less, since others of their models say otherwise by more than `outlying_from`
+    outlying_from: float = 0.0  # a share of the time
 
     @property
     def in_part(self) -> bool:
@@ -176,6 +181,9 @@ class OwnRuns:
                 parts = f"{name} process", name, f"{name} physics"
                 lines.append(f"{name}: {self._gain(target.mix, 'scaled physics {}', parts)}")
         lines += [self._buckets] * bool(self._buckets)
+        if self.outlying:
+            runs = f"{self.outlying:,} run{'s' * (self.outlying > 1)}"
+            lines.append(f"{runs} count less: over {self.outlying_from:.0%} from what others of their models say")
         return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
 
     @property
@@ -240,7 +248,7 @@ def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) 
     found, (mixed, known), errors["time"] = best_process_weight(
         found, trees, (process, near), deviation, measured, (fold, singly)
     )
-    found = replace(found, time=with_trees(found.time, runs, residual, seed))
+    found = replace(found, time=with_trees(found.time, runs, residual, seed), **outlying_runs(known - residual))
     deviation, near_deviation = deviation.mean(axis=0), near_deviation.mean(axis=0)
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
     of_known = held_half_width((known - residual) / (Z_90 * near_deviation), layouts)
@@ -250,6 +258,16 @@ def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) 
     errors = {name: round(value, 4) for name, value in errors.items()}
     importance = {of: sizes for of, mix in found.mixes.items() if (sizes := mix.importance(runs))}
     return replace(found, errors=errors, importance=importance), mixed, Z_90 * found.width * deviation
+
+
+def outlying_runs(error: Floats) -> dict[str, Any]:
+    """Fields of `OwnRuns` on runs whose cross-fitted ``error`` (n,) is far off beside that of most.
+
+    Process and trees count them less by themselves (noise of Cauchy's, a Huber loss); a person should look at them.
+    """
+    off = np.abs(error)
+    far = max(OUTLYING * float(np.median(off)), LEAST_OUTLYING)
+    return {"outlying": int((off > far).sum()), "outlying_from": round(float(np.expm1(far)), 4)}
 
 
 def measured_clocks(runs: Runs) -> tuple[float, float]:

@@ -172,3 +172,12 @@ def test_a_card_of_own_runs_names_errors_by_models_seen_or_not_and_by_clock(fold
     own, printed = load(folder).own[0], " ".join((folder.parent / "printed.txt").read_text().split())
     for name, words in {"time of known": "of models with runs", "power below top": "below it"}.items():
         assert f"{words} {100 * own.errors[name]:.1f} %" in printed
+
+
+def test_runs_that_went_wrong_are_counted_and_said_to_count_less(tmp_path: Path) -> None:
+    runs = table(200, truth="T")
+    runs.loc[runs.index % 40 == 7, "iteration_time_s"] *= 1.9
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    printed = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "own").text()
+    assert load(tmp_path / "own").own[0].outlying == 5
+    assert "5 runs count less: over " in printed
