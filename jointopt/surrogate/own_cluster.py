@@ -48,7 +48,7 @@ from jointopt.surrogate.own_mix import (
 )
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
-from jointopt.surrogate.trees import Trees, fit_trees
+from jointopt.surrogate.trees import boosted, fit_trees
 
 OUTLYING, LEAST_OUTLYING = 8.0, 0.1  # median errors, and a logarithm of time, beyond which a run is an outlier
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned of it
@@ -451,11 +451,10 @@ class TargetLearner:
         static_w = self.measured.static_w
         return power_scale(self.log_ratio[rows], static_w / self.values[rows], static_w)
 
-    def trees(self, rows: Ints) -> Trees:
-        """Trees of some of the runs, on what their line leaves over."""
+    def shown(self, rows: Ints) -> tuple[Floats, Floats]:
+        """What trees of some of the runs are shown: features, and what their line leaves over."""
         rest = self.log_ratio[rows] - np.log(self.scale(rows).over(self.values[rows]))
-        names = self.measured.runs.power_names
-        return fit_trees(inputs(self.measured.runs.take(rows), names), rest, random_state=self.seed)
+        return inputs(self.measured.runs.take(rows), self.measured.runs.power_names), rest
 
     def cross_fitted(self, fold: Ints) -> tuple[Floats, Floats, Floats]:
         """Answers by a line at each clock (k, n) and at those of the runs (n,), and by trees at each clock (k, n)."""
@@ -464,7 +463,8 @@ class TargetLearner:
         def answer(fit: Ints, at: Ints) -> Floats:
             lines = np.log(self.scale(fit).over(np.concatenate([every[:, at], self.values[None, at]])))
             runs = swept_runs(self.measured.runs.take(at), self.swept)
-            found = self.trees(fit).predict(inputs(runs, self.measured.runs.power_names))
+            trees = boosted(*self.shown(fit), random_state=self.seed)
+            found = np.asarray(trees.predict(inputs(runs, self.measured.runs.power_names)), np.float64)
             return np.concatenate([lines, found.reshape(-1, len(at))])
 
         found, count = cross_fitted(fold, answer), len(every)
@@ -484,7 +484,7 @@ class TargetLearner:
         mix, answer, error = choose([(one, one, np.minimum(of, most)) for one, of in found], log_ratio, folds)
         errors = {f"{self.name} physics": -log_ratio, f"{self.name} process": np.minimum(lines[0], most) - log_ratio}
         spread = held_half_width(answer[0] - log_ratio, len(np.unique(units_left_out(runs)[0]))) / Z_90
-        mix = replace(mix, trees=self.trees(all_rows)) if mix.weight else Mix()
+        mix = replace(mix, trees=fit_trees(*self.shown(all_rows), random_state=self.seed)) if mix.weight else Mix()
         target = OwnTarget(replace(self.scale(all_rows), log_sd=spread), mix, overshoot)
         of_parts = {key: median_error(each, folds[0]) for key, each in errors.items()}
         return target, answer, of_parts | {self.name: error}

@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.curves import Curves
 from jointopt.surrogate.kernel import CLOCK, Runs, joined_runs
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.trees import Trees, fit_trees
+from jointopt.surrogate.trees import Trees, boosted, fit_trees
 
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
@@ -112,8 +112,9 @@ def cross_fitted_trees(
     columns, target = inputs(runs, names), np.clip(target, -LARGEST, LARGEST)
 
     def answer(fit: Ints, at: Ints) -> Floats:
-        trees = fit_trees(columns[fit], target[fit], random_state=seed)
-        return trees.predict(inputs(swept_runs(runs.take(at), swept), names)).reshape(-1, len(at))
+        trees = boosted(columns[fit], target[fit], random_state=seed)
+        found = np.asarray(trees.predict(inputs(swept_runs(runs.take(at), swept), names)), np.float64)
+        return found.reshape(-1, len(at))
 
     return cross_fitted(fold, answer)
 

@@ -35,7 +35,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import NETWORK, one_constant
 from jointopt.runs.workloads import workloads
-from jointopt.surrogate.correction import Correction
+from jointopt.surrogate.correction import Correction, Described
 from jointopt.surrogate.dataset import Priced, price, source_keys, timed_runs
 from jointopt.surrogate.evidence import evidence_by_source, with_kin
 from jointopt.surrogate.files import load_surrogate
@@ -125,7 +125,7 @@ def predicted(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Int
             surrogate, str(source), bool(some.fitted[0]), with_kin(evidence, Source.parse(str(source)))
         )
         again = some.with_constants(correction.shifts)
-        move = correction.plan_corrections([again.runs], [None])[0]
+        move = correction.plan_corrections([Described(again.runs, again.runs, None, None)])[0]
         mean[at], half[at] = np.log(again.physics["iteration_time_s"]) + move.mean, move.half_width
     return mean, half
 
