@@ -304,8 +304,8 @@ def _choose_best(
     """The ``top`` plans to run: of those likely to fit in memory, then of the others, each time the best by its front.
 
     ``fitting`` (n,): the probability that a plan fits, 0 where it must not run. Of the others one plan of each layout
-    counts, its goals times `cost_of_failing`. Unless they may be ``alike``, each that is likely to fit splits the GPUs in
-    another way as long as there are such. The fastest plan at the highest clock is the reference.
+    counts, its goals times `cost_of_failing`. Unless they may be ``alike``, each that is likely to fit splits the GPUs
+    in another way as long as there are such. The fastest plan at the highest clock is the reference.
     """
     names, families = job.objectives, None if alike else layout_families(columns)
     goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
