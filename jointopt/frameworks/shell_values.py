@@ -146,7 +146,7 @@ class Expander(abc.ABC):
     def assign(self, name: str, value: Value) -> None:
         """Sets a variable, unless it is readonly. JobError for a value that is too long."""
         texts = [value] if isinstance(value, tuple) else value if isinstance(value, list) else list(value.values())
-        length = sum(len(p.text) for text in texts for p in text)
+        length = sum(max(len(p.text), 1) for text in texts for p in text)  # an empty piece takes memory too
         if length > MOST_OF_A_VALUE:
             raise JobError(
                 f"line {self.line}: the value of {name[:40]} has {length:,} characters; expected at most "
@@ -438,7 +438,7 @@ class Expander(abc.ABC):
         return tuple(found)
 
     def _count_expanded(self, text: Text) -> None:
-        self.expanded += sum(len(p.text) for p in text)
+        self.expanded += sum(max(len(p.text), 1) for p in text)
         if self.expanded > MOST_EXPANDED:
             raise JobError(
                 f"line {self.line}: variables stand for more than {MOST_EXPANDED:,} characters up to here; expected "

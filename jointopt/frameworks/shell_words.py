@@ -113,10 +113,12 @@ def intersperse(texts: Iterable[Text], sign: str) -> Text:
 
 
 def merge_pieces(text: Text) -> Text:
-    """The text with neighbouring known pieces of one kind and place merged."""
+    """The text with neighbours merged: known pieces of one kind and place, and those of a variable that is not set."""
     found: list[Piece] = []
     for piece in text:
         last = found[-1] if found else END
+        if piece.unset and piece.unset == last.unset:
+            continue
         if piece.unknown or last.unknown or last.ends_word or piece.ends_word or piece[1:4] != last[1:4] or piece.unset:
             found.append(piece)
         else:

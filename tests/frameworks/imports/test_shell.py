@@ -176,6 +176,12 @@ def test_a_value_that_doubles_is_refused_with_its_line_in_no_time(line: str) -> 
     assert time.process_time() - started < 5.0
 
 
+def test_what_nobody_sets_takes_no_memory_however_often_it_doubles() -> None:
+    assert words("a+=$a\n" * 60 + "train 8 $a") == ["train", "8"]
+    with pytest.raises(JobError, match=r"the value of . has \d+,\d+ characters; expected at most"):
+        read_script("a=$a$b\nb=$b$a\n" * 40)
+
+
 def test_values_that_are_long_together_are_refused_with_their_line() -> None:
     with pytest.raises(JobError, match=r"^line 3: variables stand for more than 1,048,576 characters"):
         read_script(f"a={'x' * 60_000}\n\necho {'$a ' * 100}\n")
