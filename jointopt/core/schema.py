@@ -278,7 +278,7 @@ CONSTANTS = (
     "compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "dp_overlap",
     "tp_overlap", "loss", "attention",
 )  # fmt: skip
-OCCUPANCY = ("occupancy", "efficiency")
+OCCUPANCY = ("occupancy", "efficiency", "communication")
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 

@@ -68,7 +68,7 @@ def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> C
     """Shares of the predicted time by part, (n,) each, named ``share_<part>``, and `OCCUPANCY`; without clock sweep.
 
     ``occupancy``: share of the time that kernels of passes run, ``efficiency``: of the peak of bf16 (else fp16) that
-    their operations reach meanwhile; means over stages.
+    their operations reach meanwhile; means over stages. ``communication``: over compute, of exposed time.
     """
     out = {name: np.zeros(len(index)) for name in (*(f"share_{part}" for part in SHARES), *OCCUPANCY)}
     tflops = physics.job.cluster.gpu.peak_tflops
@@ -78,6 +78,8 @@ def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> C
         for name, seconds in time_parts(physics.groups[g], rows, t).items():
             if name in SHARES:
                 out[f"share_{name}"][at] = seconds / t.total_s
+        moving = sum((out[f"share_{part}"][at] for part in SHARES if part.endswith("_comm")), np.zeros(len(rows)))
+        out["communication"][at] = moving / np.maximum(out["share_compute"][at], 1e-9)
         batches, flops = physics.groups[g].num_micro_batches[rows], physics.groups[g].flops[rows]
         out["occupancy"][at] = batches * t.kernel_s.mean(axis=1) / t.total_s
         out["efficiency"][at] = (flops / np.maximum(t.kernel_s, 1e-12)).mean(axis=1) / peak

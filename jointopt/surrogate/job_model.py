@@ -670,7 +670,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "seq_length": ("log2_seq_length",),
     "gpus": ("log2_gpus", "log2_nodes", "log2_peak", "log2_memory", "framework", "inter_node", "iteration"),
     "recompute": ("recompute",),
-    "compute": ("share_compute", "occupancy", "efficiency", "compute", "elementwise"),
+    "compute": ("share_compute", "occupancy", "efficiency", "communication", "compute", "elementwise"),
     "host": ("share_host", "host"),
     "optimizer": ("share_optimizer",),
     "clock": ("clock",),

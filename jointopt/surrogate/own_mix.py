@@ -59,7 +59,26 @@ class Mix:
         """Mean size of what features add to the logarithm by the trees: of those that add most, the largest first."""
         names, added = self.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
         size = np.abs(added[:, :-1]).mean(axis=0)
-        return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
+        largest = [i for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0]
+        return {feature_words(names[i]): round(float(size[i]), 4) for i in largest}
+
+
+_WORDS = {
+    "share_bubble": "bubble fraction", "communication": "communication/compute ratio", "clock": "SM clock",
+    "occupancy": "SM occupancy", "efficiency": "FLOPs utilization of kernels", "moe": "mixture of experts",
+    "log2_rank_tokens": "tokens per rank", "log2_width": "hidden size per tensor rank", "log2_gpus": "number of GPUs",
+    "log2_hidden": "hidden size", "log2_tp_nodes": "nodes of a tensor group", "log2_dp_nodes": "nodes of a data group",
+    "log2_peak": "peak FLOP/s", "log2_memory": "memory of a GPU",
+}  # fmt: skip
+
+
+def feature_words(name: str) -> str:
+    """A feature of trees as engineers call it: ``bubble fraction`` for ``share_bubble``."""
+    if name in _WORDS:
+        return _WORDS[name]
+    if name.startswith("share_"):
+        return f"{name.removeprefix('share_').replace('_comm', ' communication').replace('_', ' ')}, share of time"
+    return name if name.startswith(SENSITIVITY) else name.removeprefix("log2_").replace("_", " ")
 
 
 def inputs(runs: Runs, names: Sequence[str]) -> Floats:

@@ -118,6 +118,14 @@ def test_shares_are_parts_of_one(shipped_physics, one_clock):
     assert (together > 0.5).all()
 
 
+def test_communication_is_told_over_compute(shipped_physics, one_clock):
+    physics = shipped_physics(0)
+    found = share_columns(physics, np.arange(len(physics.layouts["pp"])), one_clock(physics, 1410.0))
+    parts = sum(found[f"share_{name}"] for name in ("tp_comm", "pp_comm", "dp_comm", "zero_comm", "cp_comm", "ep_comm"))
+    np.testing.assert_allclose(found["communication"] * found["share_compute"], parts)
+    assert np.ptp(found["communication"]) > 0.05
+
+
 def test_occupancy_is_the_time_of_kernels_and_efficiency_what_they_reach_of_the_peak(shipped_physics, one_clock):
     physics = shipped_physics(0)
     index, clocks = np.arange(len(physics.layouts["pp"])), one_clock(physics, 1410.0)

@@ -252,10 +252,10 @@ def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on(
 def test_features_that_make_the_steps_of_peaks_are_the_most_important_of_their_trees() -> None:
     own = own_of_steps()
     importance = own.importance[PEAK]
-    assert set(list(importance)[:3]) == {"log2_tp", "log2_pp", "log2_vpp"}
+    assert set(list(importance)[:3]) == {"tp", "pp", "vpp"}
     assert list(importance.values()) == sorted(importance.values(), reverse=True)
     names, added = own.heat[PEAK].mix.contributions(runs(120))
-    assert importance["log2_tp"] == pytest.approx(np.abs(added[:, names.index("log2_tp")]).mean(), abs=1e-4)
+    assert importance["tp"] == pytest.approx(np.abs(added[:, names.index("log2_tp")]).mean(), abs=1e-4)
     assert set(own.importance) == {of for of, mix in own.mixes.items() if mix.weight}
 
 

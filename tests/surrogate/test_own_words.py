@@ -14,7 +14,7 @@ from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.job_model import _GROUPS, group_words, learned_sentence, target_sentences
 from jointopt.surrogate.kernel import FEATURES, Runs
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import Mix, OwnTarget, at_clock, inputs
+from jointopt.surrogate.own_mix import Mix, OwnTarget, at_clock, feature_words, inputs
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.trees import fit_trees
 
@@ -93,6 +93,18 @@ def test_the_sentence_states_the_factor_at_the_plan_s_clocks_where_it_differs_fr
 )  # fmt: skip
 def test_a_group_of_features_is_named_in_the_words_of_a_plan(group: str, values: dict[str, float], words: str) -> None:
     assert group_words(group, values) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("share_bubble", "bubble fraction"), ("communication", "communication/compute ratio"), ("clock", "SM clock"),
+        ("share_tp_comm", "tp communication, share of time"), ("log2_tp", "tp"), ("recompute", "recompute"),
+        ("sensitivity to inter_node", "sensitivity to inter_node"),
+    ],
+)  # fmt: skip
+def test_cards_and_plots_name_features_as_engineers_do(name: str, words: str) -> None:
+    assert feature_words(name) == words
 
 
 def test_every_feature_and_constant_is_of_one_group() -> None:
