@@ -191,12 +191,11 @@ def is_of_trial(plan: str | Mapping[str, Any]) -> bool:
 def parameters_of_trial(text: str | Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a trial, as a mapping or as its JSON; PlanError for other text."""
     try:
-        found = dict(text) if isinstance(text, Mapping) else json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return dict(text if isinstance(text, Mapping) else json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
         raise PlanError(
             f"The parameters of a trial must be a JSON mapping, as trial.params prints: {error}."
         ) from error
-    return dict(found)
 
 
 def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from jointopt.jobs.framework import Framework
 from jointopt.jobs.jobfile import shipped_job, with_changes
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
+from jointopt.jobs.plans.text import (
+    PLAN_KEYS,
+    format_plan,
+    parameters_of_trial,
+    parse_plan,
+    plan_assumptions,
+    plan_records,
+)
 from tests.each import each
 
 FULL = (
@@ -200,3 +207,10 @@ def test_a_blank_value_outside_of_a_search_is_called_blank(make_job):
     job = replace(job, search=replace(job.search, overlap=("dp",)))
     plan = record(parse_plan("dp=8 zero_stage=1", job))
     assert "overlap blank is outside the job's search.overlap (dp)." in check_plan(job, plan)
+
+
+@each("text", ['{"layout": 1', '["layout"]', '"layout"', "[1]", "null"])
+def test_parameters_of_a_trial_are_a_mapping_or_refused(text):
+    assert parameters_of_trial('{"layout": "dp=4"}') == parameters_of_trial({"layout": "dp=4"}) == {"layout": "dp=4"}
+    with pytest.raises(PlanError, match=r"must be a JSON mapping, as trial.params prints"):
+        parameters_of_trial(text)
