@@ -68,6 +68,10 @@ allow_tight = click.option(
     "--allow-tight", is_flag=True,
     help="Answer also with plans that are likelier not to fit in memory than to fit, marked as such.",
 )  # fmt: skip
+alike = click.option(
+    "--alike", is_flag=True,
+    help="Plans chosen together may split the GPUs alike (dp, tp, pp, cp, ep); else each in another way.",
+)  # fmt: skip
 pue = click.option(
     "--pue", type=click.FloatRange(1.0, 10.0),
     help="Power usage effectiveness of the site (energy at its meter over that of the nodes), instead of the job's.",

@@ -25,10 +25,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Plans chosen at a time; slurm has all of them in its queue at once.",
 )
-@click.option(
-    "--alike", is_flag=True,
-    help="Plans chosen together may split the GPUs alike (dp, tp, pp, cp, ep); else each in another way.",
-)  # fmt: skip
+@common.alike
 @common.seed("Of the choices.")
 @click.option(
     "--retry-failed", is_flag=True,
@@ -72,8 +69,7 @@ def tune(
     changes |= {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = workflow.tune(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
-        alike=alike,
-        seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis,
+        alike=alike, seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis,
         **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:

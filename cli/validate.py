@@ -16,10 +16,7 @@ from jointopt.cli import common, launching
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")
 @common.seed("Seed of the search's random numbers.")
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
-@click.option(
-    "--alike", is_flag=True,
-    help="Plans chosen together may split the GPUs alike (dp, tp, pp, cp, ep); else each in another way.",
-)  # fmt: skip
+@common.alike
 @common.pue
 @common.model_options("what is measured, and of the study that shows it")
 @common.report

@@ -15,7 +15,7 @@ import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import COLUMNS, NEUTRAL, POWER_LIMIT, SPLIT_COLUMNS, Columns, Floats, Ints
-from jointopt.jobs.plans.text import TRIAL_LAYOUT, widened
+from jointopt.jobs.plans.text import TRIAL_LAYOUT, plan_records, widened
 from jointopt.search.breeding import PRIORITY, SLACK_LEVELS
 from jointopt.search.problem import Problem
 
@@ -84,6 +84,10 @@ class Parameters:
             rows = self.problem.under_all_limits(layout)
             layout = int(rows[np.abs(self.problem.layouts[POWER_LIMIT][rows] - params[POWER_LIMIT]).argmin()])
         return np.array([layout]), np.array([clock]), np.array([slack])
+
+    def record(self, layout: Ints, stage_clock_mhz: Floats) -> dict[str, Any]:
+        """The plan of a layout (1,) at stage clocks (1, pp), as `explain` takes it."""
+        return plan_records({name: of[layout] for name, of in self.problem.layouts.items()}, stage_clock_mhz, [0])[0]
 
     def encode(self, plans: Columns) -> list[dict[str, Any]]:
         """The parameters of plans of a search; of those whose stages' clocks were moved those that come nearest."""

@@ -53,11 +53,11 @@ from jointopt.surrogate.intervals import (
     plan_differences,
     widened_by,
 )
-from jointopt.surrogate.kernel import CLOCK, Runs, joined_runs, row_keys
+from jointopt.surrogate.kernel import CLOCK, Runs, row_keys
 from jointopt.surrogate.memory import MemoryPosterior, certain_oom
 from jointopt.surrogate.mixture import Mixture, mixture_of
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock
+from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clocks
 from jointopt.surrogate.power import PowerScale, board_power_of, other_limits, within_limits
 from jointopt.surrogate.sources import (
     THIS_JOB,
@@ -610,7 +610,7 @@ def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], v
     ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which has ``values`` (1,)
     at the plan's clocks. Reasons of the trees are means over the clocks that lines are learned at.
     """
-    found, swept = [], joined_runs([at_clock(one, share) for share in own.power_clocks])
+    found, swept = [], at_clocks(one, own.power_clocks)
     for name, target in own.targets.items():
         log_ratio = float(np.log(lines[name].over(values[name]))[0])
         share = {"power": 1.0, PEAK: target.overshoot}.get(name)  # of the limit, that is not exceeded

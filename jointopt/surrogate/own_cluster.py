@@ -334,10 +334,10 @@ def best_process_weight(
     """(``own`` with the best weight of the process and mix with trees, answers (2, n), the error of the first).
 
     Judged on models and on layouts left out, by ``folds`` over which ``trees`` and ``process`` were cross-fitted,
-    (k, n) each. On
-    models the process counts whole, by `signal_share` of its ``deviation`` (k, n) or not at all. What is learned of few
-    models holds in part for the next, as far as the process is sure: of nanotron's runs whose software is in no odd
-    state, predicted from its other models, 4.1 % instead of 5.9 (docs/appendix/surrogate-experiments.md).
+    (k, n) each. On models the process counts whole, by `signal_share` of its ``deviation`` (k, n) or not at all. What
+    is learned of few models holds in part for the next, as far as the process is sure: of nanotron's runs whose
+    software is in no odd state, predicted from its other models, 4.1 % instead of 5.9
+    (docs/appendix/surrogate-experiments.md).
     """
     swept, (far, near) = measured.swept.get("time"), process
     parts = [(own, far), (replace(own, of_new=0.0), 0.0 * far)]
@@ -451,9 +451,9 @@ class TargetLearner:
         static_w = self.measured.static_w
         return power_scale(self.log_ratio[rows], static_w / self.values[rows], static_w)
 
-    def shown(self, rows: Ints) -> tuple[Floats, Floats]:
-        """What trees of some of the runs are shown: features, and what their line leaves over."""
-        rest = self.log_ratio[rows] - np.log(self.scale(rows).over(self.values[rows]))
+    def shown(self, rows: Ints, scale: PowerScale) -> tuple[Floats, Floats]:
+        """What trees of some of the runs are shown: features, and what their line ``scale`` leaves over."""
+        rest = self.log_ratio[rows] - np.log(scale.over(self.values[rows]))
         return inputs(self.measured.runs.take(rows), self.measured.runs.power_names), rest
 
     def cross_fitted(self, fold: Ints) -> tuple[Floats, Floats, Floats]:
@@ -461,9 +461,10 @@ class TargetLearner:
         every = self.values[None] if self.swept is None else self.swept.at_shares
 
         def answer(fit: Ints, at: Ints) -> Floats:
-            lines = np.log(self.scale(fit).over(np.concatenate([every[:, at], self.values[None, at]])))
+            scale = self.scale(fit)
+            lines = np.log(scale.over(np.concatenate([every[:, at], self.values[None, at]])))
             runs = swept_runs(self.measured.runs.take(at), self.swept)
-            trees = boosted(*self.shown(fit), random_state=self.seed)
+            trees = boosted(*self.shown(fit, scale), random_state=self.seed)
             found = np.asarray(trees.predict(inputs(runs, self.measured.runs.power_names)), np.float64)
             return np.concatenate([lines, found.reshape(-1, len(at))])
 
@@ -484,7 +485,9 @@ class TargetLearner:
         mix, answer, error = choose([(one, one, np.minimum(of, most)) for one, of in found], log_ratio, folds)
         errors = {f"{self.name} physics": -log_ratio, f"{self.name} process": np.minimum(lines[0], most) - log_ratio}
         spread = held_half_width(answer[0] - log_ratio, len(np.unique(units_left_out(runs)[0]))) / Z_90
-        mix = replace(mix, trees=fit_trees(*self.shown(all_rows), random_state=self.seed)) if mix.weight else Mix()
-        target = OwnTarget(replace(self.scale(all_rows), log_sd=spread), mix, overshoot)
+        scale = self.scale(all_rows)
+        shown = self.shown(all_rows, scale)
+        mix = replace(mix, trees=fit_trees(*shown, random_state=self.seed)) if mix.weight else Mix()
+        target = OwnTarget(replace(scale, log_sd=spread), mix, overshoot)
         of_parts = {key: median_error(each, folds[0]) for key, each in errors.items()}
         return target, answer, of_parts | {self.name: error}

@@ -331,9 +331,9 @@ class OwnTarget:
 
     def curves(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
         """As `line`, through every clock's value, and beside that a line which none of these is below."""
-        line = self.line(runs, values, clocks, rest_w)
-        found = Curves.rising(values, self.at_shares(runs, values, clocks), np.broadcast_to(line.factor, len(runs)))
-        return PowerScale.along(found, rest_w, self.scale.log_sd)
+        found = self.at_shares(runs, values, clocks)
+        slope = self._line_through(values, found, rest_w).factor
+        return PowerScale.along(Curves.rising(values, found, slope), rest_w, self.scale.log_sd)
 
     def line(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
         """A line from the physics' value to the measured one for each of ``runs`` (n,), over its clocks.
@@ -343,7 +343,10 @@ class OwnTarget:
         clock saves, and of GPUs that rest for the least time, which is a bound of a longer one too as long as these
         draw something. So the line is nowhere negative from ``rest_w`` on, which no GPU is predicted to draw less than.
         """
-        found = self.at_shares(runs, values, clocks)
+        return self._line_through(values, self.at_shares(runs, values, clocks), rest_w)
+
+    def _line_through(self, values: Floats, found: Floats, rest_w: float) -> PowerScale:
+        """The `line` from ``values`` to what was ``found`` there, (clocks, n) both."""
         weight = 1.0 / found**2
         mean_of_physics, mean = ((weight * v).sum(axis=0) / weight.sum(axis=0) for v in (values, found))
         spread = (weight * (values - mean_of_physics) ** 2).sum(axis=0)

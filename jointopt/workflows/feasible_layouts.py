@@ -27,7 +27,7 @@ from jointopt.jobs.plans.stages import (
     shifted_splits,
     tail_layers,
 )
-from jointopt.jobs.plans.text import parameters_of_trial, plan_records, uniform_stage_clocks
+from jointopt.jobs.plans.text import parameters_of_trial, uniform_stage_clocks
 from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
@@ -188,11 +188,8 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
 def plan_of_trial(model: JobModel, params: str | Mapping[str, Any]) -> dict[str, Any]:
     """The plan that the parameters of a trial stand for (`Parameters`), a mapping or JSON; PlanError for others."""
     problem = prepare_search(model, Stopwatch(quiet=True)).problem
-    layout, clock, slack = Parameters(problem).decode(parameters_of_trial(params))
-    return plan_records(
-        {name: values[layout] for name, values in problem.layouts.items()},
-        problem.decode_clocks(layout, clock, slack), [0],
-    )[0]  # fmt: skip
+    layout, clock, slack = (space := Parameters(problem)).decode(parameters_of_trial(params))
+    return space.record(layout, problem.decode_clocks(layout, clock, slack))
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:

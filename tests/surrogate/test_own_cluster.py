@@ -278,7 +278,7 @@ def test_trees_of_power_are_evaluated_once_for_all_clocks_and_jobs_of_a_source()
     watts = [np.sort(rng.uniform(200.0, 650.0, (5, len(part))), axis=0) for part in parts]
     described = [Described(part, part, None, of) for part, of in zip(parts, watts, strict=True)]
     together = correction.plan_corrections(described)
-    assert trees.calls == 2  # once more for the line below the curves
+    assert trees.calls == 1
     for one, values, move in zip(described, watts, together, strict=True):
         alone = correction.plan_corrections([one])[0].power
         np.testing.assert_allclose(move.power.over(values[2]), alone.over(values[2]), rtol=1e-12)

@@ -17,7 +17,7 @@ from optuna.trial import BaseTrial, TrialState
 from jointopt.core.errors import EndedEarlyError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.jobs.objectives import objective_words
-from jointopt.jobs.plans.text import TRIAL_LAYOUT, plan_records, record_text, widened
+from jointopt.jobs.plans.text import TRIAL_LAYOUT, record_text, widened
 from jointopt.search.parameters import Parameters
 from jointopt.search.problem import Problem
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS, distributions_of_space, is_ours
@@ -83,8 +83,7 @@ class OptunaObjective:
         It is as `explain` takes it. PlanError where they are of another space.
         """
         layout, _, _, clocks = self._genes(trial)
-        layouts = {name: values[layout] for name, values in self.problem.layouts.items()}
-        return plan_records(layouts, clocks, [0])[0]
+        return self.space.record(layout, clocks)
 
     def _genes(self, trial: BaseTrial | Mapping[str, Any]) -> tuple[Ints, Ints, Floats, Floats]:
         """Layout, clock index, slack and stage clocks, (1, ...) each, of a trial or its parameters."""
