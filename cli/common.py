@@ -234,6 +234,7 @@ def storage(what: str, default: str = "sqlite:///jointopt.db") -> Callable[[F], 
     """The option ``--storage``: None where nothing is to be kept or read."""
     return click.option(
         "--storage", default=default, show_default=True, callback=url_or_none, envvar=_STORAGE, show_envvar=True,
+        is_eager=True,  # `--plan STUDY:2` looks it up
         help=f"Database URL of {what}; none = use none.",
     )  # fmt: skip
 
@@ -287,6 +288,7 @@ _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
 )
 shape_options = options(_SHAPE)  # that stand for a job file
+STORED_JOB = "jointopt.job"  # of a click context: the job of the study that ``--plan STUDY:2`` names
 _NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")
 
 
@@ -294,15 +296,20 @@ def job_of(
     path: str | None, shape: Mapping[str, Any] = MappingProxyType({}), pue: float | None = None,
     changes: Mapping[str, Any] = MappingProxyType({}), save_to: Path | None = None,
 ) -> Job:  # fmt: skip
-    """The job of a file, of a shipped job's name, or of the options, with ``changes`` of keys, on a site of that PUE.
+    """The job of a file or a shipped job's name, of the options, or of the study of ``--plan STUDY:2``.
 
-    Its file is written to ``save_to``. A click usage error where they do not make one.
+    With ``changes`` of keys, on a site of that PUE; its file is written to ``save_to``. A click usage error where they
+    do not make one.
     """
     from jointopt.core.atomic_write import write_whole
-    from jointopt.jobs.jobfile import dump_job, job_from_options, load_job, with_changes
+    from jointopt.jobs.jobfile import dump_job, job_from_options, load_job, parse_job, with_changes
 
     given = {name: value for name, value in shape.items() if value is not None}
-    if path is not None:
+    context = click.get_current_context(silent=True)
+    stored = context.meta.get(STORED_JOB) if context else None  # of `--plan STUDY:2`
+    if path is None and not given and stored:
+        job = with_changes(parse_job(stored, "job", Path()), changes)
+    elif path is not None:
         if given:
             raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")
         job = load_job(path, changes)

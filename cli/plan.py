@@ -1,4 +1,4 @@
-"""The option ``--plan``: words, a JSON mapping, or a plan in a JSON file."""
+"""The option ``--plan``: words, a JSON mapping, or a plan in a JSON file or a study."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any, TypeVar
 
 import click
 
+from jointopt.cli.common import STORED_JOB
+
 Plan = str | dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 _JSON_FILE = re.compile(r"(\S.*\.json)(?::(\d+))?")
+_STUDY = re.compile(r"([^\s:={}]+):(\d+)")
 _ANY_FILE = re.compile(r"(.+?)(?::(\d+))?")
 
 
 class PlanType(click.ParamType[Any]):
-    """Text of a plan as it is, or the mapping that a JSON file holds: ``FILE.json``, or ``FILE.json:2`` for its row 2.
+    """Text of a plan as it is, or a mapping: of ``FILE.json``, of row 2 of ``FILE.json:2``, or of a study, ``NAME:2``.
 
     ``files`` alone may have any name.
     """
@@ -29,6 +32,14 @@ class PlanType(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text, or the plan as a mapping; UsageError where the file holds none."""
         found = self._pattern.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None and isinstance(value, str) and (stored := _STUDY.fullmatch(value.strip())):
+            from jointopt.workflows.plan_files import plan_in
+            from jointopt.workflows.stored_plans import STORAGE, stored_proposal
+
+            document = stored_proposal(stored[1], (ctx.params.get("storage") if ctx else None) or STORAGE)
+            if ctx and ctx.meta.setdefault(STORED_JOB, document["job_file"]) != document["job_file"]:
+                raise click.UsageError(f"{value} is of another job than the plan before it; expected plans of one job.")
+            return plan_in(document, f"study {stored[1]}", stored[1], int(stored[2]))
         if found is None:
             return value
         from jointopt.core.quote import our_command
@@ -44,5 +55,6 @@ class PlanType(click.ParamType[Any]):
 
 def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:
     """The required option ``--plan`` of a command; ``more`` ends its help."""
-    words = "Words such as dp=4 tp=2, a JSON mapping, or FILE.json of propose, select or explain (FILE.json:2: row 2)"
+    words = "Words such as dp=4 tp=2, a JSON mapping, FILE.json of propose, select or explain (FILE.json:2: row 2), or "
+    words += "STUDY:2"
     return click.option("--plan", *names, type=PlanType(), required=True, help=f"{words}{more}.", **settings)

@@ -47,16 +47,17 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @common.report
 @common.allow_tight
 @common.output_options
+@click.option("-v", "--verbose", is_flag=True, help="Print the layouts, the search and what was assumed.")
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
-@click.option("--layouts", type=click.IntRange(min=1), default=5, show_default=True, help="Print the best N layouts.")
+@click.option("--layouts", type=click.IntRange(min=1), help="Print the best N layouts; 5 with -v.")
 def propose(
     job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
     pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, all_trials: bool,
-    baseline: str, out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int,
-    allow_tight: bool, **shape: Any,
+    baseline: str, out: Path | None, report: Path | None, as_json: bool, verbose: bool, show_all: bool, top: int | None,
+    layouts: int | None, allow_tight: bool, **shape: Any,
 ) -> None:  # fmt: skip
-    """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
+    """Search the joint space of JOB for the plans that no other plan beats in time and energy, and recommend one.
 
     JOB is a job file or the name of a shipped job (`jointopt catalog jobs`); the options from --model to
     --framework make a job without a file.
@@ -69,7 +70,7 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
-    from jointopt.report.proposal import WRITTEN
+    from jointopt.report.proposal import LAYOUTS_FOR_PEOPLE, WRITTEN
     from jointopt.workflows import propose as workflow
 
     named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
@@ -83,7 +84,8 @@ def propose(
             found.write(out)
     if report:
         common.write_report(found.report(), report)
-    common.answer(found, as_json, show_all=show_all, top=top, layouts=layouts)
+    brief = not (verbose or show_all or top or layouts)
+    common.answer(found, as_json, brief=brief, show_all=show_all, top=top, layouts=layouts or LAYOUTS_FOR_PEOPLE)
 
 
 def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None) -> str:

@@ -16,7 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.jobs.catalog.recipes import best_mfu, model_kind
 from jointopt.jobs.job import Job
-from jointopt.report.tables import TextColumn, lay_out, paragraphs, result_text
+from jointopt.report.tables import TextColumn, fit_columns, lay_out, line_width, paragraphs, result_text
 from jointopt.surrogate.files import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
@@ -74,14 +74,21 @@ def first_lines(
     job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
 ) -> list[str]:
     """The same in a few lines, as text has them before its table."""
-    lines = paragraphs([above_best(job, first, whose)])
-    if shown := _shown_settings(hangs_on):
-        changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
-        columns = [TextColumn("", [f"  {change}" for change in changes])]
-        columns += [TextColumn("", column, left=True) for column in (settings, notes)]
-        lines += paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"])
-        lines += lay_out(columns)[1:]
-    return lines
+    return [*paragraphs([above_best(job, first, whose)]), *settings_lines(hangs_on, whose=whose)]
+
+
+def settings_lines(
+    hangs_on: Sequence[OpenSetting], most: int = LINES, whose: str = "The", width: int | None = None
+) -> list[str]:
+    """The open settings that move a time most, a line each below a sentence; none where none does."""
+    shown = _shown_settings(hangs_on)[:most]
+    if not shown:
+        return []
+    changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
+    columns = [TextColumn("", [f"  {change}" for change in changes])]
+    columns += [TextColumn("", settings, left=True), TextColumn("", notes, left=True, spare=True)]
+    columns = fit_columns(columns, width or line_width())
+    return [*paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"]), *lay_out(columns)[1:]]
 
 
 def open_line(hangs_on: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.alternatives import AlternativePlan, JointSavings, joint_words, published_plan_lines, under_limits
+from jointopt.report.decision import Decision
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
 from jointopt.report.plans import (
     LayoutSummary,
@@ -123,6 +124,7 @@ class Proposal(Result):
             "doubts": [*first_doubts(self.job, self._first_row, self.hangs_on), *self.domain_doubts],
             "hangs_on": self.hangs_on,
             "next": self.next_command,
+            "decision": self.decision,
             "study": pick(self, "name=study_name storage"),
         }
 
@@ -136,6 +138,18 @@ class Proposal(Result):
         """The first row with its rates; nothing of a front without plans."""
         rows = [0] if len(self.front["pp"]) else []
         return next(iter(plan_entries(with_rates(self.job, self.front), rows)), {})
+
+    @property
+    def decision(self) -> Decision:
+        """The recommended plan, and what it gives against the reference."""
+        study = (self.study_name, self.storage) if self.study_name and self.storage else None
+        return Decision(
+            self.job, self.front, self.reference, self.surrogate, self.baseline, self.hangs_on, self.next_command, study
+        )
+
+    def __repr__(self) -> str:
+        """The decision, for a prompt."""
+        return self.decision.text()
 
     def to_frame(self) -> pd.DataFrame:
         """The front with throughput and what the site pays, columns as in a measurement table."""
@@ -171,13 +185,16 @@ class Proposal(Result):
         return front_plot(self.to_dict())
 
     def blocks(
-        self, *, show_all: bool = False, top: int | None = None, layouts: int = LAYOUTS_FOR_PEOPLE
+        self, *, show_all: bool = False, top: int | None = None, layouts: int = LAYOUTS_FOR_PEOPLE, brief: bool = False
     ) -> Iterator[Block]:
-        """What was searched, a table with its legend, what the site pays, a summary of the search, and what comes next.
+        """The decision alone where ``brief``; else what was searched, a table of plans, costs, a summary, what is next.
 
         The table has the best ``layouts`` and those of the front, each with its clocks condensed; the ``top`` fastest
         plans of the front, or all of it.
         """
+        if brief:
+            yield from self.decision.blocks()
+            return
         yield [*_title(self), first_lines(self.job, self._first_row, self.hangs_on)]
         by_layout = self.best_layouts and not (show_all or top or self.job.goals != OBJECTIVES)
         table = _layout_lines(self, layouts) if by_layout else _plan_lines(self, show_all, top)

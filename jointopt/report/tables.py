@@ -130,11 +130,15 @@ def table_width(columns: Sequence[TextColumn], gap: str = "  ") -> int:
 
 
 def line_width(most: int = 240) -> int:
-    """Characters of a line of a table, ``most`` and those of a terminal at most; 100 where the text goes elsewhere."""
+    """Characters of a line of a table, ``most`` and those of a terminal at most.
+
+    Where the text goes elsewhere those that ``$COLUMNS`` states, else 100.
+    """
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError, AttributeError):  # no terminal, or no stdout at all
-        return WIDTH
+        stated = os.environ.get("COLUMNS", "")
+        columns = int(stated) if stated.isdecimal() else WIDTH
     return min(most, max(columns, _NARROWEST)) if columns else WIDTH
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STORAGE = "sqlite:///jointopt.db"  # the usual one of commands
 PATIENCE_S = 60.0
 WORD_S = 2.0  # an outage is logged once it has lasted so long
 _PAUSE_S = 0.5  # the longest between two attempts

@@ -32,6 +32,7 @@ from jointopt.core.schema import COLUMNS
 from jointopt.core.secrets import masked
 from jointopt.runs.cells import as_table, json_rows
 from jointopt.runs.database import (
+    STORAGE,
     STORE,
     TABLES,
     VERSION,
@@ -75,7 +76,7 @@ class Retracted:
 class Store:
     """The measurements of a database (an SQLAlchemy URL, as Optuna takes it). Several processes may write at once."""
 
-    def __init__(self, url: str = "sqlite:///jointopt.db") -> None:
+    def __init__(self, url: str = STORAGE) -> None:
         self.url = url
         with database_errors(url, STORE):
             self._engine = self._writer = open_database(url)

@@ -28,7 +28,7 @@ from jointopt.measure.hardware.meter import PERMISSION
 from jointopt.physics.calibrate.machine_fit import fit
 from jointopt.report.diagnosis import MachineComparison
 from jointopt.report.results import Diagnosis, Feature
-from jointopt.runs.database import database_errors, has_table, patience
+from jointopt.runs.database import STORAGE, database_errors, has_table, patience
 
 _log = logging.getLogger(__name__)
 CPU_CORE = "cpu-core"
@@ -36,7 +36,7 @@ _ENOUGH_DISK_GIB = 1.0
 _MOST_CPU_PROCESSES = 4  # of the probe: more than that show nothing new and take long to start
 
 
-def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> Diagnosis:
+def diagnose(storage: str = STORAGE, *, speeds: bool = True) -> Diagnosis:
     """The diagnosis of this machine; nothing is changed, no database made.
 
     ``speeds``: also measure products, memory and links, which takes seconds and needs PyTorch.

@@ -25,22 +25,27 @@ def read_plan_file(path: Path, row: int | None = None) -> dict[str, Any]:
         document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}.") from error
+    return plan_in(document, str(path), path.name, row)
+
+
+def plan_in(document: Any, source: str, name: str, row: int | None) -> dict[str, Any]:
+    """The plan of a document, or of a row (from 1) of its front; ``name`` stands before the numbers of rows."""
     rows = document.get("front") if isinstance(document, dict) else document
     found = document
     if isinstance(document, dict) and isinstance(document.get("plan"), dict):
         found = document["plan"]
     elif isinstance(rows, list):
-        every = f"{path.name}:1 to {path.name}:{len(rows)}"
+        every = f"{name}:1 to {name}:{len(rows)}"
         if row is None and len(rows) != 1:
-            raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
+            raise UsageError(f"{source} holds {len(rows)} plans; say which, from {every}.")
         if not 1 <= (row or 1) <= len(rows):
-            raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
+            raise UsageError(f"{source} holds {len(rows)} plans, from {every}; got row {row}.")
         found = rows[(row or 1) - 1]
     found = found if isinstance(found, dict) else {}
     plan = {name: value for name, value in found.items() if name in (*PLAN_KEYS, POWER_PROFILE)}
     if not set(DEGREES) & plan.keys():
         raise UsageError(
-            f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
+            f"{source} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
             "or an object with dp, tp, pp and stage_clock_mhz."
         )
     return dict.fromkeys(DEGREES, 1) | plan

@@ -484,27 +484,25 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
 
 
 def next_command(proposal: Proposal) -> dict[str, str] | None:
-    """The command that starts the first row as a shell takes it, a line per option, and a note on it.
+    """The command that starts the recommended plan as a shell takes it, a line per option, and a note on it.
 
     That is the export to its job's framework; where this has no words for the plan, the command that explains it.
-    None where no shell named the job.
+    ``to`` is the target. None where no shell named the job.
     """
     front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
     if not source or not len(front["pp"]):
         return None
-    plan = {name: value for name, value in plan_entries(front, [0])[0].items() if name in PLAN_KEYS}
-    wanted = f"--plan {sh_word(short_plan(front, 0))}"
+    row = proposal.decision.row
+    plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
+    wanted = f"--plan {sh_word(short_plan(front, row))}"
     try:
         program = program_of(intent_of(proposal.job, plan))
         name = next(name for name, target in TARGETS.items() if target is program)
         exported(proposal.job, plan, name)
     except JointOptError as error:
-        note = f"Next: no start script of the first row ({str(error).rstrip('.')}); what it is made of:"
+        note = f"No start script of it ({str(error).rstrip('.')}); its parts:"
         return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
-    note = "Next, what starts the first row:"
+    note = "What starts it:"
     if program.remark(priced):
-        note = (
-            f"Next, what starts the first row in {name}, although {priced.name} software was priced: "
-            "--set training.framework=NAME prices yours."
-        )
-    return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note}
+        note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
+    return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note, "to": name}

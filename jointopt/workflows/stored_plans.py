@@ -20,6 +20,7 @@ from jointopt.jobs.reading import parse_json, parse_yaml
 from jointopt.physics.site import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, quoted_cell, read_columns
+from jointopt.runs.database import STORAGE
 from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, surrogate_place
@@ -232,7 +233,6 @@ _WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] fo
 # The whole document of a proposal, read back from a file of ``propose --out``, from a pipe, or from its study.
 
 
-STORAGE = "sqlite:///jointopt.db"
 PROPOSAL = "proposal.json"  # in a folder of `propose --out`
 _DOCUMENT_KEYS = ("job", "job_file", "front", "surrogate")
 _DOCUMENT = "expected a folder of `jointopt propose --out`, its proposal.json, or the name of a stored study"

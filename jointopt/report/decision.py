@@ -1,0 +1,267 @@
+"""The decision that a proposal comes to: one plan, what it gives, how sure that is, and what starts it."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.quote import our_command
+from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
+from jointopt.physics.site import bill
+from jointopt.physics.throughput import with_rates
+from jointopt.report.doubts import OpenSetting, above_best, reasons_of, settings_lines, wider_lines
+from jointopt.report.plans import are_alike, probability_of_fitting, probability_text, short_plan
+from jointopt.report.tables import (
+    ENERGY_UNITS,
+    TIME_UNITS,
+    Block,
+    Result,
+    TextColumn,
+    lay_out,
+    line_width,
+    pick,
+    plan_entries,
+    quantity,
+    unit_of,
+)
+from jointopt.runs.database import STORAGE
+from jointopt.search.pareto import below_chord
+from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
+
+SLOWER = 0.01  # than the fastest plan of the front: most that a recommended plan of least energy may be
+WIDTH, LINES, SETTINGS = 80, 25, 3  # characters of a line, lines in all, open settings that are named
+PICTURE = 60, 3, 6  # characters, fewest and most lines
+_MONEY = ("cost", "gpu_cost")
+_INDENT = "  "
+
+
+def recommended_row(job: Job, front: Columns) -> tuple[int, str]:
+    """The row of a front that is recommended, and why that one.
+
+    Where the job states the price of a GPU-hour and of a kWh, the cheapest plan; where it bounds the time of an
+    iteration, the one of least energy; else the one of least energy at most `SLOWER` slower than the fastest. Plans
+    that surely fit in memory go before others.
+    """
+    time_s, energy_j = (front[name] for name in OBJECTIVES)
+    if not np.isfinite(energy_j).any():
+        return int(time_s.argmin()), "the fastest"
+    paid = bill(job, time_s, energy_j)
+    score, within, why = energy_j, np.full(len(time_s), True), "least energy within the deadline"
+    if all(name in paid for name in _MONEY):
+        score, why = paid["cost"] + paid["gpu_cost"], "least money for GPUs and electricity"
+    elif job.constraints.iteration_time_s is None:
+        within = time_s <= (1.0 + SLOWER) * time_s.min()
+        why = f"least energy within {SLOWER:.0%} of the fastest's time"
+    sure = within & (np.asarray(front.get("fit_probability", np.ones(len(time_s)))) >= NOT_TIGHT)
+    rows = np.flatnonzero(sure if sure.any() else within)
+    return int(rows[np.lexsort([time_s[rows], score[rows]])[0]]), why
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more of something a plan takes than the reference, in percent, with its 90 % interval where known."""
+
+    name: str  # time | energy | money
+    percent: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Name, percent, interval."""
+        interval = "" if self.low != self.low else f"{self.low:+z.1f} to {self.high:+z.1f} %"
+        return f"{_INDENT}{self.name}", f"{self.percent:+z.1f} %", interval
+
+
+@dataclass(frozen=True)
+class Decision(Result):
+    """The recommended plan of a front; ``reference`` (one row, or none) is what it is compared with."""
+
+    job: Job
+    front: Columns
+    reference: Columns
+    surrogate: str = ""
+    baseline: str = ""  # what runs today, where that is the reference
+    hangs_on: Sequence[OpenSetting] = ()
+    next_command: Mapping[str, str] | None = None
+    study: tuple[str, str] | None = None  # its name and storage
+
+    @property
+    def row(self) -> int:
+        """The row of the front that is recommended."""
+        return recommended_row(self.job, self.front)[0]
+
+    @property
+    def reason(self) -> str:
+        """Why that row."""
+        return recommended_row(self.job, self.front)[1]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The recommended plan with its predictions and rates."""
+        return plan_entries(with_rates(self.job, self.front), [self.row])[0]
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Of time, energy and (where both prices are stated) money against the reference; none where there is none."""
+        plan, reference = self.plan, next(iter(plan_entries(self.reference)), None)
+        if reference is None:
+            return []
+        time, energy = (
+            Difference(name, _percent(plan[key], reference[key]), *_interval(plan, name))
+            for name, key in zip(("time", "energy"), OBJECTIVES, strict=True)
+        )
+        found = [time, energy, *self._money(plan, reference, time, energy)]
+        return [one for one in found if math.isfinite(one.percent)]
+
+    def _money(
+        self, plan: Mapping[str, Any], reference: Mapping[str, Any], time: Difference, energy: Difference
+    ) -> Iterator[Difference]:
+        """Of the bill for GPUs and electricity, whose parts follow time and energy; its ends as if both erred alike."""
+        now, before = (bill(self.job, *(entry[name] or math.nan for name in OBJECTIVES)) for entry in (plan, reference))
+        if not all(name in before for name in _MONEY):
+            return
+        total, cluster = float(before["cost"] + before["gpu_cost"]), self.job.cluster
+        of_gpus_j = cluster.pue * (1.0 + cluster.host_load_share) * (reference["energy_j"] or math.nan)
+        share = float(before["cost"]) * of_gpus_j / float(before["facility_energy_j"]) / total
+        low, high = ((1.0 - share) * t + share * e for t, e in ((time.low, energy.low), (time.high, energy.high)))
+        yield Difference("money", _percent(float(now["cost"] + now["gpu_cost"]), total), low, high)
+
+    def document(self) -> dict[str, Any]:
+        """The number of the plan in the front (from 1), why it is recommended, and what it gives."""
+        against = {one.name: pick(one, "percent low high") for one in self.differences}
+        return {"plan_number": self.row + 1, "reason": self.reason, "against_reference": against}
+
+    def blocks(self) -> Iterator[Block]:
+        """The plan, what it gives, what its time hangs on, the front as a picture, and the commands that go on.
+
+        The picture has the lines that are left of `LINES`.
+        """
+        plan, front = self.plan, self.front
+        count = len(front["pp"])
+        of = f" (of {count:,} Pareto plans)" if count > 1 else ""
+        head = [f"{_job_words(self.job)}.", *self._warnings(plan), f"Recommended{of}: {self.reason}"]
+        yield (first := [line for sentence in head for line in _lines(sentence)] + self._plan_lines(plan))
+        yield (second := [*self._difference_lines(), *settings_lines(self.hangs_on, SETTINGS, width=WIDTH)])
+        last = [line for part in self._commands() for line in part]
+        width, fewest, most = PICTURE
+        height = min(most, LINES - len([*first, *second, *last]) - 4)  # with blank lines between, and an axis
+        if count > 1 and height >= fewest and np.isfinite(front["energy_j"]).all():
+            yield front_picture(front, self.reference, self.row, width, height)
+        yield last
+
+    def _plan_lines(self, plan: Mapping[str, Any]) -> list[str]:
+        """The plan as ``--plan`` takes it, and its time with its interval, energy, power, MFU and memory."""
+        factor, unit = unit_of(plan["iteration_time_s"], TIME_UNITS)
+        ends = [plan.get(f"iteration_time_s_{end}") for end in ("low", "high")]
+        span = f" (90 %: {' to '.join(f'{end / factor:.4g}' for end in ends)})" if None not in ends else ""
+        parts = [f"{plan['iteration_time_s'] / factor:.4g} {unit}{span}"]
+        if plan["energy_j"] is not None:
+            parts += [quantity(plan["energy_j"], ENERGY_UNITS), f"{plan['avg_power_w']:.0f} W/GPU"]
+        parts += [f"MFU {plan['mfu']:.1%}"] if plan.get("mfu") is not None else []
+        parts += [f"{plan['peak_memory_gib']:.1f} of {self.job.cluster.gpu.memory_gib:.0f} GiB"]
+        return [*_lines(short_plan(self.front, self.row), _INDENT), *_lines(", ".join(parts), _INDENT)]
+
+    def _warnings(self, plan: Mapping[str, Any]) -> Iterator[str]:
+        """Sentences on what makes the plan doubtful."""
+        if (odds := probability_of_fitting(plan)) < NOT_TIGHT:
+            words = "NOT FEASIBLE: it is not expected to fit" if odds < FEASIBLE else "Tight: it may not fit"
+            yield f"{words} in memory (probability {probability_text(odds)})."
+        if self.job.assumed_clocks:
+            yield f"Assumed {self.job.assumed_clocks}."
+        yield from filter(None, [above_best(self.job, plan, "The plan's")])
+        yield from wider_lines(reasons_of([plan], self.surrogate, self.job), interval="interval of its time")
+
+    def _difference_lines(self) -> list[str]:
+        """What the plan gives against the reference, and what a slower one would."""
+        found, plan = self.differences, self.plan
+        if not found:
+            return ["With all clocks at their maximum no plan is feasible to compare it with."]
+        usual = "the fastest plan at the GPU's maximum clock"
+        against = f"the baseline, {self.baseline}" if self.baseline else usual
+        if are_alike(plan, plan_entries(self.reference)[0]):
+            return [*_lines(f"That is {against}."), *self._slower_lines()]
+        names, changes, intervals = zip(*(one.cells for one in found), strict=True)
+        columns = [TextColumn("", names, left=True), TextColumn("", changes)]
+        columns += [TextColumn("", [f"(90 %: {text})" if text else "" for text in intervals], left=True)]
+        return [*_lines(f"Against {against}"), *lay_out(columns)[1:], *self._slower_lines()]
+
+    def _slower_lines(self) -> list[str]:
+        """The knee of the front where that is slower than the plan: what waiting buys."""
+        time_s, energy_j = (self.front[name] for name in OBJECTIVES)
+        if not np.isfinite(energy_j).all():
+            return []
+        knee = int(below_chord(time_s, energy_j).argmax())
+        if time_s[knee] <= (1.0 + SLOWER) * time_s[self.row]:
+            return []
+        more, less = (_percent(values[knee], values[self.row]) for values in (time_s, energy_j))
+        return _lines(f"Who can wait: plan {knee + 1} takes {more:+.1f} % of its time, {less:+.1f} % of its energy.")
+
+    def _commands(self) -> Iterator[list[str]]:
+        name, storage = self.study or ("", "")
+        stated = None if storage == STORAGE else storage
+        if found := self.next_command:
+            command = found["command"]
+            if self.study:  # it holds the job too
+                to = {"to": found["to"]} if "to" in found else {}
+                place = {"plan": f"{name}:{self.row + 1}", "storage": stated}
+                command = our_command(command.split()[1], **place, **to)
+            yield [*_lines(found["note"]), *(f"{_INDENT}{line}" for line in command.split("\n"))]
+        if self.study:
+            page = our_command("report", name, studies=stated, out="report.html")
+            yield _lines(f"All plans: -v. A page: {page}")
+
+
+def front_picture(front: Columns, reference: Columns, row: int, width: int, height: int) -> list[str]:
+    """Energy over time of a front as characters: R the recommended plan, = the reference, * the others."""
+    time_s, energy_j = (np.concatenate([front[name], reference[name]]) for name in OBJECTIVES)
+    known = np.isfinite(energy_j)
+    spans = [np.ptp(values[known]) or 1.0 for values in (time_s, energy_j)]
+    places = [np.zeros(len(time_s), np.int64)] * 2
+    for axis, (values, size) in enumerate(zip((time_s, energy_j), (width, height), strict=True)):
+        shares = np.nan_to_num((values - values[known].min()) / spans[axis])
+        places[axis] = np.round(shares * (size - 1)).astype(np.int64)
+    cells = np.full((height, width), " ")
+    marks = ["*"] * len(front["pp"]) + ["="] * len(reference["pp"])
+    for index in [*np.flatnonzero(known).tolist(), row]:
+        cells[height - 1 - places[1][index], places[0][index]] = "R" if index == row else marks[index]
+    labels = [quantity(float(end), ENERGY_UNITS) for end in (energy_j[known].max(), energy_j[known].min())]
+    margin = max(map(len, labels))
+    heads = [labels[0], *[""] * (height - 2), labels[1]]
+    lines = [f"{head:>{margin}} |{''.join(line).rstrip()}" for head, line in zip(heads, cells, strict=True)]
+    start, end = (quantity(float(value), TIME_UNITS) for value in (time_s[known].min(), time_s[known].max()))
+    legend = "R recommended, = reference, * others"
+    return [*lines, f"{'':>{margin}}  {start}{legend:^{max(width - len(start) - len(end), len(legend) + 2)}}{end}"]
+
+
+def _lines(sentence: str, first: str = "") -> list[str]:
+    """A sentence in lines of at most `WIDTH` characters."""
+    width = min(WIDTH, line_width())
+    return textwrap.wrap(
+        sentence, width, initial_indent=first, subsequent_indent=first + _INDENT, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _job_words(job: Job) -> str:
+    training, cluster = job.training, job.cluster
+    return (
+        f"{job.model.name}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "
+        f"{training.precision_words}, {training.software}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
+    )
+
+
+def _percent(value: float | None, reference: float | None) -> float:
+    return 100.0 * (value / reference - 1.0) if value and reference else math.nan
+
+
+def _interval(plan: Mapping[str, Any], name: str) -> Iterable[float]:
+    ends = [plan.get(f"{name}_vs_first_percent_{end}") for end in ("low", "high")]
+    return ends if None not in ends else ()  # type: ignore[return-value]
