@@ -16,8 +16,8 @@ from jointopt.cli.plan import option as plan_option
 @click.argument("job", required=False)
 @common.shape_options
 @plan_option()
-@click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
-              "accelerate, slurm or kubernetes.")  # fmt: skip
+@click.option("--to", "target", default="", help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
+              "accelerate, slurm or kubernetes; by default what runs the job's framework.")  # fmt: skip
 @click.option("--version", default="", help="Version of the target; the newest known by default.")
 @click.option("--checkout", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Checkout of Megatron-LM, which states the version.")  # fmt: skip

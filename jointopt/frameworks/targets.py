@@ -14,6 +14,7 @@ from jointopt.frameworks.megatron import checkout_version
 from jointopt.frameworks.options import NEWEST, is_of_release, version_key
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework
 from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model, kinds_of
 from jointopt.jobs.plans.rules import abilities
 
@@ -120,6 +121,11 @@ def target_named(name: str) -> Target:
     return TARGETS[name]
 
 
+def target_of(job: Job) -> str:
+    """The name of the target that runs the framework of a job."""
+    return _OF_PROFILE.get(job.training.framework.name, "megatron")
+
+
 def version_in(checkout: Path) -> str:
     """The version of a checkout of Megatron-LM; the development branch for what is newer than any known release."""
     stated = checkout_version(checkout)
@@ -128,7 +134,7 @@ def version_in(checkout: Path) -> str:
 
 def program_of(intent: Intent, name: str = "") -> Target:
     """The target that a batch system starts: the named one, or that of the job's framework."""
-    found = target_named(name or _OF_PROFILE.get(intent.job.training.framework.name, "megatron"))
+    found = target_named(name or target_of(intent.job))
     if found.around:
         raise ExportError(f"--program must be a training framework; got {name}.")
     return found

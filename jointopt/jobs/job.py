@@ -296,7 +296,7 @@ class Constraints:
     memory_fraction: float | None = None  # None = the framework profile's own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """A model to train, the cluster, the space of plans, the constraints and the objectives."""
 
@@ -308,6 +308,14 @@ class Job:
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
     slurm: Slurm = field(default_factory=Slurm)
+
+    def __repr__(self) -> str:
+        """The job in a line, for a prompt; `jointopt.jobs.jobfile.dump_job` has all of it."""
+        training, cluster = self.training, self.cluster
+        return (
+            f"<Job {self.name}: {self.model.name}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "
+            f"{training.precision}, {training.framework.name}, {cluster.num_gpus:,} x {cluster.gpu.id}>"
+        )
 
     def on_site(self, pue: float | None) -> Job:
         """The job on a site of that PUE; itself for None."""

@@ -29,7 +29,7 @@ _RATES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compared(Result):
     """Plans of one job taken apart, each against the first."""
 

@@ -80,7 +80,7 @@ class Difference:
         return f"{_INDENT}{self.name}", f"{self.percent:+z.1f} %", interval
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Decision(Result):
     """The recommended plan of a front; ``reference`` (one row, or none) is what it is compared with."""
 
@@ -129,7 +129,7 @@ class Decision(Result):
         if not all(name in before for name in _MONEY):
             return
         total, cluster = float(before["cost"] + before["gpu_cost"]), self.job.cluster
-        of_gpus_j = cluster.pue * (1.0 + cluster.host_load_share) * (reference["energy_j"] or math.nan)
+        of_gpus_j = cluster.pue * (1.0 + cluster.host_load_share) * float(reference["energy_j"] or math.nan)
         share = float(before["cost"]) * of_gpus_j / float(before["facility_energy_j"]) / total
         low, high = ((1.0 - share) * t + share * e for t, e in ((time.low, energy.low), (time.high, energy.high)))
         yield Difference("money", _percent(float(now["cost"] + now["gpu_cost"]), total), low, high)
@@ -161,7 +161,8 @@ class Decision(Result):
         """The plan as ``--plan`` takes it, and its time with its interval, energy, power, MFU and memory."""
         factor, unit = unit_of(plan["iteration_time_s"], TIME_UNITS)
         ends = [plan.get(f"iteration_time_s_{end}") for end in ("low", "high")]
-        span = f" (90 %: {' to '.join(f'{end / factor:.4g}' for end in ends)})" if None not in ends else ""
+        span = " to ".join(f"{end / factor:.4g}" for end in ends if end is not None)
+        span = f" (90 %: {span})" * bool(span)
         parts = [f"{plan['iteration_time_s'] / factor:.4g} {unit}{span}"]
         if plan["energy_j"] is not None:
             parts += [quantity(plan["energy_j"], ENERGY_UNITS), f"{plan['avg_power_w']:.0f} W/GPU"]
@@ -214,6 +215,8 @@ class Decision(Result):
                 place = {"plan": f"{name}:{self.row + 1}", "storage": stated}
                 command = our_command(command.split()[1], **place, **to)
             yield [*_lines(found["note"]), *(f"{_INDENT}{line}" for line in command.split("\n"))]
+        elif not self.study:
+            yield ["What starts it: proposal.recommended.export(); all plans: proposal.text()."]
         if self.study:
             page = our_command("report", name, studies=stated, out="report.html")
             yield _lines(f"All plans: -v. A page: {page}")

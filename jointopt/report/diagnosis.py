@@ -29,7 +29,7 @@ class Feature:
     fix: str = ""  # what to run, where that helps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
     """A machine, what of jointopt works on it, and the cluster section of a job file for it."""
 
@@ -80,7 +80,7 @@ _PROBED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MachineComparison(Result):
     """A measured machine beside what the catalogue has in place of its figures, and the file that holds it."""
 

@@ -104,7 +104,7 @@ class Stage:
         return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation(Result):
     """One plan by part: every breakdown adds up to its total.
 

@@ -69,7 +69,7 @@ class Comparison:
         yield from (f"Today's plan is outside of the search space: {text}" for text in self.violations)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Imported(Result):
     """The job of a run, the plan that it runs today, its measured rows, and what of its files was not read."""
 

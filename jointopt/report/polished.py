@@ -31,7 +31,7 @@ class PolishedPoint:
     clock_mhz: Floats  # (N,), of the instructions of `Polished.graph`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Polished(Result):
     """A plan under a clock for each forward and backward pass of a micro-batch, beside the plan as it was given."""
 

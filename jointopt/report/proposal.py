@@ -34,11 +34,22 @@ from jointopt.report.plans import (
     predicted_table,
     probability_of_fitting,
     rate_words,
+    short_plan,
     shows_site,
     site_table,
     tight_lines,
 )
-from jointopt.report.tables import Block, Result, json_text, markdown, paragraphs, pick, plan_entries, study_lines
+from jointopt.report.tables import (
+    Block,
+    Result,
+    json_text,
+    markdown,
+    paragraphs,
+    pick,
+    plan_entries,
+    result_text,
+    study_lines,
+)
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 
@@ -46,7 +57,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from jointopt.frameworks.exported import Exported
+    from jointopt.report.comparison import Compared
+    from jointopt.report.explanation import Explanation
     from jointopt.report.page.choice import ProposalReport
+    from jointopt.report.selection import Selection
     from jointopt.surrogate.job_model import JobModel
 
 
@@ -61,7 +76,7 @@ WRITTEN = (*FILES, RECORD)
 NOT_EXPECTED = "NOT FEASIBLE: none of these plans is expected to fit in memory; they are those that come nearest."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Proposal(Result):
     """The Pareto-optimal plans of one job.
 
@@ -100,10 +115,8 @@ class Proposal(Result):
     source: str = ""  # how a shell names the job: its file, or options; blank: not known
     next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no source is known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
-    # what takes plans of its document apart by the model, for a page
-    report_of: Callable[[Mapping[str, Any], JobModel], ProposalReport] | None = field(
-        default=None, repr=False, compare=False
-    )
+    # a verb by its name, for what is asked of the proposal and its plans
+    verb: Callable[[str], Callable[..., Any]] | None = field(default=None, repr=False, compare=False)
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -149,7 +162,7 @@ class Proposal(Result):
 
     def __repr__(self) -> str:
         """The decision, for a prompt."""
-        return self.decision.text()
+        return self.text(brief=True)
 
     def to_frame(self) -> pd.DataFrame:
         """The front with throughput and what the site pays, columns as in a measurement table."""
@@ -170,8 +183,7 @@ class Proposal(Result):
     def _repr_html_(self) -> str:
         """The front as a notebook shows it: what it is of, and its plans."""
         frame = self._shown_frame().iloc[rows_along_front(self.front, ROWS_FOR_PEOPLE)]
-        head = html_text(" ".join(" ".join(_title(self)).split()))
-        return f"<p>{head}</p>{frame.to_html(index=False, float_format='{:.5g}'.format, border=0)}"
+        return f"<pre>{html_text(repr(self))}</pre>{frame.to_html(index=False, float_format='{:.5g}'.format, border=0)}"
 
     def plot(self) -> go.Figure:
         """The front as a Plotly figure: by layout, with the two-step answer and the intervals of chosen plans.
@@ -209,9 +221,51 @@ class Proposal(Result):
 
         UsageError for a proposal that was put together without the model that predicts its plans.
         """
-        if self.model is None or self.report_of is None:
-            raise UsageError("A report needs the model that predicted the proposal; take one that propose returned.")
-        return self.report_of(self.to_dict(), self.model)
+        return self.ask("report_of", self.to_dict(), self.predicting_model)  # type: ignore[no-any-return]
+
+    @property
+    def predicting_model(self) -> JobModel:
+        """The model that predicted the plans; UsageError where the proposal was put together without it."""
+        if self.model is None:
+            raise UsageError("This needs the model that predicted the proposal; take one that propose returned.")
+        return self.model
+
+    def ask(self, verb: str, *given: Any, **options: Any) -> Any:
+        """The answer of a verb of `jointopt.workflows`; UsageError as for `predicting_model`."""
+        if self.verb is None:
+            raise UsageError("This needs what propose returns; a proposal that was put together has no verbs.")
+        return self.verb(verb)(*given, **options)
+
+    def select(self, *, deadline: float | None = None, **limits: Any) -> Selection:
+        """The best plan of the front under limits, as `jointopt.select` chooses it of stored ones.
+
+        Parameters
+        ----------
+        deadline : float, optional
+            Seconds of an iteration at most; another word for ``max_iteration_time_s``.
+        **limits
+            ``max_iteration_time_s`` (s), ``max_energy_j`` (J of an iteration, all GPUs), ``max_power_w`` (W per GPU),
+            ``max_cluster_kw`` (kW of the site), ``objective`` and what else `jointopt.select` takes.
+        """
+        if deadline is not None:
+            limits["max_iteration_time_s"] = deadline
+        job = self.job
+        found: Selection = self.ask(
+            "select_from", self.front, job=job, source=f"the proposal of {job.name}", surrogate=self.surrogate, **limits
+        )
+        return found
+
+    def __len__(self) -> int:
+        return len(self.front["pp"])
+
+    def __getitem__(self, row: int) -> ProposedPlan:
+        """The plan of a row of the front, from 0; IndexError beyond it."""
+        return ProposedPlan(self, range(len(self))[row])
+
+    @property
+    def recommended(self) -> ProposedPlan:
+        """The plan that is recommended."""
+        return self[self.decision.row]
 
     def write(self, folder: Path) -> None:
         """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
@@ -230,6 +284,57 @@ class Proposal(Result):
         (folder / RECORD).unlink(missing_ok=True)  # of an earlier proposal
         if self.record is not None:
             write_table(plan_frame(self.record), folder / RECORD)
+
+
+@dataclass(frozen=True)
+class ProposedPlan:
+    """One plan of a proposal: ``plan`` (its fields), ``predicted`` (everything the front says of it), and its verbs."""
+
+    proposal: Proposal
+    row: int  # of the front, from 0
+
+    @property
+    def predicted(self) -> dict[str, Any]:
+        """The plan's fields and predictions, as in the document of `propose --json`."""
+        return plan_entries(with_rates(self.proposal.job, self.proposal.front), [self.row])[0]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan's fields alone, as every verb takes a plan."""
+        return {name: value for name, value in self.predicted.items() if name in PLAN_KEYS}
+
+    def export(self, target: str = "", **options: Any) -> Exported:
+        """What starts the plan elsewhere.
+
+        Parameters
+        ----------
+        target : str, optional
+            megatron, megatron-bridge, torchtitan, deepspeed, nanotron, accelerate, slurm or kubernetes; the job's own
+            framework by default.
+        **options
+            As `jointopt export` takes them: ``version``, ``purpose``, ``program``, ``arguments``.
+        """
+        found: Exported = self.proposal.ask("export", self.proposal.job, self.plan, target, **options)
+        return found
+
+    def explain(self, **options: Any) -> Explanation:
+        """Time, energy and memory of the plan taken apart; options as of `jointopt.explain`."""
+        return self.proposal.ask("explain", self.proposal.predicting_model, self.plan, **options)  # type: ignore[no-any-return]
+
+    def compare(self, *others: ProposedPlan | Mapping[str, Any] | str) -> Compared:
+        """The plan and one to seven others side by side, by part of time, energy and memory."""
+        plans = [other.plan if isinstance(other, ProposedPlan) else other for other in (self, *others)]
+        return self.proposal.ask("compare", self.proposal.predicting_model, plans)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        """The plan in words, with time and energy."""
+        found = self.predicted
+        energy = "" if found["energy_j"] is None else f", {result_text('energy_j', found['energy_j'])}"
+        words = short_plan(self.proposal.front, self.row)
+        return f"{words}: {result_text('iteration_time_s', found['iteration_time_s'])}{energy}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html_text(repr(self))}</pre>"
 
 
 def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
@@ -399,7 +504,7 @@ def redundant_objective_words(objectives: Sequence[str]) -> str:
     return f"{objective_words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckedJob(Result):
     """The answer of ``check``: a job, how many layouts it has and how many may fit in memory, and what was assumed."""
 

@@ -79,7 +79,7 @@ class Pick:
     at_high_end: bool = False  # the upper ends of 90 % intervals are held to the limits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaled(Result):
     """Sizes in the order given; ``front``: (size, entry) of the plans that none beats in time and energy of the run."""
 

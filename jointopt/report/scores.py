@@ -57,7 +57,7 @@ def _score(name: str, value: float) -> str:
     return format(value, _PERCENT.get(name, "," if isinstance(value, int) else "z.3f"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(Result):
     """One row of figures per group, and over all rows; blank where a group has too few runs for one.
 
@@ -99,7 +99,7 @@ class Evaluation(Result):
         ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Retrained(Result):
     """A surrogate that was trained and written to ``out``.
 
@@ -187,7 +187,7 @@ def not_comparable(out: Path, judged: int) -> str:
     return f"The surrogate now in {out} and the new one are not comparable: {few if judged else none}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibrated(Result):
     """The calibration, and the query with predicted columns where there is one."""
 

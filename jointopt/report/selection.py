@@ -74,7 +74,7 @@ class Limit:
         return self.relaxed if self.relaxed.gain > 0 or self.nearest is None else self.nearest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection(Result):
     """The best of stored plans under limits. ``plans`` are all that were stored; rows are counted in them."""
 

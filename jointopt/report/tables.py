@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
 _NARROWEST = 60
+PROMPT_LINES, PROMPT_CHARACTERS = 28, 1900  # of what a prompt shows
 
 Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
 TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
@@ -286,6 +287,12 @@ class Result(ABC):
     def to_frame(self) -> pd.DataFrame:
         """The rows of the answer as a pandas table, as `flat_frame` has them."""
         return flat_frame(self.to_dict()[self.rows])
+
+    def __repr__(self) -> str:
+        """The first lines of the text, for a prompt."""
+        lines = self.text().splitlines()
+        shown = "\n".join(lines[:PROMPT_LINES])[:PROMPT_CHARACTERS]
+        return shown if shown == "\n".join(lines) else f"{shown}\n... print(_.text()) prints all {len(lines)} lines."
 
     def _repr_html_(self) -> str:
         """The answer as a notebook shows it."""

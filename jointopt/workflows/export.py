@@ -11,7 +11,7 @@ from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import InfeasibleError
 from jointopt.frameworks.exported import Exported, exported, plan_without_predictions
 from jointopt.frameworks.intent import BENCHMARK
-from jointopt.frameworks.targets import version_in
+from jointopt.frameworks.targets import target_of, version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
@@ -30,12 +30,14 @@ _log = logging.getLogger(__name__)
 
 @accepts_paths
 def export(
-    job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
+    job: Job, plan: str | Mapping[str, Any], target: str = "", *, version: str = "", purpose: str = BENCHMARK,
     checkout: Path | None = None, program: str = "", arguments: str = "", surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None, allow_tight: bool = False,
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``; PlanError for a plan that is none of the job's.
+
+    Without a ``target`` it is the one of the job's framework.
 
     ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts, ``arguments`` are words
     of the program before those of the plan; ExportError names what the target has no words for. Whether the plan fits
@@ -44,7 +46,9 @@ def export(
     """
     if checkout is not None:
         version = version_in(checkout)
-    found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
+    found = exported(
+        job, plan, target or target_of(job), version=version, purpose=purpose, program=program, arguments=arguments
+    )
     # the memory that the plan lacks; None for one that is feasible
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan_without_predictions(plan), model.job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
 from jointopt.frameworks.exported import exported
 from jointopt.frameworks.intent import intent_of
-from jointopt.frameworks.targets import TARGETS, program_of
+from jointopt.frameworks.targets import program_of, target_of
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.cluster import Machine
@@ -70,7 +71,6 @@ from jointopt.workflows.search_steps import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.report.page.choice import ProposalReport
     from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
 
@@ -124,7 +124,7 @@ def propose(
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in steps),
         searched=contributions(steps, job.goals), learned=model.shown_by_few(found.layouts), model=model, source=source,
-        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of, seconds=watch.seconds,
+        domain_doubts=domain_doubts(model, take(answer, chosen)), verb=_verb, seconds=watch.seconds,
         assumed=assumptions(job), beside=alternative_plans(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, front, two_step),
         best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
@@ -463,11 +463,14 @@ def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> d
     return {name: stretch * float(seconds[0]) for name, seconds in time_parts(physics.groups[g], rows, t).items()}
 
 
-def _report_of(document: Mapping[str, Any], model: JobModel) -> ProposalReport:
-    """The report of a proposal's document."""
-    from jointopt.workflows.page import report_of  # imports what draws pages
+# What a proposal and its plans can be asked for, by the module that it is in; imported then.
+_VERBS = {"report_of": "page", "export": "export", "explain": "explain", "compare": "compare", "select_from": "select"}
 
-    return report_of(document, model)
+
+def _verb(name: str) -> Callable[..., Any]:
+    """A verb of `_VERBS`."""
+    found: Callable[..., Any] = getattr(importlib.import_module(f"jointopt.workflows.{_VERBS[name]}"), name)
+    return found
 
 
 # What a proposal says beside its plans: where they were not checked, and the command that comes next.
@@ -496,8 +499,8 @@ def next_command(proposal: Proposal) -> dict[str, str] | None:
     plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
     wanted = f"--plan {sh_word(short_plan(front, row))}"
     try:
+        name = target_of(proposal.job)
         program = program_of(intent_of(proposal.job, plan))
-        name = next(name for name, target in TARGETS.items() if target is program)
         exported(proposal.job, plan, name)
     except JointOptError as error:
         note = f"No start script of it ({str(error).rstrip('.')}); its parts:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_mapping, sized_jobs
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.scaled import Pick, Scaled, Size, run_costs_at
@@ -48,12 +50,14 @@ class _ClusterFront:
 
 @accepts_paths
 def scale(
-    jobs: Sequence[Job] | Job, *, weak: bool = False, deadline_days: float | None = None, budget: float | None = None,
-    site_kw: float | None = None, at_high_end: bool = False, surrogate: str = "default",
+    jobs: Sequence[Job] | Job, gpus: Sequence[int] = (), *, weak: bool = False, deadline_days: float | None = None,
+    budget: float | None = None, site_kw: float | None = None, at_high_end: bool = False, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
     """The fronts of jobs that differ in their clusters (see `jointopt.jobs.jobfile.load_jobs`), side by side.
+
+    ``gpus``: numbers of GPUs at which one job is looked at in place of its own.
 
     ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
     site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to
@@ -63,7 +67,10 @@ def scale(
     """
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
-    jobs = [jobs] if isinstance(jobs, Job) else jobs
+    if isinstance(jobs, Job):
+        jobs = sized_jobs(job_mapping(jobs), jobs.name, Path(), gpus, weak=weak) if gpus else [jobs]
+    elif gpus:
+        raise UsageError("gpus are the sizes of one job; got several jobs.")
     if other := next((one for one in jobs if not isinstance(one, Job)), None):
         raise UsageError(f"jobs must be Jobs (`jointopt.load_jobs`); got a list with {type(other).__name__}.")
     _check_limits(jobs, limits)

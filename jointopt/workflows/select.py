@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import SITE_ENERGY
 from jointopt.physics.cost_model import with_unit
+from jointopt.physics.throughput import with_rates
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.tables import figure
@@ -51,14 +52,33 @@ def select(
     that are likelier not to fit in memory are passed over unless ``allow_tight``. Raises InfeasibleError that names the
     closest plan, UsageError for bad input.
     """
-    given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
+    stored = stored_plans(source, storage, job, pue)
+    stored = stored if surrogate is None else with_predictions_of(stored, surrogate)
+    bounds = (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
+    return _select(stored, bounds, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+
+
+def select_from(
+    plans: Columns, *, job: Job, source: str, surrogate: str, max_iteration_time_s: float | None = None,
+    max_energy_j: float | None = None, max_power_w: float | None = None, max_cluster_kw: float | None = None,
+    objective: str | None = None, facility: bool = False, at_high_end: bool = False, allow_tight: bool = False,
+) -> Selection:  # fmt: skip
+    """As `select`, of plans at hand: a front of ``job`` that ``surrogate`` predicted."""
+    stored = StoredPlans(source, with_rates(job, plans), job.name, job, surrogate)
+    bounds = (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
+    return _select(stored, bounds, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+
+
+def _select(
+    stored: StoredPlans, bounds: Sequence[float | None], objective: str | None, *, facility: bool, at_high_end: bool,
+    allow_tight: bool,
+) -> Selection:  # fmt: skip
+    given = dict(zip(_NAMES, bounds, strict=True))
     limits = {name: float(value) for name, value in given.items() if value is not None}
     for name, value in limits.items():
         if not 0 < value <= _HIGHEST:
             raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
     objective, reason = _objective(objective, limits)
-    stored = stored_plans(source, storage, job, pue)
-    stored = stored if surrogate is None else with_predictions_of(stored, surrogate)
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
