@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Fit a GPU's clock response to measurements.")
+@click.command(cls=common.Command, short_help="Fit a GPU's clock response to measurements.")
 @click.argument("table", type=common.PATH)
 @click.option("--gpu", required=True, help="Catalogue id of the GPU; another name is taken as it is.")
 @click.option("--out", required=True, type=common.PATH, help="Calibration to write, for --calibration.")

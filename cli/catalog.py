@@ -7,7 +7,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="List what is known by name.")
+@click.command(cls=common.Command, short_help="List what is known by name.")
 @click.argument("what", type=click.Choice(["gpus", "models", "frameworks", "clusters", "jobs", "recipes"]))
 @click.option("--model", metavar="NAME", help="Only recipes of that model.")
 @common.output_options

@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Read a job file and say what it stands for.")
+@click.command(cls=common.Command, short_help="Read a job file and say what it stands for.")
 @click.argument("job")
 @common.job_changes
 @common.output_options

@@ -34,7 +34,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STORAGE = "JOINTOPT_STORAGE"  # a URL in the environment is in no list of processes and no history of a shell
 PATH = click.Path(path_type=Path)
+FEW_OPTIONS = 8  # of a command, up to which its help has one section
 FORMATS = ("table", "json", "csv", "markdown")
+
+
+# Options of the help by what they are for; those of a command's own come first.
+SECTIONS = {
+    "The job, where no file states it": ("model", "gpu", "gpus", "global_batch_size", "seq_length", "gpus_per_node",
+                             "inter_node_gbytes_per_s", "dtype", "framework", "save_job"),
+    "In place of the job's": ("settings", "network", "pue", "price_per_gpu_hour", "price_per_kwh", "carbon",
+                              "run_tokens"),
+    "What predictions rest on": ("surrogate", "measured", "machine", "calibration"),
+    "What is stored": ("storage", "studies", "study", "all_trials"),
+    "What is printed and written": ("verbose", "show_all", "top", "layouts", "as_json", "form", "quiet", "out",
+                                    "report", "trace", "help"),
+}  # fmt: skip
+
+
+class Command(click.Command):
+    """A command whose help has its options in `SECTIONS`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command's own options, then those of each section."""
+        records = [(param.name, param.get_help_record(ctx)) for param in self.get_params(ctx)]
+        known = [(name, record) for name, record in records if record is not None]
+        section = {name: title for title, names in SECTIONS.items() for name in names if len(known) > FEW_OPTIONS}
+        titles = [section.get(name or "", "") for name, _ in known]
+        titles = [title if titles.count(title) > 1 else "" for title in titles]
+        for title in ("", *SECTIONS):
+            if shown := [record for (_, record), of in zip(known, titles, strict=True) if of == title]:
+                with formatter.section(title or "Options"):
+                    formatter.write_dl(shown)
 
 
 def _remember_format(context: click.Context, _option: click.Parameter, form: str) -> None:

@@ -11,7 +11,7 @@ from jointopt.cli.plan import Plan
 from jointopt.cli.plan import option as plan_option
 
 
-@click.command(short_help="Put plans side by side.")
+@click.command(cls=common.Command, short_help="Put plans side by side.")
 @click.argument("job")
 @plan_option("; without --baseline the first plan is the base", "plans", multiple=True)
 @click.option("--baseline", default="", help="What runs today, to be compared with: a plan, a script, a config, a log.")

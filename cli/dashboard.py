@@ -7,7 +7,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Open the stored studies in a browser.")
+@click.command(cls=common.Command, short_help="Open the stored studies in a browser.")
 @common.database("Database URL of the studies.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port on this machine; 0 = any."

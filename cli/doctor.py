@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="What works on this machine, and what to install for the rest.")
+@click.command(cls=common.Command, short_help="What works on this machine, and what to install for the rest.")
 @click.option("--quick", is_flag=True, help="Do not measure how fast products, memory and links are.")
 @click.option("--probe", is_flag=True, help="Measure links, products and memory alone, and write the machine file.")
 @click.option(

@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Compare predictions with a table of measurements.")
+@click.command(cls=common.Command, short_help="Compare predictions with a table of measurements.")
 @click.argument("table", type=common.PATH)
 @common.model_options("measurements that count as measured runs", default="none")
 @click.option("--groups", is_flag=True, help="Print every group of comparable runs.")

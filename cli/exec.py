@@ -11,7 +11,11 @@ from jointopt.cli import common
 from jointopt.cli.plan import PlanType
 
 
-@click.command(short_help="Run any program under a plan's clocks.", context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=common.Command,
+    short_help="Run any program under a plan's clocks.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--plan", type=PlanType(files=True), required=True,
               help="JSON file of explain or select, of a plan alone, or of propose with a row (FILE:2).")  # fmt: skip

@@ -11,7 +11,7 @@ from jointopt.cli.plan import Plan
 from jointopt.cli.plan import option as plan_option
 
 
-@click.command(short_help="Take one plan apart.")
+@click.command(cls=common.Command, short_help="Take one plan apart.")
 @click.argument("job")
 @plan_option()
 @common.allow_tight

@@ -12,7 +12,7 @@ from jointopt.cli.plan import Plan
 from jointopt.cli.plan import option as plan_option
 
 
-@click.command(short_help="Write what starts a plan elsewhere.")
+@click.command(cls=common.Command, short_help="Write what starts a plan elsewhere.")
 @click.argument("job", required=False)
 @common.shape_options
 @plan_option()

@@ -24,7 +24,7 @@ _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@click.command("import", short_help="Read what runs today: a script, a config, a log.")
+@click.command("import", cls=common.Command, short_help="Read what runs today: a script, a config, a log.")
 @click.argument("files", nargs=-1, type=common.PATH, metavar="FILE...")
 @click.option(
     "--pid", type=click.IntRange(min=1), metavar="N", help="A process of a run that goes on, on this machine."

@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Add measured runs to the store.")
+@click.command(cls=common.Command, short_help="Add measured runs to the store.")
 @click.argument("table", type=common.PATH)
 @common.database("Database URL, as for propose.")
 @click.option("--retract", is_flag=True, help="Take the rows of TABLE back: they are kept, and never used again.")

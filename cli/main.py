@@ -23,11 +23,14 @@ from jointopt.cli import common
 from jointopt.core.errors import JointOptError
 from jointopt.core.secrets import masked
 
-COMMANDS = (
-    "check", "propose", "report", "select", "explain", "compare", "scale", "polish", "predict", "evaluate", "ingest",
-    "store", "retrain", "validate", "tune", "script", "import", "export", "work", "dashboard", "exec", "clocks",
-    "doctor", "calibrate", "catalog", "completion",
-)  # fmt: skip
+GROUPS = {  # the commands of the help by what they are for, in its order
+    "Plan": ("propose", "explain", "compare", "scale", "select", "polish", "check", "report", "dashboard"),
+    "Run": ("import", "export", "tune", "validate", "exec"),
+    "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
+    "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "completion"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+_IN_ONE_LINE = ("Tools",)
 
 
 class Commands(click.Group):
@@ -36,6 +39,16 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, in the order of the help."""
         return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands of each group; of tools only the names."""
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                if group in _IN_ONE_LINE:
+                    formatter.write_text(", ".join(names))
+                    continue
+                found = [(name, self.get_command(ctx, name)) for name in names]
+                formatter.write_dl([(name, one.get_short_help_str(formatter.width)) for name, one in found if one])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported now; None for an unknown one."""

@@ -12,7 +12,7 @@ from jointopt.cli.plan import Plan
 from jointopt.cli.plan import option as plan_option
 
 
-@click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
+@click.command(cls=common.Command, short_help="Give every pass of a plan's pipeline a clock of its own.")
 @click.argument("job")
 @plan_option("; clocks are per stage")
 @click.option(

@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Predict the runs of a table.")
+@click.command(cls=common.Command, short_help="Predict the runs of a table.")
 @click.argument("table", type=common.PATH)
 @click.option("--out", required=True, type=common.PATH, help="CSV file to write.")
 @common.pue

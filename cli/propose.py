@@ -16,7 +16,7 @@ from jointopt.jobs.objectives import COLUMN_OF_WORD
 _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 
 
-@click.command(short_help="Search for the plans that no other plan beats.")
+@click.command(cls=common.Command, short_help="Search for the plans that no other plan beats.")
 @click.argument("job", required=False)
 @common.shape_options
 @click.option("--save-job", type=common.PATH, help="Write the job file that the options stand for.")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-@click.command(short_help="Write a proposal, or what moves a surrogate, as one HTML file.")
+@click.command(cls=common.Command, short_help="Write a proposal, or what moves a surrogate, as one HTML file.")
 @click.argument("out_or_study")
 @click.option("--out", type=common.PATH, required=True, help="The HTML file.")
 @click.option("--trace", type=common.PATH, help="Passes of the chosen plans for Perfetto (ui.perfetto.dev).")

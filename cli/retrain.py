@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Train a surrogate on measurements.")
+@click.command(cls=common.Command, short_help="Train a surrogate on measurements.")
 @click.option("--table", "tables", multiple=True, type=common.PATH, help="Measurement table; repeatable.")
 @click.option(
     "--storage", callback=common.url_or_none,

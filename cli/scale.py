@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common, settings
 
 
-@click.command(short_help="Compare cluster sizes and kinds of GPU.")
+@click.command(cls=common.Command, short_help="Compare cluster sizes and kinds of GPU.")
 @click.argument("job")
 @click.option("--gpus", metavar="8..1024", help="Numbers of GPUs, doubled from the first to the last, or 8,16,48.")
 @click.option("--gpu", "kinds", multiple=True, metavar="ID[=PRICE]", help="A kind of GPU, and its price per hour.")

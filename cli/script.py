@@ -12,7 +12,7 @@ from jointopt.cli.plan import option as plan_option
 from jointopt.core.errors import PlanError
 
 
-@click.command(short_help="Print what would be run for a plan.")
+@click.command(cls=common.Command, short_help="Print what would be run for a plan.")
 @click.argument("job")
 @plan_option()
 @launching.launcher_options

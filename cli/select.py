@@ -9,7 +9,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Choose a stored plan under limits.")
+@click.command(cls=common.Command, short_help="Choose a stored plan under limits.")
 @click.argument("front_or_study")
 @click.option("--max-iteration-time-s", type=float, help="Deadline of one iteration.")
 @click.option("--max-energy-j", type=float, help="Energy of one iteration, all GPUs (with --facility: the site).")

@@ -12,7 +12,7 @@ from jointopt.cli import common, launching
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
-@click.command(short_help="Run the most promising plans, learn from each.")
+@click.command(cls=common.Command, short_help="Run the most promising plans, learn from each.")
 @click.argument("job")
 @launching.launcher_options
 @click.option("--budget", type=click.IntRange(min=1), help="Runs at most.")

@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common, launching
 
 
-@click.command(short_help="Run the best proposed plans, compare with what was predicted.")
+@click.command(cls=common.Command, short_help="Run the best proposed plans, compare with what was predicted.")
 @click.argument("job")
 @launching.launcher_options
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")

@@ -11,7 +11,7 @@ import click
 from jointopt.cli import common, launching
 
 
-@click.command(short_help="Join the workers that search a job together.")
+@click.command(cls=common.Command, short_help="Join the workers that search a job together.")
 @click.argument("job")
 @common.model_options("all workers; of several machines: postgresql+psycopg://user@host/name")
 @click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Plans by all workers.")

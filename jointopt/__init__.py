@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
-    from jointopt.jobs.jobfile import job as job
+    from jointopt.jobs.arguments import job as job
     from jointopt.jobs.jobfile import load_job as load_job
     from jointopt.jobs.jobfile import load_jobs as load_jobs
     from jointopt.measure.hardware.stage_hook.sitecustomize import report_stage as report_stage
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
 __version__ = "0.1.0"
 
 _VERBS = {
-    "job": "jointopt.jobs.jobfile",
+    "job": "jointopt.jobs.arguments",
     "load_job": "jointopt.jobs.jobfile",
     "load_jobs": "jointopt.jobs.jobfile",
     "check": "jointopt.workflows.check",

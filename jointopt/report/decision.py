@@ -203,7 +203,7 @@ class Decision(Result):
         if time_s[knee] <= (1.0 + SLOWER) * time_s[self.row]:
             return []
         more, less = (_percent(values[knee], values[self.row]) for values in (time_s, energy_j))
-        return _lines(f"Who can wait: plan {knee + 1} takes {more:+.1f} % of its time, {less:+.1f} % of its energy.")
+        return _lines(f"Who can wait: plan {knee + 1} takes {more:+z.1f} % of its time, {less:+z.1f} % of its energy.")
 
     def _commands(self) -> Iterator[list[str]]:
         name, storage = self.study or ("", "")

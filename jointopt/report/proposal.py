@@ -214,7 +214,9 @@ class Proposal(Result):
         yield [_site_lines(self)]
         yield _summary(self)
         if found := self.next_command:
-            yield [found["note"], [f"  {line}" for line in found["command"].split("\n")]]
+            decision = self.decision
+            words = f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}. {found['note']}"
+            yield [words, [f"  {line}" for line in found["command"].split("\n")]]
 
     def report(self) -> ProposalReport:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.

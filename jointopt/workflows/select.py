@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,10 +52,11 @@ def select(
     that are likelier not to fit in memory are passed over unless ``allow_tight``. Raises InfeasibleError that names the
     closest plan, UsageError for bad input.
     """
+    limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
+    _objective(objective, limits)  # before anything is read
     stored = stored_plans(source, storage, job, pue)
     stored = stored if surrogate is None else with_predictions_of(stored, surrogate)
-    bounds = (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
-    return _select(stored, bounds, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+    return _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
 
 
 def select_from(
@@ -65,19 +66,24 @@ def select_from(
 ) -> Selection:  # fmt: skip
     """As `select`, of plans at hand: a front of ``job`` that ``surrogate`` predicted."""
     stored = StoredPlans(source, with_rates(job, plans), job.name, job, surrogate)
-    bounds = (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
-    return _select(stored, bounds, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+    limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
+    return _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
 
 
-def _select(
-    stored: StoredPlans, bounds: Sequence[float | None], objective: str | None, *, facility: bool, at_high_end: bool,
-    allow_tight: bool,
-) -> Selection:  # fmt: skip
+def _limits(*bounds: float | None) -> dict[str, float]:
+    """The limits that are given, in the order of `_NAMES`; UsageError for one that is no bound."""
     given = dict(zip(_NAMES, bounds, strict=True))
     limits = {name: float(value) for name, value in given.items() if value is not None}
     for name, value in limits.items():
         if not 0 < value <= _HIGHEST:
             raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
+    return limits
+
+
+def _select(
+    stored: StoredPlans, limits: Mapping[str, float], objective: str | None, *, facility: bool, at_high_end: bool,
+    allow_tight: bool,
+) -> Selection:  # fmt: skip
     objective, reason = _objective(objective, limits)
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"

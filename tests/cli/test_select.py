@@ -148,3 +148,20 @@ def test_the_environment_states_where_studies_are_and_leaves_files_alone(
 def test_json_has_the_probability_of_fitting_whatever_form_the_plans_are_in(source: list[str]):
     result = run("select", *source, "--json")
     assert 0.5 < json.loads(result.stdout)["fit_probability"] <= 1.0
+
+
+def test_a_plan_of_a_study_is_exported_without_its_job(place: Path) -> None:
+    storage = ["--storage", f"sqlite:///{place}/studies.db"]
+    front = json.loads((place / "proposal.json").read_text())["front"]
+    found = json.loads(run("export", "--plan", "mine:2", "--to", "megatron", "--json", *storage).stdout)
+    words = found["words"]
+    assert words[words.index("--micro-batch-size") + 1] == str(front[1]["micro_batch_size"])
+    assert "from mine:1 to mine:" in run("export", "--plan", "mine:9999", *storage).stderr
+
+
+def test_plans_of_two_jobs_are_not_compared(place: Path) -> None:
+    storage = ["--storage", f"sqlite:///{place}/studies.db"]
+    other = ["--set", "training.global_batch_size=128", "--study", "other", "--surrogate", "none", "--quiet"]
+    assert run("propose", place / "job.yaml", *storage, *other).exit_code == 0
+    answer = run("compare", "--plan", "mine:1", "--plan", "other:1", *storage)
+    assert (answer.exit_code, "other:1 is of another job" in answer.stderr) == (2, True)

@@ -1,0 +1,94 @@
+"""The recommended plan of a front: which it is, in at most 25 lines of 80 characters, and what a prompt shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.core.errors import UsageError
+from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
+from jointopt.report.decision import LINES, WIDTH, recommended_row
+from jointopt.report.doubts import OpenSetting
+from jointopt.report.results import Proposal
+
+Fronts = Callable[..., Columns]
+Proposals = Callable[..., Proposal]
+
+
+def test_it_takes_the_least_energy_within_a_percent_of_the_fastest_time(job: Job, make_front: Fronts) -> None:
+    front = make_front(4, iteration_time_s=np.array([1.0, 1.005, 1.0099, 1.02]))
+    assert recommended_row(job, front) == (2, "least energy within 1% of the fastest's time")
+
+
+def test_under_a_deadline_it_takes_the_least_energy_of_all(job: Job, make_front: Fronts) -> None:
+    urgent = replace(job, constraints=replace(job.constraints, iteration_time_s=2.0))
+    assert recommended_row(urgent, make_front(4)) == (3, "least energy within the deadline")
+
+
+@pytest.mark.parametrize(("gpu_hour", "row"), [(0.0, 3), (50.0, 0)])
+def test_with_both_prices_it_takes_the_cheapest(job: Job, make_front: Fronts, gpu_hour: float, row: int) -> None:
+    priced = replace(job.cluster, price_per_kwh=0.2, price_per_gpu_hour=gpu_hour, host_power_w=0.0)
+    front = make_front(4, iteration_time_s=1.0 * 1.002 ** np.arange(4))
+    assert recommended_row(replace(job, cluster=priced), front)[0] == row
+
+
+def test_a_plan_that_surely_fits_goes_before_a_leaner_one(job: Job, make_front: Fronts) -> None:
+    near = make_front(3, iteration_time_s=np.array([1.0, 1.001, 1.002]), fit_probability=np.array([0.6, 0.99, 0.7]))
+    assert recommended_row(job, near)[0] == 1
+    assert recommended_row(job, near | {"fit_probability": np.full(3, 0.6)})[0] == 2
+
+
+def test_without_energies_it_takes_the_fastest(job: Job, make_front: Fronts) -> None:
+    unknown = make_front(1, energy_j=np.array([np.nan]))
+    assert recommended_row(job, unknown) == (0, "the fastest")
+
+
+def test_the_answer_has_at_most_25_lines_of_80_characters(make_proposal: Proposals) -> None:
+    settings = tuple(OpenSetting(f"training.key_{i}", "a", "b" * 40, 10.0 - i, "dp=8") for i in range(9))
+    command = {"command": "jointopt export job.yaml", "note": "What starts it:", "to": "megatron"}
+    found = make_proposal(300, hangs_on=settings, next_command=command, study_name="tiny", storage="sqlite:///x.db")
+    text = found.text(brief=True)
+    assert len(text.splitlines()) <= LINES
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "R recommended, = reference" in text
+    assert "jointopt export --plan tiny:1 --storage sqlite:///x.db --to megatron" in text
+
+
+def test_it_is_compared_with_the_reference_with_intervals(make_proposal: Proposals, make_front: Fronts) -> None:
+    ends = {f"energy_vs_first_percent_{end}": np.full(3, value) for end, value in (("low", -3.0), ("high", 1.0))}
+    front = make_front(3, iteration_time_s=np.array([1.0, 1.005, 1.02]), **ends)
+    found = make_proposal(front=front)
+    (energy,) = [one for one in found.decision.differences if one.name == "energy"]
+    assert (round(energy.percent, 6), energy.low, energy.high) == (-2.0, -3.0, 1.0)
+    assert "energy  -2.0 %  (90 %: -3.0 to +1.0 %)" in found.text(brief=True)
+
+
+def test_money_follows_the_shares_of_the_bill(make_proposal: Proposals, make_front: Fronts, job: Job) -> None:
+    priced = replace(job.cluster, price_per_kwh=1.0, price_per_gpu_hour=0.0, host_power_w=0.0, host_load_share=0.0)
+    front = make_front(2, iteration_time_s=np.array([1.0, 1.5]))
+    found = {one.name: one for one in make_proposal(job=replace(job, cluster=priced), front=front).decision.differences}
+    assert found["money"].percent == pytest.approx(found["energy"].percent) == pytest.approx(-2.0)
+
+
+def test_the_document_names_the_plan_by_its_number(make_proposal: Proposals) -> None:
+    decision = make_proposal(5).to_dict()["decision"]
+    assert (decision["plan_number"], decision["against_reference"]["time"]["percent"]) == (1, 0.0)
+
+
+def test_a_prompt_shows_the_decision_and_a_short_plan(make_proposal: Proposals) -> None:
+    proposal: Any = make_proposal(300)
+    assert repr(proposal) == proposal.text(brief=True)
+    assert repr(proposal[2]).startswith("dp=4 tp=1 pp=2")
+    assert len(proposal) == 300
+    with pytest.raises(IndexError):
+        proposal[300]
+
+
+def test_a_proposal_that_was_put_together_says_what_its_plans_need(make_proposal: Proposals) -> None:
+    with pytest.raises(UsageError, match="take one that propose returned"):
+        make_proposal(3)[0].explain()

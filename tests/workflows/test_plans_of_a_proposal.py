@@ -1,0 +1,60 @@
+"""What Python asks of a proposal and its plans: exports, parts, comparisons, a choice under limits, other sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+import jointopt
+from jointopt.core.errors import UsageError
+from jointopt.report.results import Proposal
+
+
+@pytest.fixture(scope="module")
+def proposal() -> Proposal:
+    job = jointopt.job(
+        model="opt-350m", gpu="a100-sxm4-40gb", gpus=8, gpus_per_node=4, global_batch_size=256, seq_length=2048,
+        framework="megatron-lm", cluster__price_per_kwh=0.2, search={"tp": [1, 2]},
+    )  # fmt: skip
+    return jointopt.propose(job, surrogate="none")
+
+
+def test_a_job_takes_any_key_of_its_file(proposal: Proposal) -> None:
+    assert (proposal.job.cluster.price_per_kwh, proposal.job.search.tp) == (0.2, (1, 2))
+    with pytest.raises(UsageError, match="did you mean"):
+        jointopt.job("opt-350m", "a100-sxm4-40gb", 8, global_batch_size=8, seq_length=2048, cluster__prise_per_kwh=1)
+
+
+def test_a_plan_is_exported_to_its_own_framework(proposal: Proposal) -> None:
+    words = proposal[0].export().to_dict()["words"]
+    assert words[words.index("--global-batch-size") + 1] == "256"
+    assert "deepspeed" in proposal.recommended.export("deepspeed").text()
+
+
+def test_its_parts_add_up_to_what_the_front_says(proposal: Proposal) -> None:
+    found = proposal[1].explain()
+    assert found.iteration_time_s == pytest.approx(proposal.front["iteration_time_s"][1])
+    assert sum(found.time_s.values()) == pytest.approx(found.iteration_time_s)
+
+
+def test_plans_are_compared_with_others_and_with_words(proposal: Proposal) -> None:
+    found = proposal[0].compare(proposal[1], "tp=2").to_dict()["plans"]
+    assert [one["plan"]["tp"] for one in found][2] == 2
+
+
+def test_a_deadline_chooses_the_leanest_plan_within_it(proposal: Proposal) -> None:
+    deadline = float(proposal.front["iteration_time_s"][2])
+    assert proposal.select(deadline=deadline).row == 2
+    assert proposal.select().objective == "knee"
+
+
+def test_one_job_is_scaled_to_several_sizes(proposal: Proposal) -> None:
+    found = jointopt.scale(proposal.job, gpus=[4, 8], surrogate="none").to_dict()["sizes"]
+    assert [size["num_gpus"] for size in found] == [4, 8]
+    with pytest.raises(UsageError, match="sizes of one job"):
+        jointopt.scale([proposal.job], gpus=[4])
+
+
+def test_what_a_prompt_shows_is_short(proposal: Proposal) -> None:
+    explained = proposal[0].explain()
+    for found in (proposal, proposal[0], proposal.job, explained, proposal.select(), proposal.report):
+        assert len(repr(found)) <= 2000
