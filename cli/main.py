@@ -27,7 +27,7 @@ GROUPS = {  # the commands of the help by what they are for, in its order
     "Plan": ("propose", "explain", "compare", "scale", "select", "polish", "check", "report", "dashboard"),
     "Run": ("import", "export", "tune", "validate", "exec"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
-    "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "completion"),
+    "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 _IN_ONE_LINE = ("Tools",)

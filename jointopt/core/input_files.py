@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from jointopt.core.errors import UsageError
@@ -12,6 +15,17 @@ from jointopt.core.errors import UsageError
 _PACKED = b"\x1f\x8b"
 _OPENED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _CHUNK = 1 << 20
+_folder: ContextVar[Path | None] = ContextVar("folder", default=None)  # outside of which nothing is read
+
+
+@contextmanager
+def only_in(folder: Path) -> Iterator[None]:
+    """Files outside of ``folder`` are refused meanwhile, by this thread and what it awaits."""
+    token = _folder.set(folder.resolve())
+    try:
+        yield
+    finally:
+        _folder.reset(token)
 
 
 def regular_bytes(path: Path, most: int, expected: str, error: type[UsageError] = UsageError) -> bytes:
@@ -20,6 +34,8 @@ def regular_bytes(path: Path, most: int, expected: str, error: type[UsageError] 
     Nothing waits for a writer, and no device without an end is read; what a shell has opened for this process
     (/dev/stdin) may be a pipe. Raises OSError where it cannot be opened.
     """
+    if (folder := _folder.get()) is not None and not path.resolve().is_relative_to(folder):
+        raise error(f"{path} is outside of the folder {folder}; expected {expected} inside.")
     opened = path.is_absolute() and str(path).startswith(_OPENED)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if opened else os.O_NONBLOCK))
     try:

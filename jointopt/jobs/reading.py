@@ -180,9 +180,9 @@ _JobDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_OF_YAML_1_2, 
 def read_text(path: Path, expected: str = "a job file or a config.json") -> str:
     """The text of a regular UTF-8 file of at most 4 MB; JobError with what was ``expected`` otherwise."""
     try:
-        if not path.exists():
-            raise JobError(f"{path} does not exist; check the path.")
         raw = regular_bytes(path, _MOST_BYTES, expected, JobError)
+    except FileNotFoundError as error:
+        raise JobError(f"{path} does not exist; check the path.") from error
     except (OSError, ValueError) as error:
         raise JobError(f"{quoted_value(str(path))} cannot be read: {error}.") from error
     try:

@@ -205,20 +205,26 @@ class Decision(Result):
         more, less = (_percent(values[knee], values[self.row]) for values in (time_s, energy_j))
         return _lines(f"Who can wait: plan {knee + 1} takes {more:+z.1f} % of its time, {less:+z.1f} % of its energy.")
 
+    def start_lines(self) -> list[str]:
+        """The note on what starts the plan, and the command, by the study's name where there is one; else Python's."""
+        if not (found := self.next_command):
+            return [] if self.study else ["What starts it: proposal.recommended.export(); all plans: proposal.text()."]
+        command = found["command"]
+        if self.study:  # it holds the job too
+            place = {"plan": f"{self.study[0]}:{self.row + 1}", "storage": self._storage}
+            command = our_command(command.split()[1], **place, **({"to": found["to"]} if "to" in found else {}))
+        return [found["note"], *(f"{_INDENT}{line}" for line in command.split("\n"))]
+
+    @property
+    def _storage(self) -> str | None:
+        """The storage of the study, None for the usual one."""
+        return self.study[1] if self.study and self.study[1] != STORAGE else None
+
     def _commands(self) -> Iterator[list[str]]:
-        name, storage = self.study or ("", "")
-        stated = None if storage == STORAGE else storage
-        if found := self.next_command:
-            command = found["command"]
-            if self.study:  # it holds the job too
-                to = {"to": found["to"]} if "to" in found else {}
-                place = {"plan": f"{name}:{self.row + 1}", "storage": stated}
-                command = our_command(command.split()[1], **place, **to)
-            yield [*_lines(found["note"]), *(f"{_INDENT}{line}" for line in command.split("\n"))]
-        elif not self.study:
-            yield ["What starts it: proposal.recommended.export(); all plans: proposal.text()."]
+        if start := self.start_lines():
+            yield [*_lines(start[0]), *start[1:]]
         if self.study:
-            page = our_command("report", name, studies=stated, out="report.html")
+            page = our_command("report", self.study[0], studies=self._storage, out="report.html")
             yield _lines(f"All plans: -v. A page: {page}")
 
 

@@ -213,10 +213,10 @@ class Proposal(Result):
         yield [*table, published_plan_lines(self.beside, self.feasible_layouts)]
         yield [_site_lines(self)]
         yield _summary(self)
-        if found := self.next_command:
+        if self.next_command:
             decision = self.decision
-            words = f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}. {found['note']}"
-            yield [words, [f"  {line}" for line in found["command"].split("\n")]]
+            start = decision.start_lines()
+            yield [f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}. {start[0]}", start[1:]]
 
     def report(self) -> ProposalReport:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.

@@ -1,0 +1,149 @@
+"""An MCP server: verbs that agents call, on jobs in one folder; nothing is written without leave, no shell is run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+
+from jointopt.core.errors import JointOptError, UsageError
+from jointopt.core.input_files import only_in
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_file, load_job, parse_job, shipped_jobs, with_changes
+from jointopt.report.listing import listing
+from jointopt.report.tables import plain
+from jointopt.workflows.compare import compare
+from jointopt.workflows.explain import explain
+from jointopt.workflows.export import export, write
+from jointopt.workflows.propose import propose
+from jointopt.workflows.scale import scale
+
+PLANS = 12  # of a front, that an answer lists
+INSTRUCTIONS = (
+    "jointopt chooses the parallel layout and the GPU clocks of an LLM training job. Start with `propose`; its answer "
+    "names a recommended plan, how much better it is with 90 % intervals, and the settings it hangs on: ask the user "
+    "for those, or state them in `changes`. `job` is a job file's path, the name of a shipped job, or a mapping as in "
+    "a job file. Plans are words such as 'dp=8 tp=4 pp=2 micro_batch_size=1 clock_mhz=1600'."
+)
+JobGiven = str | dict[str, Any]
+PlanGiven = str | dict[str, Any]
+Tool = Callable[..., dict[str, Any]]
+
+
+def server_of(folder: Path, *, writes: bool = False) -> MCPServer[Any]:
+    """The server whose files lie in ``folder`` alone; ``writes``: exports may be written there."""
+    from jointopt import __version__
+
+    server: MCPServer[Any] = MCPServer("jointopt", instructions=INSTRUCTIONS, version=__version__)
+    for tool in Tools(folder.resolve(), writes=writes).all():
+        read_only = ToolAnnotations(read_only_hint=not (writes and tool.__name__ == "export"), open_world_hint=False)
+        server.add_tool(tool, annotations=read_only, structured_output=True)
+    return server
+
+
+class Tools:
+    """The verbs of the server, each from plain values to one JSON document."""
+
+    def __init__(self, folder: Path, *, writes: bool) -> None:
+        self._folder, self._writes = folder, writes
+
+    def all(self) -> list[Tool]:
+        """The tools as the server takes them: what a verb refuses is their error, in its one sentence."""
+        return [
+            self._guarded(tool)
+            for tool in (self.propose, self.explain, self.compare, self.scale, self.export, self.catalog)
+        ]
+
+    def propose(self, job: JobGiven, changes: dict[str, Any] | None = None, baseline: str = "") -> dict[str, Any]:
+        """Search all layouts and clocks of a job; recommends one plan of the Pareto front.
+
+        `changes`: keys of the job file by their dotted name, such as {"cluster.nodes": 16, "training.framework":
+        "megatron-lm"}. `baseline`: the plan that runs today, to be compared with. The answer has the decision as text,
+        plans of the front, and the settings that the time hangs on.
+        """
+        found = propose(self._job(job, changes), baseline=baseline)
+        document = found.to_dict()
+        numbers = sorted({*range(0, len(found), max(1, len(found) // PLANS)), found.decision.row})
+        plans = [{"number": row + 1, "plan": repr(found[row]), **_figures(document["front"][row])} for row in numbers]
+        keys = ("job_file", "decision", "hangs_on", "doubts", "assumed", "joint", "space")
+        answer = {key: document[key] for key in keys} | {"text": found.text(brief=True), "plans": plans}
+        answer["joint"] = {key: value for key, value in (answer["joint"] or {}).items() if key != "two_step_front"}
+        return answer | {"plans_in_all": len(found)}
+
+    def explain(self, job: JobGiven, plan: PlanGiven, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Take one plan apart: time, energy and memory by part and stage, and why it is or is not feasible."""
+        return explain(self._job(job, changes), plan).to_dict()
+
+    def compare(self, job: JobGiven, plans: list[PlanGiven], changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Two to eight plans side by side, each against the first, and what makes the difference."""
+        return compare(self._job(job, changes), plans).to_dict()
+
+    def scale(
+        self, job: JobGiven, gpus: list[int], changes: dict[str, Any] | None = None, deadline_days: float | None = None,
+        budget: float | None = None, site_kw: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The job on other numbers of GPUs: time, energy and cost; limits pick one."""
+        limits = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
+        found = scale(self._job(job, changes), gpus, **limits)
+        return {key: value for key, value in found.to_dict().items() if key != "front"} | {"text": found.text()}
+
+    def export(
+        self, job: JobGiven, plan: PlanGiven, target: str = "", changes: dict[str, Any] | None = None, out: str = ""
+    ) -> dict[str, Any]:
+        """What starts a plan: words and files for a target; nothing is run.
+
+        `target`: megatron, megatron-bridge, torchtitan, deepspeed, nanotron, accelerate, slurm or kubernetes; by default
+        what runs the job's framework. `out` writes the files into the folder, where the server may.
+        """
+        found = export(self._job(job, changes), plan, target)
+        document = found.to_dict() | {"text": found.text()}
+        if out:
+            if not self._writes:
+                raise UsageError(
+                    "This server writes nothing; start it with `jointopt mcp --write`, or leave `out` away."
+                )
+            document["written"] = [str(path) for path in write(found, self._inside(out))]
+        return document
+
+    def catalog(self, kind: str) -> dict[str, Any]:
+        """What is known by name: gpus, models, frameworks, clusters or jobs."""
+        return {kind: listing(kind)}
+
+    def _job(self, given: JobGiven, changes: Mapping[str, Any] | None) -> Job:
+        """The job of a file in the folder, of a shipped job's name, or of a mapping."""
+        if isinstance(given, str):
+            if given in shipped_jobs():
+                with only_in(job_file(given).parent):
+                    return load_job(given, changes or {})
+            return load_job(self._inside(given), changes or {})
+        return with_changes(parse_job(given, "job", self._folder), changes or {})
+
+    def _inside(self, path: str) -> Path:
+        """A path in the folder; UsageError for one outside."""
+        found = (self._folder / path).resolve()
+        if not found.is_relative_to(self._folder):
+            raise UsageError(f"{path} is outside of the folder of this server; expected a path in {self._folder}.")
+        return found
+
+    def _guarded(self, tool: Tool) -> Tool:
+        @functools.wraps(tool)
+        def run(*args: Any, **options: Any) -> dict[str, Any]:
+            try:
+                with only_in(self._folder):
+                    found: dict[str, Any] = plain(tool(*args, **options))
+                    return found
+            except JointOptError as error:
+                raise ToolError(str(error)) from error
+
+        return run
+
+
+def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Time, energy, power and memory of an entry of a front."""
+    names = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "fit_probability")
+    return {name: entry.get(name) for name in names}

@@ -1,0 +1,88 @@
+"""The MCP server through its own client: verbs for agents, files of one folder, no writing without leave."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+
+from jointopt.workflows.mcp_server import server_of
+
+JOB = {
+    "model": "opt-350m",
+    "training": {"global_batch_size": 256, "seq_length": 2048, "framework": "megatron-lm"},
+    "cluster": {"gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4},
+    "search": {"tp": [1, 2], "vpp": [1]},
+}
+PLAN = "dp=4 tp=2 micro_batch_size=2"
+
+
+def call(folder: Path, tool: str, *, writes: bool = False, **given: Any) -> Any:
+    """What the server answers: a document, or the sentence of an error."""
+
+    async def answer() -> Any:
+        async with Client(server_of(folder, writes=writes)) as client:
+            result = await client.call_tool(tool, given)
+            return result.content[0].text if result.is_error else result.structured_content  # type: ignore[union-attr]
+
+    return asyncio.run(answer())
+
+
+def test_a_proposal_has_its_decision_and_few_plans(tmp_path: Path) -> None:
+    found = call(tmp_path, "propose", job=JOB, changes={"cluster.price_per_kwh": 0.2})
+    assert found["text"].startswith("opt-350m, 256 x 2,048 tokens")
+    assert found["decision"]["plan_number"] in [plan["number"] for plan in found["plans"]]
+    assert len(found["plans"]) <= 25
+    assert found["job_file"]["cluster"]["price_per_kwh"] == 0.2
+
+
+def test_a_file_of_the_folder_and_a_shipped_job_are_jobs(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: opt-350m\ntraining: {global_batch_size: 256, seq_length: 2048}\n"
+                                       "cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4}\n")  # fmt: skip
+    for job in ("job.yaml", "opt-350m-2x4-a100"):
+        assert call(tmp_path, "explain", job=job, plan=PLAN)["feasible"] is True
+
+
+def test_plans_are_compared_and_sizes_too(tmp_path: Path) -> None:
+    assert len(call(tmp_path, "compare", job=JOB, plans=[PLAN, "dp=8"])["plans"]) == 2
+    found = call(tmp_path, "scale", job=JOB, gpus=[4, 8])
+    assert [size["num_gpus"] for size in found["sizes"]] == [4, 8]
+    assert "front" not in found
+
+
+@pytest.mark.parametrize("job", ["../job.yaml", "/etc/passwd", "link.yaml", {**JOB, "model": "/etc/config.json"},
+                                 {**JOB, "cluster": {**JOB["cluster"], "machine": "/etc/machine.yaml"}}])  # fmt: skip
+def test_nothing_outside_of_the_folder_is_read(tmp_path: Path, job: Any) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "link.yaml").symlink_to("/etc/hostname")
+    assert "is outside of the folder" in call(folder, "propose", job=job)
+
+
+def test_an_export_is_written_only_with_leave_and_only_inside(tmp_path: Path) -> None:
+    given = {"job": JOB, "plan": PLAN, "target": "megatron"}
+    assert "--micro-batch-size" in call(tmp_path, "export", **given)["words"]
+    assert "writes nothing" in call(tmp_path, "export", **given, out="run")
+    assert "outside of the folder" in call(tmp_path, "export", **given, out="../run", writes=True)
+    assert not list(tmp_path.iterdir())
+    written = call(tmp_path, "export", **given, out="run", writes=True)["written"]
+    assert [Path(path).exists() for path in written] == [True] * len(written) != []
+
+
+def test_what_a_verb_refuses_is_one_sentence(tmp_path: Path) -> None:
+    found = call(tmp_path, "explain", job=JOB, plan="tp=3")
+    assert "tp" in found
+    assert "Traceback" not in found
+
+
+def test_only_an_export_that_may_write_is_no_reading_tool(tmp_path: Path) -> None:
+    async def hints(writes: bool) -> dict[str, bool | None]:
+        async with Client(server_of(tmp_path, writes=writes)) as client:
+            tools = (await client.list_tools()).tools
+            return {tool.name: tool.annotations.read_only_hint for tool in tools if tool.annotations}
+
+    assert set(asyncio.run(hints(False)).values()) == {True}
+    assert [name for name, read_only in asyncio.run(hints(True)).items() if not read_only] == ["export"]
