@@ -88,8 +88,7 @@ class Tools:
         budget: float | None = None, site_kw: float | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The job on other numbers of GPUs: time, energy and cost; limits pick one."""
-        limits = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
-        found = scale(self._job(job, changes), gpus, **limits)
+        found = scale(self._job(job, changes), gpus, deadline_days=deadline_days, budget=budget, site_kw=site_kw)
         return {key: value for key, value in found.to_dict().items() if key != "front"} | {"text": found.text()}
 
     def export(
@@ -97,8 +96,8 @@ class Tools:
     ) -> dict[str, Any]:
         """What starts a plan: words and files for a target; nothing is run.
 
-        `target`: megatron, megatron-bridge, torchtitan, deepspeed, nanotron, accelerate, slurm or kubernetes; by default
-        what runs the job's framework. `out` writes the files into the folder, where the server may.
+        `target`: megatron, megatron-bridge, torchtitan, deepspeed, nanotron, accelerate, slurm or kubernetes; by
+        default what runs the job's framework. `out` writes the files into the folder, where the server may.
         """
         found = export(self._job(job, changes), plan, target)
         document = found.to_dict() | {"text": found.text()}
