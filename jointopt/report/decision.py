@@ -64,6 +64,12 @@ def recommended_row(job: Job, front: Columns) -> tuple[int, str]:
     return int(rows[np.lexsort([time_s[rows], score[rows]])[0]]), why
 
 
+def recommended_entry(job: Job, front: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
+    """As `recommended_row`, of the entries of a document."""
+    names = [name for name in (*OBJECTIVES, "fit_probability") if name in front[0]]
+    return recommended_row(job, {name: np.array([entry[name] for entry in front], np.float64) for name in names})
+
+
 @dataclass(frozen=True)
 class Difference:
     """How much more of something a plan takes than the reference, in percent, with its 90 % interval where known."""

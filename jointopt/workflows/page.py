@@ -22,6 +22,7 @@ from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline
 from jointopt.physics.site import with_site
+from jointopt.report.decision import recommended_entry
 from jointopt.report.page.choice import PlanPicture, ProposalReport, chosen_plans
 from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
@@ -84,7 +85,8 @@ def with_site_costs(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:
 def report_of(document: Mapping[str, Any], model: JobModel) -> ProposalReport:
     """The report of a proposal's document, by the model of its job; each chosen plan is priced once."""
     job, plans = model.job, list[PlanPicture]()
-    chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
+    recommended = recommended_entry(job, document["front"])[0]
+    chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "", recommended)
     for letter, one in zip(ascii_uppercase, chosen, strict=False):
         plan = {name: one.entry[name] for name in PLAN_KEYS if name in one.entry}
         parsed = parse_plan(plan, job)

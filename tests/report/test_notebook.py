@@ -19,7 +19,7 @@ def test_a_proposal_shows_its_front_as_a_table(make_proposal: Callable[..., Prop
     html = make_proposal(5)._repr_html_()
     assert html.count("<tr") == 6
     assert "iteration_time_s" in html
-    assert "Plans that no other beats" in html
+    assert "Recommended (of 5 Pareto plans)" in html
 
 
 def test_the_plot_has_every_plan_of_the_front_in_colours(make_proposal: Callable[..., Proposal]) -> None:

@@ -90,5 +90,15 @@ const report = (() => {
 
   // Draws the page by `drawing`, now and whenever its colours change; by default figure after figure.
   const start = (drawing = drawFigures) => { drawOnce = drawing; return drawAll(); };
-  return {CONFIG, DATA, colour, draw, pause, root, start, themed};
+
+  // Plotly is packed in the page; `then` runs once it is unpacked.
+  const ready = async (then) => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (sign) => sign.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const program = document.createElement("script");
+    program.textContent = await new Response(stream).text();
+    document.head.append(program);
+    then();
+  };
+  return {CONFIG, DATA, colour, draw, pause, ready, root, start, themed};
 })();

@@ -40,14 +40,22 @@ def layout_key(entry: Entry) -> tuple[tuple[str, Any], ...]:
     return tuple((name, entry[name]) for name in LAYOUT_COLUMNS if name in entry)
 
 
-def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str = "") -> list[ChosenPlan]:
-    """At most `MOST` plans, by time: the reference, the fastest, the knee, the one of least energy, other layouts'."""
+def chosen_plans(
+    front: Sequence[Entry], reference: Entry | None, baseline: str = "", recommended: int | None = None
+) -> list[ChosenPlan]:
+    """At most `MOST` plans, by time: the reference, the recommended and the fastest plan, the knee, others.
+
+    Those are the plan of least energy and the fastest of other layouts.
+    """
     rows = dict.fromkeys([0], "fastest")
+    if recommended is not None:
+        rows[recommended] = "recommended"
     time_s, energy_j = (np.array([entry.get(name) for entry in front], np.float64) for name in OBJECTIVES)
     if np.isfinite(energy_j).all():
         knee = int(below_chord(time_s, energy_j).argmax())
         least = int(energy_j.argmin())  # the slowest, unless there are objectives beside time and energy
-        rows |= {least: "least energy"} if least else {}
+        if least:
+            rows.setdefault(least, "least energy")
         rows.setdefault(knee, "knee")
     shown = {layout_key(front[row]) for row in rows}
     for row, entry in enumerate(front):

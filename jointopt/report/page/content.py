@@ -13,6 +13,7 @@ from jointopt.jobs.objectives import objective_words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
 from jointopt.report.alternatives import AlternativePlan, joint_words, under_limits
+from jointopt.report.decision import SLOWER, recommended_entry
 from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry, PlanPicture, encoded_passes
@@ -32,7 +33,7 @@ from jointopt.report.plans import (
     shows_site,
     steps_in_words,
 )
-from jointopt.surrogate.memory import FEASIBLE
+from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
 
 Column = tuple[str, Sequence[str]]  # its head, and a cell of each row
 Card = tuple[str, str, str]  # label, value, and a note
@@ -85,7 +86,9 @@ def content(
     return {
         "title": str(document["job"]), "alert": "" if most >= FEASIBLE else alert,
         "lead": lead + (f" Assumed {job.assumed_clocks}." if job.assumed_clocks else ""),
-        "cards": _cards(front, joint),
+        "recommended": _recommended(job, front),
+        "letter": next((plan.letter for plan in plans if plan.chosen.name == "recommended"), plans[0].letter),
+        "cards": _cards(job, document),
         "plans": _plan_table(plans), "layouts": _layout_table(document), "costs": _cost_table(job, plans),
         "rates": rate_words(job, plans[0].chosen.entry), "joint": joint_words(joint) if joint else "",
         "beside": [f"{AlternativePlan(**plan).sentence(searched)}." for plan in document.get("beside") or []],
@@ -98,24 +101,33 @@ def content(
         "space": considered or "", "provenance": _provenance(job, document), "job_file": job_file,
         "notes": [moved] * (drift > 0.005) + wider_lines(reasons, [plan.letter for plan in plans], "interval"),
         "doubts": document.get("doubts") or [], "next": document.get("next"),
-        "data": _figures_by_place(job, document, plans, cooler),
+        "data": _figures_by_place(job, document, plans, cooler) | {"choice": _choice(job, document)},
     }  # fmt: skip
 
 
-def _cards(front: Sequence[Entry], joint: Mapping[str, Any] | None) -> list[Card]:
-    """The fastest plan's time, MFU and energy, and the most that can be saved of it."""
-    first = front[0]
-    name = "Fastest plan" if probability_of_fitting(first) >= FEASIBLE else "Would be fastest, but does not fit"
-    time, low, high = (_result(first, f"iteration_time_s{end}") for end in ("", "_low", "_high"))
+def _recommended(job: Job, front: Sequence[Entry]) -> str:
+    """Which plan is recommended, and why."""
+    row, reason = recommended_entry(job, front)
+    return f"Plan {row + 1:,} of {len(front):,}: {reason}." if len(front) > 1 else f"The only plan: {reason}."
+
+
+def _cards(job: Job, document: Mapping[str, Any]) -> list[Card]:
+    """The recommended plan's time, what it gives against the reference, its memory, and what joint search saves."""
+    front, joint = document["front"], document.get("joint")
+    plan = front[recommended_entry(job, front)[0]]
+    name = "Time" if probability_of_fitting(plan) >= FEASIBLE else "Time, would it fit"
+    time, low, high = (_result(plan, f"iteration_time_s{end}") for end in ("", "_low", "_high"))
     cards = [(name, time, "" if "-" in (low, high) else f"90 %: {low} to {high}")]
-    if first.get("mfu") is not None:
-        cards.append(("MFU", f"{first['mfu']:.1%}", f"{first['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"))
-    if first.get("energy_j") is None:
-        return cards
-    cards.append(("Energy of its iteration", _result(first, "energy_j"), f"{first['avg_power_w']:.0f} W per GPU"))
-    least = min(front, key=lambda entry: float(entry["energy_j"]))
-    less, more = 1.0 - least["energy_j"] / first["energy_j"], least["iteration_time_s"] / first["iteration_time_s"] - 1
-    cards.append(("Least energy", f"{-less:+z.1%}", f"for {more:+z.1%} of time"))
+    usual = f"the baseline, {base}" if (base := document.get("baseline")) else "the fastest plan at the top clock"
+    for quantity in COMPARED:
+        ends = [plan.get(f"{quantity}_vs_first_percent{end}") for end in ("", "_low", "_high")]
+        if None not in ends:
+            value, low, high = (f"{end:+z.1f}" for end in ends)
+            cards.append((f"{quantity.title()} against {usual}", f"{value} %", f"90 %: {low} to {high} %"))
+    if plan.get("mfu") is not None:
+        cards.append(("MFU", f"{plan['mfu']:.1%}", f"{plan['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"))
+    fits, gib = probability_of_fitting(plan), job.cluster.gpu.memory_gib
+    cards.append(("Memory", _result(plan, "peak_memory_gib"), f"of {gib:.0f} GiB; fits with probability {fits:.2f}"))
     if joint:
         ends = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
         percent = [f"{100.0 * end:+z.0f}" for end in ends if end is not None]
@@ -123,6 +135,31 @@ def _cards(front: Sequence[Entry], joint: Mapping[str, Any] | None) -> list[Card
         note = f"of energy at equal time, at most, against two steps{sure}"
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}", note))
     return cards
+
+
+def _choice(job: Job, document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the page chooses plans by, as limits and prices move; None where a front has one plan or no energies."""
+    front, cluster = document["front"], job.cluster
+    if len(front) < 2 or any(entry.get("energy_j") is None for entry in front):
+        return None
+    axes, study = figures.Axes(front), (document.get("study") or {}).get("name")
+    target = (document.get("next") or {}).get("to")
+    started = f"jointopt export --plan {study}:NUMBER" + (f" --to {target}" if target else "") if study else ""
+    return {
+        "time_s": [entry["iteration_time_s"] for entry in front], "energy_j": [entry["energy_j"] for entry in front],
+        "fits": [probability_of_fitting(entry) for entry in front],
+        "words": [plan_words(entry, set(entry) & set(LAYOUT_COLUMNS) | {"stage_clock_mhz"}) for entry in front],
+        "recommended": recommended_entry(job, front)[0], "slower": SLOWER, "sure": NOT_TIGHT, "start": started,
+        "reference": [(document.get("reference") or front[0]).get(name) for name in COMPARED.values()],
+        "time_unit": axes.time[0], "energy_unit": axes.energy[0], "gpus": cluster.num_gpus,
+        "pue": cluster.pue, "host_w": cluster.host_power_w * cluster.nodes,
+        "host_share": cluster.host_load_share, "currency": cluster.currency,
+        "given": {
+            "price_gpu": cluster.price_per_gpu_hour or 0.0, "price_kwh": cluster.price_per_kwh or 0.0,
+            "carbon": cluster.carbon_kg_per_kwh or 0.0, "deadline": job.constraints.iteration_time_s,
+            "kw": job.constraints.cluster_power_kw,
+        },
+    }  # fmt: skip
 
 
 def _result(entry: Entry, name: str) -> str:

@@ -108,7 +108,7 @@ def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _chosen_plan_traces(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
-    """The chosen plans by letter, and their intervals, which are hidden at first."""
+    """The chosen plans by letter, and their intervals."""
     entries = [c.entry for _, c in chosen]
     x, y = axes.xy(entries)
     hints = [hover_text(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
@@ -118,7 +118,7 @@ def _chosen_plan_traces(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], va
         "textfont": {"size": 15, "color": "var(--ink)"},
         "marker": {"size": 13, "symbol": "circle-open", "color": "var(--ink)", "line": {"width": 2}},
     }]  # fmt: skip
-    known = [e for e in entries if e.get("iteration_time_s_low") is not None and e.get("energy_j_low") is not None]
+    known = [one for entry in entries if (one := _against_reference(entry)) is not None]
     if known:
         ends = {side: axes.xy(known, side) for side in ("", "_low", "_high")}
         errors = {
@@ -130,9 +130,23 @@ def _chosen_plan_traces(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], va
             for i, axis in enumerate("xy")
         }  # fmt: skip
         found.append({
-            "name": "90 % intervals", "meta": "intervals", "x": ends[""][0], "y": ends[""][1], "mode": "markers",
-            "marker": {"size": 4, "color": "var(--muted)"}, "hoverinfo": "skip", "visible": False, **errors,
+            "name": "90 % intervals of differences", "meta": "intervals", "x": ends[""][0], "y": ends[""][1],
+            "mode": "markers",
+            "marker": {"size": 4, "color": "var(--muted)"}, "hoverinfo": "skip", **errors,
         })  # fmt: skip
+    return found
+
+
+def _against_reference(entry: Entry) -> dict[str, Any] | None:
+    """Time and energy of a plan with the 90 % intervals of how they differ from the reference; None for that itself."""
+    found: dict[str, Any] = {}
+    for name, quantity in zip(OBJECTIVES, ("time", "energy"), strict=True):
+        percent, low, high = (entry.get(f"{quantity}_vs_first_percent{end}") for end in ("", "_low", "_high"))
+        if percent is None or low is None or high is None or low == high:
+            return None
+        base = entry[name] / (1.0 + percent / 100.0)
+        found |= {name: entry[name], f"{name}_low": base * (1.0 + low / 100.0)}
+        found[f"{name}_high"] = base * (1.0 + high / 100.0)
     return found
 
 

@@ -82,11 +82,16 @@
     return out;
   };
 
+  const READABLE = 60;  // passes of a rank that are told apart in one picture
+  const firstPart = (plan) => {  // of the iteration, that a plan's picture begins with
+    const share = READABLE / Math.max(...plan.ranks.map((rank) => rank.passes.length));
+    return share < 1 ? Math.max(share * (plan.repeated_s[1] > plan.repeated_s[0] ? plan.repeated_s[0] / plan.iteration_s : 1), 0.02) : 1;
+  };
   let shown = null;  // the plan that is drawn
   const drawPasses = (letter, range) => {
     const place = document.getElementById("figure-passes"), plan = DATA.plans[letter].passes;
     if (shown?.letter !== letter) shown = {letter, plan, ranks: decoded(plan)};
-    const unit = unitOf(plan.iteration_s), [from, to] = range ?? [0, plan.iteration_s];
+    const unit = unitOf(plan.iteration_s), [from, to] = range ?? [0, plan.iteration_s * firstPart(plan)];
     const width = Math.max(place.clientWidth - 80, 300);
     const layout = {
       height: Math.max(190, Math.min(720, 120 + 20 * plan.ranks.length)), margin: {t: 30, r: 16, l: 50, b: 44},
@@ -100,7 +105,7 @@
   const followZoom = () => document.getElementById("figure-passes").on("plotly_relayout", (change) => {
     if (!shown) return;
     const unit = unitOf(shown.plan.iteration_s)[0];
-    if (change["xaxis.autorange"]) drawPasses(shown.letter);
+    if (change["xaxis.autorange"]) drawPasses(shown.letter, [0, shown.plan.iteration_s]);
     else if ("xaxis.range[0]" in change) {
       const [from, to] = [change["xaxis.range[0]"] * unit, change["xaxis.range[1]"] * unit];
       drawPasses(shown.letter, [Math.max(from, 0), Math.min(to, shown.plan.iteration_s)]);
@@ -130,19 +135,91 @@
 
   // --- controls
 
-  const intervals = document.getElementById("intervals");
+  const intervals = document.getElementById("intervals"), whole = document.getElementById("whole");
+  const ROOM = 0.35;  // of the front's extent, on either side, that intervals are drawn in
   const showIntervals = () => {
     if (!intervals) return;
     const place = document.getElementById("figure-front"), {layout} = DATA.figures.front;
     const trace = place.data.findIndex((one) => one.meta === "intervals");
     if (trace < 0) return;
-    const axes = intervals.checked
+    whole.disabled = !intervals.checked;
+    const around = ([low, high]) => intervals.checked ? [low - ROOM * (high - low), high + ROOM * (high - low)] : [low, high];
+    const axes = intervals.checked && whole.checked
       ? {"xaxis.autorange": true, "yaxis.autorange": true}
-      : {"xaxis.range": [...layout.xaxis.range], "yaxis.range": [...layout.yaxis.range]};
+      : {"xaxis.range": around(layout.xaxis.range), "yaxis.range": around(layout.yaxis.range)};
     Plotly.update(place, {visible: intervals.checked}, axes, [trace]);
   };
-  intervals?.addEventListener("change", showIntervals);
+  for (const box of [intervals, whole]) box?.addEventListener("change", showIntervals);
+
+  // --- the plan that limits and prices choose, of those that are stored
+
+  const C = DATA.choice, KWH = 3.6e6, HOUR = 3600;
+  const spans = () => {
+    const kw = C.time_s.map((_, row) => siteJ(row) / C.time_s[row] / 1e3);
+    const ends = (values) => [Math.min(...values), Math.max(...values)];
+    return {deadline: ends(C.time_s), kw: ends(kw), price_gpu: [0, 10], price_kwh: [0, 0.5], carbon: [0, 1], price_carbon: [0, 300]};
+  };
+  const siteJ = (row) => (C.energy_j[row] * (1 + C.host_share) + C.host_w * C.time_s[row]) * C.pue;
+  const digits = (value, count = 4) => Number(value.toPrecision(count)).toLocaleString("en", {maximumSignificantDigits: count});
+  const signed = (value) => `${value < 0 ? "" : "+"}${value.toFixed(1)} %`;
+  const percent = (value, base) => 100 * (value / base - 1);
+  const limits = () => {
+    const found = {}, range = spans();
+    for (const slider of document.querySelectorAll("#choice input")) {
+      const [low, high] = range[slider.name], at = low + (high - low) * slider.value / 100;
+      const most = (slider.name === "deadline" || slider.name === "kw") && slider.value === "100";
+      found[slider.name] = most ? Infinity : at;
+      const unit = {deadline: " s", kw: " kW", price_gpu: ` ${C.currency}`, price_kwh: ` ${C.currency}`, carbon: " kg", price_carbon: ` ${C.currency}`}[slider.name];
+      slider.previousElementSibling.textContent = most ? "(any)" : digits(at, 3) + unit;
+    }
+    return found;
+  };
+  const best = (by) => {
+    const rows = C.time_s.map((_, row) => row)
+      .filter((row) => C.time_s[row] <= by.deadline * (1 + 1e-9) && siteJ(row) / C.time_s[row] / 1e3 <= by.kw * (1 + 1e-9));
+    const priced = by.price_gpu > 0 && by.price_kwh + by.carbon * by.price_carbon > 0;
+    const paid = (row) => C.gpus * C.time_s[row] / HOUR * by.price_gpu
+      + siteJ(row) / KWH * (by.price_kwh + by.carbon * by.price_carbon / 1e3);
+    const free = by.deadline === Infinity && !priced, fastest = Math.min(...rows.map((row) => C.time_s[row]));
+    const within = rows.filter((row) => !free || C.time_s[row] <= fastest * (1 + C.slower));
+    const sure = within.filter((row) => C.fits[row] >= C.sure), score = priced ? paid : (row) => C.energy_j[row];
+    const among = sure.length ? sure : within;
+    return {row: among.reduce((a, b) => a === null || score(b) < score(a) ? b : a, null), priced, paid};
+  };
+  const choose = () => {
+    const by = limits(), {row, priced, paid} = best(by), place = document.getElementById("chosen");
+    place.dataset.row = row ?? "";
+    if (row === null) { place.textContent = "No plan of the front keeps these limits."; return; }
+    const [time, energy] = C.reference, at = siteJ(row) / C.time_s[row] / 1e3;
+    const money = priced ? `, ${digits(paid(row))} ${C.currency} per iteration` : "";
+    const start = C.start ? ` Start it: ${C.start.replace("NUMBER", row + 1)}` : "";
+    place.textContent = `Plan ${row + 1}: ${C.words[row]}. ${digits(C.time_s[row])} s (${signed(percent(C.time_s[row], time))}), `
+      + `${digits(C.energy_j[row] / 1e3)} kJ (${signed(percent(C.energy_j[row], energy))}), ${digits(at, 3)} kW of the site${money}.${start}`;
+  };
+  if (C) {
+    const range = spans();
+    for (const slider of document.querySelectorAll("#choice input")) {
+      const [low, high] = range[slider.name], given = C.given[slider.name];
+      if (given) slider.value = Math.max(0, Math.min(100, Math.round(100 * (given - low) / ((high - low) || 1))));
+      slider.addEventListener("input", choose);
+    }
+    choose();
+  }
+  let picked = [];
+  const compare = (point) => {
+    const {x, y} = point;
+    const nearest = C.time_s.map((_, row) => row).reduce((a, b) => far(b, x, y) < far(a, x, y) ? b : a);
+    picked = [...picked, nearest].slice(-2);
+    if (picked.length < 2) { document.getElementById("compared").textContent = `Plan ${nearest + 1}; click another to compare.`; return; }
+    const [a, b] = picked, of = (values) => signed(percent(values[b], values[a]));
+    document.getElementById("compared").textContent = `Plan ${b + 1} against plan ${a + 1}: time ${of(C.time_s)}, energy ${of(C.energy_j)}. `
+      + `${b + 1}: ${C.words[b]}. ${a + 1}: ${C.words[a]}.`;
+  };
+  const far = (row, x, y) => ((C.time_s[row] / C.time_unit - x) / x) ** 2 + ((C.energy_j[row] / C.energy_unit - y) / y) ** 2;
   for (const radio of document.querySelectorAll("input[name=plan]")) radio.addEventListener("change", drawPlan);
 
-  start(drawAll).then(followZoom);
+  start(drawAll).then(() => {
+    followZoom();
+    if (C) document.getElementById("figure-front").on("plotly_click", (event) => compare(event.points[0]));
+  });
 })();

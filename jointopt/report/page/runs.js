@@ -1,3 +1,2 @@
-"use strict";
 // The page of real runs: its figures, one after the other.
 report.start();

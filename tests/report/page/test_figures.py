@@ -95,6 +95,8 @@ def test_the_front_is_drawn_in_units_with_intervals_around_the_chosen_plans(prop
     entry = proposal.to_dict()["front"][0] | {
         "iteration_time_s": 0.2, "iteration_time_s_low": 0.15, "iteration_time_s_high": 0.3,
         "energy_j": 2000.0, "energy_j_low": 1800.0, "energy_j_high": 2500.0,
+        "time_vs_first_percent": 0.0, "time_vs_first_percent_low": -25.0, "time_vs_first_percent_high": 50.0,
+        "energy_vs_first_percent": 25.0, "energy_vs_first_percent_low": 12.5, "energy_vs_first_percent_high": 56.25,
     }  # fmt: skip
     far = entry | {"iteration_time_s": 0.4, "energy_j": 1000.0}
     found = figures.front_figure([entry, far], [("A", ChosenPlan("fastest", entry))], [])
