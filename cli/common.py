@@ -93,6 +93,7 @@ def json_option(command: F) -> F:
     return _JSON(_QUIET(command))
 
 
+verbose = click.option("-v", "--verbose", is_flag=True, help="Print all of the answer, not only what decides.")
 report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")
 allow_tight = click.option(
     "--allow-tight", is_flag=True,

@@ -12,7 +12,7 @@ from jointopt.cli.plan import option as plan_option
 
 
 @click.command(cls=common.Command, short_help="Put plans side by side.")
-@click.argument("job")
+@click.argument("job", required=False)
 @plan_option("; without --baseline the first plan is the base", "plans", multiple=True)
 @click.option("--baseline", default="", help="What runs today, to be compared with: a plan, a script, a config, a log.")
 @common.pue
@@ -20,7 +20,7 @@ from jointopt.cli.plan import option as plan_option
 @common.model_options()
 @common.output_options
 def compare(
-    job: str, plans: tuple[Plan, ...], baseline: str, pue: float | None, changes: dict[str, Any],
+    job: str | None, plans: tuple[Plan, ...], baseline: str, pue: float | None, changes: dict[str, Any],
     basis: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Put plans of JOB side by side: time, energy and memory by part, and which parts make the difference.

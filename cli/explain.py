@@ -12,16 +12,17 @@ from jointopt.cli.plan import option as plan_option
 
 
 @click.command(cls=common.Command, short_help="Take one plan apart.")
-@click.argument("job")
+@click.argument("job", required=False)
 @plan_option()
 @common.allow_tight
 @common.pue
 @common.job_changes
 @common.model_options()
 @common.output_options
+@common.verbose
 def explain(
-    job: str, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
-    allow_tight: bool,
+    job: str | None, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
+    allow_tight: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
@@ -30,9 +31,9 @@ def explain(
     \b
     Examples:
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
-      jointopt explain job.yaml --plan out/proposal.json:2
+      jointopt explain job.yaml --plan out/proposal.json:2 -v
     """
     from jointopt.workflows import explain as workflow
 
     found = workflow.explain(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis)
-    common.answer(found, as_json, allow_tight=allow_tight)
+    common.answer(found, as_json, allow_tight=allow_tight, brief=not verbose)

@@ -47,7 +47,7 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @common.report
 @common.allow_tight
 @common.output_options
-@click.option("-v", "--verbose", is_flag=True, help="Print the layouts, the search and what was assumed.")
+@common.verbose
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
 @click.option("--layouts", type=click.IntRange(min=1), help="Print the best N layouts; 5 with -v.")

@@ -15,7 +15,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unlike_recorded_runs
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, settings_lines, unlike_recorded_runs
 from jointopt.report.plans import (
     Rank,
     basis_lines,
@@ -196,8 +196,22 @@ class Explanation(Result):
             out |= {f"{name}_low": low, f"{name}_high": high}
         return out | {"stages": self.stages}
 
-    def blocks(self) -> Iterator[Block]:
-        """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
+    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+        """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known.
+
+        ``brief``: totals, whether it is feasible, what its time hangs on, and the largest parts.
+        """
+        if brief:
+            yield [
+                *_totals(self),
+                "Feasible." if self.feasible else "Not feasible:",
+                *(f"- {why}" for why in self.against),
+            ]
+            yield [largest_parts(self), settings_lines(self.hangs_on, most=3, whose="The plan's")]
+            if has_site_costs(self.job) and math.isfinite(self.energy_j):
+                yield [site_table(self.job, ["this plan"], [self.iteration_time_s], [self.energy_j])]
+            yield ["-v: power by kernel, heat, links, energy by level, stages, and what was assumed."]
+            return
         cluster, time_s, energy_j = self.job.cluster, self.iteration_time_s, self.energy_j
         rank = self.rank.sentence() if self.rank else ""
         yield [
@@ -225,6 +239,28 @@ class Explanation(Result):
             links = [f"{_LINKS[name].format(v)} ({origin})" for name, (v, origin) in _links(cluster).items()]
             yield [f"Links of a GPU, each way: {', '.join(links)}."]
         yield [basis_lines(self.assumed, self.informed_by), *self.learned]
+
+
+LARGEST = 5  # parts of each breakdown, in a brief answer
+
+
+def largest_parts(found: Explanation) -> list[str]:
+    """The largest parts of time, energy and memory, side by side, with their shares of the total in percent."""
+    parts = {"time": found.time_s, "energy, all GPUs": found.energy_by_part_j, "memory, fullest GPU": found.memory_gib}
+    known = {head: tidy_parts(values) for head, values in parts.items() if math.isfinite(sum(values.values()))}
+    columns = []
+    for head, values in known.items():
+        shown = sorted(values.items(), key=lambda part: -part[1])
+        total = sum(values.values())
+        cells = [(name, f"{100.0 * value / total:.1f} %") for name, value in shown[:LARGEST] if value > 0.0]
+        if rest := sum(value for _, value in shown[LARGEST:]):
+            cells.append(("others", f"{100.0 * rest / total:z.1f} %"))
+        cells += [("", "")] * (LARGEST + 1 - len(cells))
+        columns += [
+            TextColumn(head, [name for name, _ in cells], left=True),
+            TextColumn("", [share for _, share in cells]),
+        ]
+    return [line for line in tables.lay_out(columns) if line]
 
 
 def _logits_sentence(training: Training) -> str:

@@ -22,7 +22,7 @@ cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4, carbon_kg_per_kwh: 0.
 """
 PLAN = ("--plan", "dp=8 zero_stage=1")
 ANSWERS = {
-    "propose": ("job.yaml", "-v", "--study", "other"), "explain": ("job.yaml", *PLAN),
+    "propose": ("job.yaml", "-v", "--study", "other"), "explain": ("job.yaml", "-v", *PLAN),
     "compare": ("job.yaml", *PLAN, "--plan", "dp=4 tp=2"), "scale": ("job.yaml", "--gpus", "4,8"),
     "select": ("proposal.json", "--facility"),
 }  # fmt: skip

@@ -154,3 +154,11 @@ def test_the_highest_power_of_a_stage_has_its_interval_from_low_to_high(make_exp
     stages = tuple(replace(stage, peak_power_w=380.0) for stage in make_explanation().stages)
     found = make_explanation(stages=stages, intervals={"peak_power_w": (350.0, 420.0)})
     assert "380 W at the peak (350 to 420)" in " ".join(found.text().split())
+
+
+def test_a_brief_answer_has_the_largest_parts_side_by_side(make_explanation: Explanations) -> None:
+    lines = make_explanation().text(brief=True).splitlines()
+    (head,) = [number for number, line in enumerate(lines) if line.startswith("time ")]
+    assert lines[head + 1].split() == ["compute", "80.0", "%", "compute", "66.7", "%", "activations", "85.1", "%"]
+    assert lines[head + 2].split()[:3] == ["bubble", "20.0", "%"]
+    assert "stage" not in {line.split(" ")[0] for line in lines}
