@@ -44,7 +44,7 @@ class Constants:
     unfused: float = 0.0  # from a half on: attention of separate kernels instead of the job's
 
 
-# Batches are a quarter, a half and the whole of the usual; launches of a fast and of a slow host (GH200 takes 1.7 times
+# Batches are a quarter, a half and the whole of the usual; launches of a fast and of a slow host (GH200 takes 1.4 times
 # an x86 server in the catalogue); link shares that its profiles reach; knee 0.67 to 0.85 and voltage 1.18 to
 # 1.37 around A40 and A100 (jointopt/jobs/catalog/power.yaml); static power and memory energy as far as fits differ.
 SPANS: dict[str, tuple[float, float]] = {
