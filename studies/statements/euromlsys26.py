@@ -9,9 +9,11 @@ from scipy.stats import kendalltau
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.studies.evidence import NOMINAL, SPANS, Constants, Outcome, columns, outcomes
+from jointopt.studies.evidence import NOMINAL, SPANS, Constants, Outcome, columns, fits, outcomes
 from jointopt.studies.statements.euromlsys26_plans import (
+    ACROSS_NODES,
     BATCHES,
+    EXPERT_LAYOUTS,
     FOUR,
     LAYOUTS,
     SIZES,
@@ -28,6 +30,7 @@ from jointopt.studies.statements.statement import (
     ENERGY,
     EXPERT_ENERGY,
     EXPERT_TIME,
+    MEMORY,
     POWER,
     TIME,
     Finding,
@@ -44,6 +47,10 @@ from jointopt.studies.statements.statement import (
 # authors' group on GH200 (github.com/eth-easl/sailor) have unfused attention
 OPEN = SPANS | {"dp_overlap": (0.0, 0.5), "unfused": (0.0, 1.0)}
 _SAVED = 0.15  # of energy, at whose cost in time layouts are compared
+_FLAT = "dp=8 tp=1 pp=1 micro_batch_size=4"  # which the paper does not show
+_COUNTERS = {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}
+# of OPT-350M, by place in LAYOUTS: fewer and more ranks of one kind
+_MORE = {"tensor": [(0, 3), (3, 5), (2, 4)], "pipeline": [(2, 3), (0, 1), (4, 5)]}
 
 
 def _batch(constants: Constants) -> int:
@@ -93,10 +100,47 @@ def _named_plan(c: Constants) -> Finding:
     )
 
 
+def _more_and_fewer(name: str, c: Constants) -> list[tuple[Outcome, Outcome]]:
+    """Pairs of plans with more and with fewer tensor or pipeline ranks."""
+    plans = dense(c)
+    return [(plans[LAYOUTS[more], size], plans[LAYOUTS[less], size]) for less, more in _MORE[name] for size in SIZES]
+
+
+def _less_memory(c: Constants) -> Finding:
+    """Less memory of a GPU, and less power, as far as the model's errors tell."""
+    found = []
+    for name in _MORE:
+        both = _more_and_fewer(name, c)
+        memory = np.array([fewer.peak_memory_gib / more.peak_memory_gib for more, fewer in both])
+        power = np.array([fewer.avg_power_w / more.avg_power_w for more, fewer in both])
+        words = f"{name} {1.0 / memory.max() - 1.0:+.0%} to {1.0 / memory.min() - 1.0:+.0%} of memory"
+        words += f", {1.0 / power.max() - 1.0:+.0%} to {1.0 / power.min() - 1.0:+.0%} of power"
+        found += [order(words, memory, MEMORY), order("", power, POWER)]
+    return whole(*found)
+
+
+def _all_fit(c: Constants) -> Finding:
+    """Within the GPU's memory, but for the model's error of it."""
+    every = {
+        "opt-350m-8x4-gh200": list(dense(c).values()), "olmoe-1b-7b-8x4-gh200": sum(experts(c).values(), []),
+        "opt-350m-2x4-a100": list(at_top(_batch(c), c).values()),
+    }  # fmt: skip
+    kept = sum(fits(shipped_job(name), one) for name, found in every.items() for one in found)
+    count = sum(map(len, every.values()))
+    return Finding(f"{kept} of {count}", Grade.REPRODUCED if kept == count else Grade.CONTRADICTED)
+
+
+def _one_sequence(c: Constants) -> Finding:
+    """The fullest plan of two sequences a micro-batch does not fit."""
+    gpu = shipped_job("olmoe-1b-7b-8x4-gh200").cluster.gpu
+    most = max(one.peak_memory_gib for row in experts(c, size=2).values() for one in row)
+    return order(f"two take {most:.0f} GiB at most, of {gpu.memory_gib:.0f}", most / gpu.memory_gib, MEMORY)
+
+
 def _higher_degrees(c: Constants) -> Finding:
-    plans, found = dense(c), []
-    for name, pairs in {"tensor": [(0, 3), (3, 5), (2, 4)], "pipeline": [(2, 3), (0, 1), (4, 5)]}.items():
-        both = [(plans[LAYOUTS[more], size], plans[LAYOUTS[less], size]) for less, more in pairs for size in SIZES]
+    found = []
+    for name in _MORE:
+        both = _more_and_fewer(name, c)
         time = np.array([more.iteration_time_s / less.iteration_time_s for more, less in both])
         energy = [more.energy_j / less.energy_j for more, less in both]
         clear = int((np.abs(np.log(time)) > TIME).sum())
@@ -114,7 +158,7 @@ def _larger_micro_batches(c: Constants) -> Finding:
 def _utilization(c: Constants) -> Finding:
     """Power goes with utilization, by either counter of DCGM that may be meant."""
     plans, found = list(dense(c).values()), []
-    for words, name in {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}.items():
+    for words, name in _COUNTERS.items():
         tau = _tau(plans, name, "avg_power_w")
         grade = Grade.REPRODUCED if tau > 0.8 else Grade.ORDER if tau > 0.0 else Grade.CONTRADICTED
         found.append(Finding(f"{words}: tau {tau:.2f}", grade))
@@ -135,9 +179,9 @@ def _idle(c: Constants) -> Finding:
     return _restated(f"{idle:.0f} W, the paper's own figure in the catalogue")
 
 
-def _expert_steps(c: Constants, name: str, within: str = "") -> Floats:
-    """Later over earlier of each step, ep 1 to 2 and 2 to 4, of the layouts with ``within`` in their name."""
-    rows = [[getattr(one, name) for one in row] for layout, row in experts(c).items() if within in layout]
+def _expert_steps(c: Constants, name: str, layouts: tuple[str, ...] = EXPERT_LAYOUTS) -> Floats:
+    """Later over earlier of each step, ep 1 to 2 and 2 to 4, of each layout."""
+    rows = [[getattr(one, name) for one in row] for row in experts(c, layouts).values()]
     return np.array([[b / a, e / b] for a, b, e in rows])
 
 
@@ -163,16 +207,14 @@ def _expert_energy(c: Constants) -> Finding:
     return order(_ends(ratios), 1.0 / ratios, EXPERT_ENERGY)
 
 
-def _experts_unfused(c: Constants) -> Finding:
+def _experts_across_nodes(c: Constants) -> Finding:
     names = {"power": "avg_power_w", "time": "iteration_time_s", "energy": "energy_j"}
-    return _restated(
-        ", ".join(f"{w} {_ends(_expert_steps(replace(c, unfused=1.0), n, 'tp=1'))}" for w, n in names.items())
-    )
+    return _restated(", ".join(f"{w} {_ends(_expert_steps(c, n, ACROSS_NODES))}" for w, n in names.items()))
 
 
 def _expert_utilization(c: Constants) -> Finding:
     found = []
-    for words, name in {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}.items():
+    for words, name in _COUNTERS.items():
         ratios = _expert_steps(c, name)
         grade = Grade.REPRODUCED if (ratios.prod(axis=1) > 1.0).all() else Grade.CONTRADICTED
         found.append(Finding(f"{words} {_ends(ratios)}", grade))
@@ -249,11 +291,11 @@ def _fastest_at_top(c: Constants) -> Finding:
     return whole(order(words, time), order("", energy, ENERGY))
 
 
-def _slower(c: Constants) -> dict[str, tuple[float, float]]:
+def _slower(c: Constants, by_parameters: bool = False) -> dict[str, tuple[float, float]]:
     """Times as long as at the top clock where a layout has saved `_SAVED` of its energy, and the error of that."""
     slower = {}
-    for letter, top in at_top(_batch(c), c).items():
-        found = falling(letter, _batch(c), c)
+    for letter, top in at_top(_batch(c), c, by_parameters).items():
+        found = falling(letter, _batch(c), c, by_parameters)
         time = np.where(found["energy_j"] <= (1.0 - _SAVED) * top.energy_j, found["iteration_time_s"], np.inf)
         error = response(found["clock_mhz"][-1], found["lowest_mhz"][time.argmin()])
         slower[letter] = float(time.min()) / top.iteration_time_s, float(error)
@@ -325,16 +367,61 @@ def _front(c: Constants) -> Finding:
     return order(f"points on the front: {words}; C and D come within {above - 1.0:.0%} of it", above, ENERGY)
 
 
+def _by_parameters(c: Constants) -> Finding:
+    slower = _slower(c, by_parameters=True)
+    return _restated(", ".join(f"{k} {late - 1.0:+.1%}" for k, (late, _) in slower.items()))
+
+
+def _saves_less(c: Constants, few: str, many: str) -> Finding:
+    """At its best clock each layout of ``few`` saves a smaller share of its energy than each of ``many``."""
+    kept, errors = {}, {}
+    for letter, top in at_top(_batch(c), c).items():
+        found = falling(letter, _batch(c), c)
+        low = int(found["energy_j"].argmin())
+        kept[letter] = float(found["energy_j"][low]) / top.energy_j
+        errors[letter] = float(response(found["clock_mhz"][-1], found["lowest_mhz"][low]))
+    words = ", ".join(f"{k} {1.0 - share:.1%}" for k, share in kept.items())
+    pairs = [(one, other) for one in few for other in many]
+    return order(
+        f"saved at most: {words}", [kept[one] / kept[other] for one, other in pairs],
+        [np.hypot(errors[one], errors[other]) for one, other in pairs],
+    )  # fmt: skip
+
+
 def _c_saves_little(c: Constants) -> Finding:
-    """Both halves: the saving is limited (less than half of B's), and other layouts have better points."""
+    """Both halves: it saves less than B, and other layouts have better points."""
     least = {letter: _least(letter, _batch(c), c) for letter in FOUR}
-    saved = {k: 1.0 - least[k] / at_top(_batch(c), c)[k].energy_j for k in FOUR}
-    words = ", ".join(f"{k} {share:.1%}" for k, share in saved.items())
     above = least["C"] / min(least.values())
-    return whole(
-        order(f"saved at most: {words}", 0.5 * saved["B"] / saved["C"]),
-        order(f"C's least is {above - 1.0:+.1%} of the best", above, ENERGY),
-    )
+    better = order(f"C's least is {above - 1.0:+.1%} of the best", above, ENERGY)
+    return whole(_saves_less(c, "C", "B"), better)
+
+
+def _flat_saves_little(c: Constants) -> Finding:
+    return _saves_less(c, "AC", "BD")
+
+
+def _high_utilization(c: Constants) -> Finding:
+    """By either counter, whose error is that of power, which goes with it."""
+    found = []
+    for words, name in _COUNTERS.items():
+        used = {letter: getattr(one, name) for letter, one in at_top(_batch(c), c).items()}
+        words += " " + ", ".join(f"{k} {share:.0%}" for k, share in used.items())
+        found.append(order(words, [used[one] / used[other] for one in "AC" for other in "BD"], POWER))
+    return either(*found)
+
+
+def _least_is_not_fastest(c: Constants) -> Finding:
+    """Over all layouts and clocks: the least energy of any layout is below that of the fastest one."""
+    every = every_layout(c)
+    name, energy = min(every["flat", "energy_j"], every["deep", "energy_j"], key=lambda pair: pair[1])
+    fastest, kept = every["fastest", "energy_j"]
+    words = f"fastest: {fastest}, slowed {kept / 1e3:.2f} kJ; least energy: {name} {energy / 1e3:.2f} kJ"
+    return order(words, kept / energy, ENERGY)
+
+
+def _beats_the_fastest_of_all(c: Constants) -> Finding:
+    least, top = _least("B", _batch(c), c), outcomes(on_two_nodes(_batch(c)), [_FLAT], replace(c, batch=1.0))[0]
+    return _restated(f"{least / 1e3:.2f} kJ against {top.energy_j / 1e3:.2f} kJ")
 
 
 def _grouped_by_time(c: Constants) -> Finding:
@@ -344,7 +431,7 @@ def _grouped_by_time(c: Constants) -> Finding:
 
 
 def _better_layout(c: Constants) -> Finding:
-    other = outcomes(on_two_nodes(_batch(c)), ["dp=8 tp=1 pp=1 micro_batch_size=4"], replace(c, batch=1.0))[0]
+    other = outcomes(on_two_nodes(_batch(c)), [_FLAT], replace(c, batch=1.0))[0]
     first = at_top(_batch(c), c)["A"].iteration_time_s
     words = f"dp8-pp1-tp1-mbs4: {other.iteration_time_s:.2f} s, {other.energy_j / 1e3:.2f} kJ, A {first:.2f} s"
     return order(words, other.iteration_time_s / first)
@@ -361,20 +448,13 @@ def _leanest_is_a_pipeline(c: Constants) -> Finding:
     return order(words, more / energy, ENERGY)
 
 
-_COUNTERS = (
-    "the paper reads utilization with DCGM and names no field: were it DCGM_FI_PROF_SM_ACTIVE the statement comes out, "
-    "were it DCGM_FI_DEV_GPU_UTIL (NVML's, NCCL's kernels counted while they wait) it is reversed; its name would tell"
+_READ_BY_DCGM = (
+    "the paper reads it with DCGM and names no field: by DCGM_FI_PROF_SM_ACTIVE and by DCGM_FI_DEV_GPU_UTIL, NVML's"
 )
-_TWO_COUNTERS = (
-    "with tp 1 SM active rises and GPU utilization falls (E11); with tp 2, across nodes, SM active falls too"
-)
-_EXPERT_PLANS = (
-    "the layouts are not named; with tp 2 an expert group of 4 lies over 8 GPUs, two nodes of 4, the paper: one node"
-)
+_EXPERT_PLANS = "the layouts are not named: those whose expert group of 4 lies in a node of 4, as the paper says"
 _HOST = (
-    "experts run one after the other and wait for their launches (64 on a rank at ep 1), and with tp 2 power falls at "
-    "the second step, where all-to-alls cross the network; with unfused attention, which the paper leaves open, no "
-    "launch is waited for, and sums of gradients decide"
+    "half as much again is not slightly: experts run one after the other and wait for their launches, 64 on a rank "
+    "at ep 1; no recorded run has them, and each is given what launches of a dense layer take"
 )
 
 STATEMENTS = (
@@ -394,16 +474,22 @@ STATEMENTS = (
         "E9", "1", "higher tp or pp: longer, more energy", "both", _higher_degrees,
         "for tensor parallelism it comes out, for pipelines the difference is within the error",
     ),
+    Statement(
+        "E42", "1", "higher tp or pp: less memory of a GPU, slightly less power", "both", _less_memory,
+        "pipelines keep activations of more micro-batches: their memory hardly falls",
+    ),
+    Statement("E43", "3.1", "every layout of figures 1, 2 and 5 fits in memory", "all", _all_fit),
+    Statement("E44", "2", "OLMoE's micro-batch is 1 because of memory", "2 does not fit", _one_sequence),
     Statement("E10", "1", "larger micro-batches have the higher throughput", "higher", _larger_micro_batches),
-    Statement("E11", "1b", "more power goes with more GPU utilization", "rises together", _utilization, _COUNTERS),
+    Statement("E11", "1b", "more power goes with more GPU utilization", "rises together", _utilization, _READ_BY_DCGM),
     Statement("E12", "1", "runtime, not power, makes the differences of energy", "primarily", _time_drives_energy),
     Statement(
         "E13", "2b", "expert parallelism 1 to 4: slightly more power", "slightly", _expert_power, _HOST,
-        (("unfused attention, tp 1", _experts_unfused),),
+        (("over two nodes, tp 2", _experts_across_nodes),),
     ),
     Statement("E14", "2a", "expert parallelism 1 to 4: less time", "falls", _expert_time, _EXPERT_PLANS),
     Statement("E15", "2a", "expert parallelism 1 to 4: less energy", "falls", _expert_energy, _EXPERT_PLANS),
-    Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization, _TWO_COUNTERS),
+    Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization, _READ_BY_DCGM),
     Statement("E18", "Insight 1", "energy tracks time for experts too", "closely", _insight_1),
     Statement(
         "E19", "3", "energy over clock is a valley", "valley in 240-1410 MHz", _valley,
@@ -419,10 +505,18 @@ STATEMENTS = (
     Statement("E24", "5", "A loses more time than B and D as clocks fall", "more", _data_parallel_loses_more),
     Statement(
         "E25", "5", "C loses as much time as A as clocks fall, more than B and D", "as A", _c_is_sensitive,
-        "C has two stages as B has, the slower of which has the head: as much slack",
+        "C has two stages as B has, the slower of which has the head: as much slack, by parameters or by layers",
+        (("layers split by parameters, D's 5, 7, 7, 5", _by_parameters),),
     ),
     Statement("E26", "5", "B and D save at hardly any cost of time first", "small", _free_savings),
-    Statement("E27", "Insight 3", "B slowed takes less energy than the fastest plan", "less", _beats_the_fastest),
+    Statement(
+        "E27", "Insight 3", "B slowed takes less energy than the fastest data-parallel plan, A", "less",
+        _beats_the_fastest, also=(("than dp8-pp1-tp1-mbs4, which is faster here (E35)", _beats_the_fastest_of_all),),
+    ),
+    Statement(
+        "E39", "abstract, Insight 3", "the layout of least energy is not the fastest one: both must be chosen at once",
+        "another", _least_is_not_fastest, "of 200 jobs and their savings see joint-or-not",
+    ),
     Statement(
         "E28", "5", "past a point E, B lies below A's curve", "crosses", _curves_cross,
         also=(("B's least energy of A's", _least_energies),),
@@ -431,6 +525,11 @@ STATEMENTS = (
     Statement(
         "E33", "4.2", "slowing C saves little and misses better points", "limited", _c_saves_little,
         "C saves as much of its energy as A and B; that better points are missed is within the error",
+    ),
+    Statement("E40", "5", "A and C save less of their energy than B and D", "limited", _flat_saves_little),
+    Statement(
+        "E41", "5", "A and C keep GPUs busier than B and D", "high", _high_utilization,
+        "C has the stages of B and half its micro-batch, so twice the launches: less busy by both counters",
     ),
     Statement(
         "E34", "5", "blue and green curves are separated from red and black ones by time", "separated",

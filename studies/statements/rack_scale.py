@@ -121,19 +121,21 @@ def _diminishing(c: Constants) -> Finding:
     return order(f"{growth:+.1%} energy from 32 to 512 H100 at one batch", joules[-1] / joules[0], ENERGY)
 
 
+_UNITS = {"Timeloop's units": False, "an H100's": True}  # whose rate the paper leaves open
+
+
 def _alike(c: Constants) -> Finding:
-    ratios = [_ratio("feed-forward", "tp", "dp", gpus, c) for gpus in COUNTS]
-    words = f"tp over dp {min(ratios):.2f} to {max(ratios):.2f}"
-    return alike(words, ratios)
+    """With either compute unit."""
+    found = []
+    for words, whole_gpu in _UNITS.items():
+        dp, tp = ([_compute_s(mode, n, c, whole_gpu) for n in COUNTS] for mode in ("dp", "tp"))
+        ratios = np.divide(tp, dp)
+        found.append(alike(f"{words}: tp over dp {ratios.min():.2f} to {ratios.max():.2f}", ratios))
+    return either(*found)
 
 
-def _alike_on_h100(c: Constants) -> Finding:
-    ratios = [
-        block("feed-forward", "tp", n, c=c, whole_gpu=True).compute_s
-        / block("feed-forward", "dp", n, c=c, whole_gpu=True).compute_s
-        for n in COUNTS
-    ]
-    return alike(f"tp over dp {min(ratios):.2f} to {max(ratios):.2f}", ratios)
+def _compute_s(mode: str, gpus: int, c: Constants, whole_gpu: bool) -> float:
+    return block("feed-forward", mode, gpus, c=c, whole_gpu=whole_gpu).compute_s
 
 
 def _steps(kind: str, mode: str, counts: tuple[int, ...], c: Constants) -> Floats:
@@ -143,22 +145,27 @@ def _steps(kind: str, mode: str, counts: tuple[int, ...], c: Constants) -> Float
 
 
 def _both_fall(c: Constants) -> Finding:
-    times = [f"{1e3 * block('feed-forward', mode, n, c=c).compute_s:.0f}" for mode in ("dp", "tp") for n in (4, 32)]
-    words = f"4 to 32 GPUs: dp {times[0]} to {times[1]} ms, tp {times[2]} to {times[3]} ms"
-    return order(words, [_steps("feed-forward", mode, (4, 8, 16, 32), c) for mode in ("dp", "tp")])
+    """With either compute unit."""
+    found, counts = [], (4, 8, 16, 32)
+    for words, whole_gpu in _UNITS.items():
+        times = np.array([[_compute_s(mode, n, c, whole_gpu) for n in counts] for mode in ("dp", "tp")])
+        (first, last), (second, end) = 1e3 * times[:, [0, -1]]
+        words += f": dp {first:.3g} to {last:.3g} ms, tp {second:.3g} to {end:.3g} ms"
+        found.append(order(words, times[:, :-1] / times[:, 1:]))
+    return either(*found)
 
 
-def _reads_more(c: Constants) -> Finding:
-    ratio = block("feed-forward", "tp", 16, c=c).read_j / block("feed-forward", "dp", 16, c=c).read_j
-    return order(f"{ratio:.1f} times the read energy of dp on 16 GPUs", ratio)
-
-
-def _with_backward(mode: str, kind: str, _: Constants) -> Finding:
-    """Memory traffic over dp's on 16 GPUs of the same block as a job with its backward pass, by rack-scale-jobs."""
-    found = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv")
-    found = found[(found["sweep"] == "GPUs") & (found["block"] == "feed-forward") & (found["GPUs"] == 16)]
-    of, dp = (float(found.loc[found["mode"] == one, f"memory {kind} J"].item()) for one in (mode, "dp"))
-    return order(f"{kind} {of / dp:.2f} times dp's", of / dp)
+def _traffic(mode: str, kind: str, c: Constants) -> Finding:
+    """Memory traffic over dp's on 16 GPUs: forward, and as a job with its backward pass, by rack-scale-jobs."""
+    joules = {one: block("feed-forward", one, 16, c=c) for one in (mode, "dp")}
+    of, dp = (one.read_j if kind == "read" else one.written_j for one in joules.values())
+    table = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv")
+    table = table[(table["sweep"] == "GPUs") & (table["block"] == "feed-forward") & (table["GPUs"] == 16)]
+    job, plain = (float(table.loc[table["mode"] == one, f"memory {kind} J"].item()) for one in (mode, "dp"))
+    return either(
+        order(f"{kind} {of / dp:.1f} times dp's on 16 GPUs", of / dp),
+        order(f"with its backward pass {job / plain:.2f} times", job / plain),
+    )
 
 
 def _repeated_weights(_: Constants) -> Finding:
@@ -169,14 +176,13 @@ def _repeated_weights(_: Constants) -> Finding:
 
 
 def _stops_at_the_batch(c: Constants) -> Finding:
-    at = {mode: [block("attention", mode, n, c=c).latency_s for n in (16, 32)] for mode in ("dp", "tp")}
-    words = ", ".join(f"{mode} {1e3 * a:.0f} to {1e3 * b:.0f} ms" for mode, (a, b) in at.items())
-    return whole(order(f"16 to 32 GPUs: {words}", at["tp"][0] / at["tp"][1]), alike("", at["dp"][0] / at["dp"][1]))
-
-
-def _stops_on_h100(c: Constants) -> Finding:
-    whole_gpu = [block("attention", "tp", n, c=c, whole_gpu=True).latency_s for n in (16, 32)]
-    return order(f"tp {whole_gpu[0] / whole_gpu[1]:.2f} times faster", whole_gpu[0] / whole_gpu[1])
+    """With either compute unit."""
+    found = []
+    for words, whole_gpu in _UNITS.items():
+        at = {mode: [block("attention", mode, n, 1024, c, whole_gpu).latency_s for n in (16, 32)] for mode in ("dp", "tp")}
+        words += ": " + ", ".join(f"{mode} {1e3 * a:.3g} to {1e3 * b:.3g} ms" for mode, (a, b) in at.items())
+        found.append(whole(order(words, at["tp"][0] / at["tp"][1]), alike("", at["dp"][0] / at["dp"][1])))
+    return either(*found)
 
 
 def _pipeline_slower(c: Constants) -> Finding:
@@ -190,14 +196,9 @@ def _plateau(c: Constants) -> Finding:
     return alike(f"8 to 32 GPUs: {gain:.1f} times faster", gain)
 
 
-def _pipeline_reads(c: Constants) -> Finding:
-    joules = [block("feed-forward", mode, 16, c=c).read_j for mode in ("dp", "pp+tp")]
-    return order(f"reads {joules[1] / joules[0]:.1f} times dp's on 16 GPUs", joules[1] / joules[0])
-
-
-def _pipeline_writes(c: Constants) -> Finding:
-    joules = [block("feed-forward", mode, 16, c=c).written_j for mode in ("dp", "pp+tp")]
-    return order(f"writes {joules[1] / joules[0]:.1f} times dp's on 16 GPUs", joules[1] / joules[0])
+def _gains_diminish(c: Constants) -> Finding:
+    first, second = _steps("attention", "pp+tp", PIPELINES, c)
+    return order(f"{first:.2f} times faster from 12 to 24 GPUs, {second:.2f} from 24 to 48", first / second)
 
 
 def _modest(c: Constants) -> Finding:
@@ -215,10 +216,13 @@ def _small_blocks(c: Constants) -> Finding:
 
 def _sooner(c: Constants) -> Finding:
     """A plateau: half of what four times the threads could gain, at most."""
-    times = {mode: [block("attention", mode, 4, n, c).latency_s for n in (256, 1024)] for mode in ("dp", "tp")}
-    gains = {mode: small / large for mode, (small, large) in times.items()}
-    words = f"256 to 1,024 threads: dp {gains['dp']:.1f} times, tp {gains['tp']:.1f} times"
-    return whole(order(words, 2.0 / gains["dp"]), order("", gains["tp"] / gains["dp"]))
+    gains = {}
+    for mode in MODES:
+        small, large = (block("attention", mode, 6 if mode == "pp+tp" else 4, n, c).latency_s for n in (256, 1024))
+        gains[mode] = small / large
+    words = ", ".join(f"{mode} {gain:.1f} times" for mode, gain in gains.items())
+    later = [gains[mode] / gains["dp"] for mode in ("tp", "pp+tp")]
+    return whole(order(f"256 to 1,024 threads: {words} as fast", 2.0 / gains["dp"]), order("", later))
 
 
 def _identical(c: Constants) -> Finding:
@@ -252,7 +256,9 @@ def _no_forward_comm(c: Constants) -> Finding:
 
 
 def _least_comm(c: Constants) -> Finding:
-    return _comm_energies("feed-forward", 32, c)
+    """And its latency is the higher one at as many GPUs."""
+    late = _ratio("feed-forward", "pp+tp", "tp", 32, c)
+    return whole(_comm_energies("feed-forward", 32, c), order(f"{late:.2f} times tp's latency", late))
 
 
 def _comm_energies(kind: str, gpus: int, c: Constants) -> Finding:
@@ -285,18 +291,20 @@ def _energy_j(mode: str, gpus: int, rest: float, c: Constants) -> float:
 
 
 def _not_dominant(c: Constants) -> Finding:
-    def share(gpus: int, whole_gpu: bool = False) -> float:
-        found = block("feed-forward", "tp", gpus, c=c, whole_gpu=whole_gpu)
-        return found.forward_comm_s / found.latency_s
-
-    words = f"at most {max(map(share, COUNTS)):.1%} of the forward pass (16 H100: {share(16, True):.0%})"
-    return order(words, [0.5 / share(n) for n in COUNTS])
+    """Forward and backward, which computes twice as much, with either compute unit: less than half of the time."""
+    found = []
+    for words, whole_gpu in _UNITS.items():
+        priced = [block("feed-forward", "tp", n, c=c, whole_gpu=whole_gpu) for n in COUNTS]
+        sent = [one.forward_comm_s + one.backward_comm_s for one in priced]
+        shares = np.divide(sent, [3.0 * one.compute_s + s for one, s in zip(priced, sent, strict=True)])
+        found.append(order(f"{words}: at most {shares.max():.1%} of both passes", 0.5 / shares))
+    return either(*found)
 
 
 def _between_racks(c: Constants) -> Finding:
-    times = {n: block("feed-forward", "tp", n, c=c).forward_comm_s for n in (8, 16, 32)}
-    words = ", ".join(f"{1e3 * seconds:.2f} ms" for seconds in times.values())
-    return order(f"tp on 8, 16, 32 GPUs in domains of 8: {words}", times[16] / times[8])
+    times = [block("feed-forward", "tp", n, c=c).forward_comm_s for n in COUNTS]
+    words = ", ".join(f"{1e3 * seconds:.2f}" for seconds in times)
+    return Finding(f"tp on {', '.join(map(str, COUNTS))} GPUs in domains of 8: {words} ms", Grade.INPUT)
 
 
 _MAPPER = (
@@ -305,12 +313,12 @@ _MAPPER = (
     "for every token would take six tenths of an H100's memory bandwidth, or 41 times that of NDR 400"
 )
 _REVERSED = (
-    "forward alone, as the paper has it; with its backward pass, as the package prices an ordinary job, the order is "
-    "reversed: there the weights' gradients, whole on every GPU of dp, are most of the traffic"
+    "which passes the figure has would tell: with the backward one, as the package prices an ordinary job, the weights' "
+    "gradients, whole on every GPU of dp, are most of the traffic"
 )
 _RATE = (
-    "the rate of the paper's compute units is not stated: these are Timeloop's, and blocks are bound by them, as the "
-    "paper has it; with an H100's they are not, and it is otherwise"
+    "the rate of the paper's compute units would tell: by Timeloop's blocks are bound by them, as the paper has it, by "
+    "an H100's they are not"
 )
 STATEMENTS = (
     Statement("R1", "III.B", "NVLink-C2C 900 GB/s is 1.11 ps/B, NDR 400 20 ps/B", "1.11, 20", _links, varies=False),
@@ -329,37 +337,37 @@ STATEMENTS = (
     Statement("R7", "I", "energy efficiency diminishes with scale", "diminishes", _diminishing),
     Statement(
         "R8", "2", "feed-forward: dp and tp have similar latency, 4 to 32 GPUs", "equivalent", _alike, _RATE,
-        (("units of an H100", _alike_on_h100),),
     ),
     Statement("R9", "2", "feed-forward: both fall with GPUs", "fall", _both_fall),
     Statement(
-        "R10", "6", "tp: higher energy of memory reads than dp", "noticeably", _reads_more, _REVERSED,
-        (("with its backward pass", functools.partial(_with_backward, "tp", "read")),),
+        "R10", "6", "tp: higher energy of memory reads than dp", "noticeably",
+        functools.partial(_traffic, "tp", "read"), _REVERSED,
     ),
     Statement("R11", "IV.A", "dp loads weights again, tp does not", "repeated", _repeated_weights, varies=False),
     Statement(
         "R12", "4, IV.C", "attention: dp stops at its batch of 16, tp goes on, communication and all", "16 GPUs",
         _stops_at_the_batch, f"{_RATE}; in a whole training all-reduces cross between domains from 16 GPUs on",
-        (("units of an H100", _stops_on_h100), ("a whole training, tp", rack_training.tensor_goes_on)),
+        (("a whole training, tp", rack_training.tensor_goes_on),),
     ),
     Statement("R13", "3", "feed-forward: pp+tp is significantly slower", "significant", _pipeline_slower, _MAPPER),
     Statement("R14", "3", "feed-forward: pp+tp plateaus after 8 GPUs", "plateau", _plateau, "as R13"),
     Statement(
-        "R15", "6", "pp+tp: more energy of main memory reads", "marked", _pipeline_reads, "as R10",
-        (("with its backward pass", functools.partial(_with_backward, "pp+tp", "read")),),
+        "R15", "6", "pp+tp: more energy of main memory reads", "marked",
+        functools.partial(_traffic, "pp+tp", "read"), "as R10",
     ),
     Statement(
-        "R16", "6", "pp+tp: more energy of memory writes", "marked", _pipeline_writes, "as R10",
-        (("with its backward pass", functools.partial(_with_backward, "pp+tp", "written")),),
+        "R16", "6", "pp+tp: more energy of memory writes", "marked",
+        functools.partial(_traffic, "pp+tp", "written"), "as R10",
     ),
     Statement(
         "R17", "5", "attention: pp+tp is modestly slower than tp, and falls with GPUs", "modest", _modest,
         "two thirds more is not modest",
     ),
+    Statement("R32", "IV.C", "attention: pp+tp gains less with each doubling", "diminish", _gains_diminish),
     Statement("R18", "7", "attention, small GPUs: dp is the fastest", "dp", _small_blocks, "by .007 % before tp"),
     Statement(
-        "R19", "7", "attention: dp plateaus sooner with GPU size", "sooner", _sooner,
-        "both are bound by their compute units at every size; with those of an H100 what does not shrink is tp's "
+        "R19", "7", "attention: dp plateaus sooner with GPU size than tp and pp+tp", "sooner", _sooner,
+        "all are bound by their compute units at every size; with those of an H100 what does not shrink is tp's "
         "communication",
     ),
     Statement("R20", "8", "feed-forward: dp and tp nearly identical at every size", "identical", _identical),
@@ -370,8 +378,8 @@ STATEMENTS = (
     ),
     Statement("R23", "10, 11", "dp has no communication forward, some backward", "0", _no_forward_comm, varies=False),
     Statement(
-        "R24", "10", "pp+tp has the least communication energy at 32 GPUs", "lowest", _least_comm,
-        "32 GPUs are a count of the feed-forward's",
+        "R24", "10", "pp+tp has the least communication energy at 32 GPUs, despite a higher latency", "lowest",
+        _least_comm, "32 GPUs are a count of the feed-forward's; the latency is not higher beyond the error (R13)",
         (("a whole training", rack_training.least_comm),),
     ),
     Statement(
@@ -384,7 +392,8 @@ STATEMENTS = (
     ),
     Statement("R27", "11", "tp's communication does not dominate", "not dominant", _not_dominant, _RATE),
     Statement(
-        "R36", "IV.A", "communication between racks costs more time", "slower", _between_racks,
+        "R36", "IV.A", "communication grows with GPUs, most where it leaves a rack", "slower", _between_racks,
+        "the paper's bandwidths and ring, put in",
         also=(("a whole training", rack_training.slow_link),),
     ),
     Statement(
