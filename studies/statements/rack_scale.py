@@ -230,7 +230,8 @@ def _identical(c: Constants) -> Finding:
     """With either compute unit."""
     found = []
     for words, whole_gpu in _UNITS.items():
-        ratios = np.divide(*([_compute_s(mode, 4, c, whole_gpu, n) for n in THREADS] for mode in ("tp", "dp")))
+        dp, tp = ([_compute_s(mode, 4, c, whole_gpu, n) for n in THREADS] for mode in ("dp", "tp"))
+        ratios = np.divide(tp, dp)
         found.append(alike(f"{words}: tp over dp {ratios.min():.2f} to {ratios.max():.2f}", ratios))
     return either(*found)
 
@@ -322,8 +323,8 @@ _MAPPER = (
     "for every token would take six tenths of an H100's memory bandwidth, or 41 times that of NDR 400"
 )
 _REVERSED = (
-    "which passes the figure has would tell: with the backward one, as the package prices an ordinary job, gradients of "
-    "weights, whole on every GPU of dp, are most of the traffic"
+    "which passes the figure has would tell: with the backward one, as the package prices an ordinary job, gradients "
+    "of weights, whole on every GPU of dp, are most of the traffic"
 )
 _RATE = (
     "the rate of the paper's compute units would tell: by Timeloop's blocks are bound by them, as the paper has it, by "
