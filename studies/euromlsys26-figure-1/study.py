@@ -30,7 +30,7 @@ def draw(found: pd.DataFrame, file: Path) -> None:
     counters = {"SM active %": "o-", "GPU utilization %": "x:"}
     sides = (
         ("energy kJ", "energy per iteration (kJ)", {"time s": "o-"}, "iteration time (s)"),
-        ("power W", "average power per GPU (W)", counters, "SM active (line), GPU utilization (dotted) (%)"),
+        ("power W", "average power per GPU (W)", counters, "SM active, GPU utilization (%)"),
     )
     for axis, (left, label, right, other_label) in zip(axes, sides, strict=True):
         place = np.arange(len(part))

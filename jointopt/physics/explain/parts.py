@@ -159,7 +159,7 @@ class Utilization:
     """Shares of an iteration, (pp,) of a GPU of each stage.
 
     ``kernels``: compute and optimizer kernels run (DCGM's SM active, were each on all SMs). ``running``: they or
-    collectives and receives, whose kernels NVML's utilization.gpu counts while they wait: all but launches of the host.
+    collectives and receives, whose kernels NVML's utilization.gpu counts while they wait: all but what the host takes.
     ``occupied``: passes, waits for launches among them: all but bubbles and the end of the iteration.
     ``links``: bytes that a GPU sends over each class of link, over what the link carries in that time.
     """
@@ -181,7 +181,9 @@ def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Util
     whole, step = total * stretch, costs.optimizer_s[row[0]]
     passes_s = t.forward_s[0] + t.backward_s[0]
     sends_s = (costs.forward_comm_s + costs.backward_comm_s + 2.0 * costs.p2p_s[:, None])[row[0]]
-    sends_s = sends_s + t.gather_exposed_s[0] - physics.job.training.framework.micro_batch_overhead_s
+    profile = physics.job.training.framework
+    sends_s = sends_s + t.gather_exposed_s[0] - profile.micro_batch_overhead_s
+    launches_s = batches * np.maximum(passes_s - t.kernel_s[0] - sends_s, 0.0) + profile.iteration_overhead_s
     sent, speed = {}, {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
     for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
         # joules at one joule per byte that a GPU sends over this class of link
@@ -190,7 +192,7 @@ def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Util
         sent[link] = np.asarray(batches * counted.link_j[0] + counted.iteration_link_j[0])
     return Utilization(
         kernels=(batches * t.kernel_s[0] + step) / total,
-        running=1.0 - batches * (np.maximum(passes_s - t.kernel_s[0] - sends_s, 0.0)) / total,
+        running=1.0 - launches_s / total,
         occupied=(batches * passes_s + step) / total,
         links={link: moved / (speed[link] * GB * whole) for link, moved in sent.items()},
         link_bytes=sent,
