@@ -44,7 +44,7 @@ class Constants:
     unfused: float = 0.0  # from a half on: attention of separate kernels instead of the job's
 
 
-# Batches are a quarter, a half and the whole of the usual; launches of a fast and of a slow host (GH200 takes 1.7 times
+# Batches are a quarter, a half and the whole of the usual; launches of a fast and of a slow host (GH200 takes 1.4 times
 # an x86 server in the catalogue); link shares that its profiles reach; knee 0.67 to 0.85 and voltage 1.18 to
 # 1.37 around A40 and A100 (jointopt/jobs/catalog/power.yaml); static power and memory energy as far as fits differ.
 SPANS: dict[str, tuple[float, float]] = {
@@ -106,8 +106,7 @@ class Outcome:
     peak_memory_gib: float
     clock_mhz: float  # reached, the mean over the stages
     sm_active: float  # share of the time in which compute kernels run: DCGM's SM active, were each on all SMs
-    # or passes wait for collectives, whose kernels NVML's utilization.gpu counts, and for launches, which it does not
-    gpu_utilization: float
+    gpu_utilization: float  # or collectives and receives, whose kernels NVML's utilization.gpu counts while they wait
     tensor_active: float  # operations over what tensor cores could do at the clock reached, as DCGM's tensor active
     intra_node: float  # share of the link's bandwidth in use, the busiest stage's
     inter_node: float
@@ -148,7 +147,7 @@ def _outcome(job: Job, plan: str) -> Outcome:
     return Outcome(
         **{one.name: float(found[one.name][0]) for one in fields(Outcome) if one.name in found},
         clock_mhz=float(np.nanmean(reached)), sm_active=float(used.kernels.mean()),
-        gpu_utilization=float(used.occupied.mean()),
+        gpu_utilization=float(used.running.mean()),
         tensor_active=float((rate / (peak * reached[0, : costs.depth] / physics.top_mhz)).mean()),
         **{link: float(share.max()) for link, share in used.links.items()},
         **{f"{link.split('_')[0]}_bytes": float(sent.max()) for link, sent in used.link_bytes.items()},

@@ -1,21 +1,17 @@
 """What published measurements state, each as a test that reads as it.
 
-1 to 6: EuroMLSys'26 (doi 10.1145/3805621.3807634). 9 and 10: CharLLM-PPT (MICRO'25). 11 and 12: Lu, Hu, Zhu, Energy and
-Latency Tradeoff in Rack Scale Computing.
+9 and 10: CharLLM-PPT (MICRO'25). 11 and 12: Lu, Hu, Zhu, Energy and Latency Tradeoff in Rack Scale Computing. What the
+model is free to answer otherwise is graded, and not demanded: tests/test_paper_statements.py.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
 
-from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
@@ -24,150 +20,6 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import Breakdown, breakdown
 
 DENSE = "opt-350m-8x4-gh200"
-MOE = "olmoe-1b-7b-8x4-gh200"
-TWO_NODES = "opt-350m-2x4-a100"
-LAYOUTS = ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1", "dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2", "dp=4 pp=2 tp=4", "dp=2 pp=4 tp=4")
-DATA_PARALLEL = "dp=4 pp=1 tp=2 micro_batch_size=1"
-PIPELINE = "dp=2 pp=2 tp=2 micro_batch_size=2"
-
-
-@functools.cache
-def sweep(job_name: str, plan: str, slack: float = 0.0) -> Columns:
-    """Time and energy of one layout at every clock of its job, ascending; ``slack`` as in `CostModel.stage_clocks`."""
-    job = shipped_job(job_name)
-    physics = CostModel(job, parse_plan(plan, job).layouts)
-    count = len(job.search.clock_mhz)
-    layout, clock = np.zeros(count, np.int64), np.arange(count)
-    stage_clocks = physics.stage_clocks(layout, clock, np.full(count, slack))
-    return physics.evaluate(layout, stage_clocks) | {"clock_mhz": np.asarray(job.search.clock_mhz)}
-
-
-def at_top(job_name: str, plan: str) -> dict[str, float]:
-    return {name: float(values[-1]) for name, values in sweep(job_name, plan).items()}
-
-
-def dense() -> dict[tuple[str, int], dict[str, float]]:
-    return {(layout, mbs): at_top(DENSE, f"{layout} micro_batch_size={mbs}") for layout in LAYOUTS for mbs in (1, 2, 4)}
-
-
-def rank_correlation(first: str, second: str) -> float:
-    plans = list(dense().values())
-    return float(kendalltau([plan[first] for plan in plans], [plan[second] for plan in plans])[0])
-
-
-def test_1_at_one_clock_energy_closely_follows_iteration_time_across_layouts() -> None:
-    assert rank_correlation("iteration_time_s", "energy_j") > 0.85
-
-
-def test_1_power_varies_less_than_time_and_inversely() -> None:
-    time, power = ([plan[name] for plan in dense().values()] for name in ("iteration_time_s", "avg_power_w"))
-    assert max(power) / min(power) < max(time) / min(time)
-    assert rank_correlation("iteration_time_s", "avg_power_w") < -0.85
-
-
-def test_1_the_best_layout_draws_the_most_power_and_takes_the_least_time_and_energy() -> None:
-    plans = dense()
-    best = plans["dp=8 pp=4 tp=1", 4]
-    assert best["avg_power_w"] == max(plan["avg_power_w"] for plan in plans.values())
-    assert best["iteration_time_s"] == min(plan["iteration_time_s"] for plan in plans.values())
-    assert best["energy_j"] == min(plan["energy_j"] for plan in plans.values())
-
-
-@pytest.mark.parametrize("mbs", [1, 2, 4])
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ("dp=8 pp=4 tp=1", "dp=4 pp=4 tp=2"),
-        ("dp=4 pp=4 tp=2", "dp=2 pp=4 tp=4"),
-        ("dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2"),
-        ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1"),
-    ],
-)
-def test_2_higher_tp_or_pp_takes_longer_and_more_energy(less: str, more: str, mbs: int) -> None:
-    low, high = dense()[less, mbs], dense()[more, mbs]
-    assert low["iteration_time_s"] < high["iteration_time_s"]
-    assert low["energy_j"] < high["energy_j"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_2_larger_micro_batches_are_faster(layout: str) -> None:
-    times = [dense()[layout, mbs]["iteration_time_s"] for mbs in (1, 2, 4)]
-    assert times == sorted(times, reverse=True)
-
-
-def test_3_energy_against_clock_is_a_valley() -> None:
-    energy = sweep(TWO_NODES, DATA_PARALLEL)["energy_j"]
-    bottom = int(energy.argmin())
-    assert 0 < bottom < len(energy) - 1
-    assert np.all(np.diff(energy[: bottom + 1]) < 0)
-    assert np.all(np.diff(energy[bottom:]) > 0)
-
-
-def test_3_power_falls_and_time_rises_as_the_clock_falls() -> None:
-    plans = sweep(TWO_NODES, DATA_PARALLEL)
-    assert np.all(np.diff(plans["avg_power_w"]) > 0)
-    assert np.all(np.diff(plans["iteration_time_s"]) < 0)
-
-
-def slowdown(plan: str, clock_mhz: float, slack: float) -> float:
-    plans = sweep(TWO_NODES, plan, slack)
-    at = int(np.flatnonzero(plans["clock_mhz"] == clock_mhz)[0])
-    return float(plans["iteration_time_s"][at] / plans["iteration_time_s"][-1])
-
-
-@pytest.mark.parametrize("clock_mhz", [1200.0, 990.0, 780.0])
-@pytest.mark.parametrize("pipeline", [PIPELINE, "dp=1 pp=4 tp=2 micro_batch_size=4"])
-def test_4_a_data_parallel_layout_loses_more_time_at_lower_clocks_than_a_pipeline_with_slack(
-    pipeline: str, clock_mhz: float
-) -> None:
-    assert slowdown(DATA_PARALLEL, clock_mhz, 0.0) > slowdown(pipeline, clock_mhz, 1.0)
-
-
-def test_5_at_the_maximum_clock_the_data_parallel_layout_is_the_fastest_and_the_pipeline_takes_as_much_energy() -> None:
-    first, second = at_top(TWO_NODES, DATA_PARALLEL), at_top(TWO_NODES, PIPELINE)
-    assert first["iteration_time_s"] < second["iteration_time_s"]
-    assert first["energy_j"] == pytest.approx(second["energy_j"], rel=0.025)  # measured: less
-
-
-def test_5_below_some_clock_the_slower_pipeline_uses_less_energy_than_the_fastest_layout_at_any_clock() -> None:
-    first, second = sweep(TWO_NODES, DATA_PARALLEL), sweep(TWO_NODES, PIPELINE, 1.0)
-    assert second["energy_j"].min() < first["energy_j"].min()
-    assert second["iteration_time_s"].min() > first["iteration_time_s"].min()
-
-
-def crossover() -> tuple[float, float]:
-    """(time, clock of the slowest stage) from which the pipeline takes less energy than the data-parallel layout."""
-    first, second = sweep(TWO_NODES, DATA_PARALLEL), sweep(TWO_NODES, PIPELINE, 1.0)
-    for at in reversed(range(len(second["energy_j"]))):
-        within = first["iteration_time_s"] <= second["iteration_time_s"][at]
-        if within.any() and second["energy_j"][at] < first["energy_j"][within].min():
-            return float(second["iteration_time_s"][at]), float(second["clock_mhz"][at])
-    raise AssertionError("the pipeline never takes less energy")
-
-
-def test_5_from_the_crossover_on_stages_with_slack_make_the_pipeline_the_leaner_one() -> None:
-    time_s, clock_mhz = crossover()
-    assert clock_mhz == 1410.0  # of the slowest stage
-    assert time_s == pytest.approx(3.62, rel=0.02)  # the fastest plan takes 3.55 s
-
-
-@pytest.mark.parametrize("other", ["dp=2 pp=2 tp=2", "dp=1 pp=4 tp=2 micro_batch_size=4"])
-def test_5_the_front_is_made_of_these_two_layouts(other: str) -> None:
-    pair = [sweep(TWO_NODES, DATA_PARALLEL), sweep(TWO_NODES, PIPELINE, 1.0)]
-    time, energy = (np.concatenate([p[name] for p in pair]) for name in ("iteration_time_s", "energy_j"))
-    for share in (0.0, 1.0):
-        plans = sweep(TWO_NODES, other, share)
-        beaten = (time[:, None] <= plans["iteration_time_s"]) & (energy[:, None] <= plans["energy_j"])
-        assert beaten.any(axis=0).all()
-
-
-@pytest.mark.parametrize("layout", ["dp=8 pp=4 tp=1", "dp=16 pp=2 tp=1", "dp=32 pp=1 tp=1"])
-def test_6_more_expert_parallelism_takes_less_time_and_energy_at_about_the_same_power(layout: str) -> None:
-    plans = [at_top(MOE, f"{layout} ep={ep} micro_batch_size=1") for ep in (1, 2, 4)]
-    for fewer, more in itertools.pairwise(plans):
-        assert more["avg_power_w"] > 0.99 * fewer["avg_power_w"]  # measured: slightly more
-        assert more["iteration_time_s"] < fewer["iteration_time_s"]
-        assert more["energy_j"] < fewer["energy_j"]
 
 
 def of(job: Job, plan: str) -> dict[str, float]:
@@ -193,17 +45,6 @@ def test_9_larger_micro_batches_raise_peak_power_and_temperature() -> None:
     for name in ("peak_power_w", "temperature_c"):
         values = [plan[name] for plan in plans]
         assert values == sorted(values)
-
-
-def test_9_where_gpus_throttle_a_larger_micro_batch_runs_at_a_lower_clock_and_loses_its_gain() -> None:
-    cool, hot = in_air(22.5, 0.0), in_air(35.0, 35.0)
-    small, large = "dp=4 pp=8 micro_batch_size=2", "dp=4 pp=8 micro_batch_size=4"
-    gains = [1.0 - of(air, large)["iteration_time_s"] / of(air, small)["iteration_time_s"] for air in (cool, hot)]
-    assert gains[0] > 0.07
-    assert abs(gains[1]) < 0.2 * gains[0]
-    slowed = [apart(hot, plan) for plan in (small, large)]
-    assert [plan.held_by[-1] for plan in slowed] == ["temperature"] * 2  # the stage with the head, which all wait for
-    assert slowed[1].clock_mhz[-1] < slowed[0].clock_mhz[-1] < 0.6 * slowed[0].clock_mhz[0]
 
 
 def test_10_recomputation_costs_time_and_energy_and_frees_memory() -> None:

@@ -24,13 +24,13 @@ def rows() -> pd.DataFrame:
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:
-    """Draw the batch of 1,024 as the paper does: energy and time above, power and utilization below."""
+    """Draw the batch of 1,024 as the paper does: energy and time above, power and two counters of utilization below."""
     part = found[found["batch"] == 1024]
     figure, axes = plt.subplots(2, 1, figsize=(8.4, 6.4), dpi=90, sharex=True)
     counters = {"SM active %": "o-", "GPU utilization %": "x:"}
     sides = (
         ("energy kJ", "energy per iteration (kJ)", {"time s": "o-"}, "iteration time (s)"),
-        ("power W", "average power per GPU (W)", counters, "GPU utilization (%)"),
+        ("power W", "average power per GPU (W)", counters, "SM active, GPU utilization (%)"),
     )
     for axis, (left, label, right, other_label) in zip(axes, sides, strict=True):
         place = np.arange(len(part))

@@ -12,35 +12,17 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Columns, Floats
-from jointopt.jobs.job import Job
-from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import front_order
 from jointopt.studies.figure import publish
-from jointopt.studies.statements.euromlsys26_plans import BATCHES, FOUR, on_two_nodes
+from jointopt.studies.statements.euromlsys26_plans import BATCHES, FOUR, falling, falling_clocks, on_two_nodes
 
 COLOURS = {"A": "tab:blue", "B": "tab:green", "C": "tab:red", "D": "black"}
-LOWEST_MHZ = 780.0  # below it every curve has passed its valley
 OTHER = "dp=8 pp=1 tp=1 micro_batch_size=4"  # not in the paper
-
-
-def falling_clocks(job: Job, plan: str) -> Columns:
-    """Plans of one layout from the top clock down: the slack of its stages is spent first, then all slow down."""
-    layout = parse_plan(plan, job).layouts
-    physics, deep = CostModel(job, layout), int(layout["pp"][0]) > 1
-    grid = np.asarray(job.search.clock_mhz)
-    lower = np.arange(len(grid) - 1, np.searchsorted(grid, LOWEST_MHZ) - 1, -1)
-    share = np.linspace(0.0, 1.0, 12) if deep else np.ones(1)
-    clock = np.concatenate([np.full(len(share), len(grid) - 1), lower[1:]])
-    spent = np.concatenate([share, np.ones(len(lower) - 1)])
-    index = np.zeros(len(clock), np.int64)
-    stages = physics.stage_clocks(index, clock, spent)
-    return physics.evaluate(index, stages) | {"stage_clock_mhz": stages, "clock_mhz": grid[clock]}
 
 
 def curves(batch: int) -> dict[str, Columns]:
     """The four layouts of the paper at one batch."""
-    return {letter: falling_clocks(on_two_nodes(batch), plan) for letter, plan in FOUR.items()}
+    return {letter: falling(letter, batch) for letter in FOUR}
 
 
 def crossover_s(first: Columns, second: Columns) -> float:

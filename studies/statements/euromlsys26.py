@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,11 @@ from scipy.stats import kendalltau
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.studies.evidence import NOMINAL, SPANS, Constants, Outcome, columns, outcomes
+from jointopt.studies.evidence import SPANS, Constants, Outcome, columns, fits, outcomes
 from jointopt.studies.statements.euromlsys26_plans import (
+    ACROSS_NODES,
     BATCHES,
+    EXPERT_LAYOUTS,
     FOUR,
     LAYOUTS,
     SIZES,
@@ -28,8 +31,10 @@ from jointopt.studies.statements.statement import (
     ENERGY,
     EXPERT_ENERGY,
     EXPERT_TIME,
+    MEMORY,
     POWER,
     TIME,
+    Check,
     Finding,
     Grade,
     Statement,
@@ -44,10 +49,17 @@ from jointopt.studies.statements.statement import (
 # authors' group on GH200 (github.com/eth-easl/sailor) have unfused attention
 OPEN = SPANS | {"dp_overlap": (0.0, 0.5), "unfused": (0.0, 1.0)}
 _SAVED = 0.15  # of energy, at whose cost in time layouts are compared
+_CLOSELY = 0.85  # Kendall's tau of what goes closely with another
+_SLIGHTLY = 1.15
+_HARDLY = 0.02  # of time
+_FLAT = "dp=8 tp=1 pp=1 micro_batch_size=4"  # which the paper does not show
+_COUNTERS = {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}
+# of OPT-350M, by place in LAYOUTS: fewer and more ranks of one kind
+_MORE = {"tensor": [(0, 3), (3, 5), (2, 4)], "pipeline": [(2, 3), (0, 1), (4, 5)]}
 
 
 def _batch(constants: Constants) -> int:
-    return round(1024 * constants.batch) if constants != NOMINAL else 256
+    return round(1024 * constants.batch)  # "unless otherwise specified"
 
 
 def _tau(found: list[Outcome], first: str, second: str) -> float:
@@ -55,17 +67,22 @@ def _tau(found: list[Outcome], first: str, second: str) -> float:
     return float(kendalltau(a, b)[0])
 
 
+def _by(first: str, found: list[Outcome], *names: str, error: float) -> list[Floats]:
+    """Of pairs of plans whose ``first`` differs by more than its error, other values of the one with more over less."""
+    by, *others = columns(found, first, *names)
+    more, less = np.nonzero(np.log(by[:, None] / by) > error)
+    return [values[more] / values[less] for values in others]
+
+
 def _by_time(found: list[Outcome], *names: str, error: float = TIME) -> list[Floats]:
-    """Of pairs of plans whose times differ by more than the model's error, the slower's values over the faster's."""
-    time, *others = columns(found, "iteration_time_s", *names)
-    slow, fast = np.nonzero(np.log(time[:, None] / time) > error)
-    return [values[slow] / values[fast] for values in others]
+    """The same by time."""
+    return _by("iteration_time_s", found, *names, error=error)
 
 
 def _energy_follows_time(c: Constants) -> Finding:
     plans = list(dense(c).values())
     tau, (energy,) = _tau(plans, "iteration_time_s", "energy_j"), _by_time(plans, "energy_j")
-    return order(f"tau {tau:.2f} over 18 plans", energy, ENERGY, sized=tau > 0.85)
+    return order(f"tau {tau:.2f} over 18 plans", energy, ENERGY, sized=tau > _CLOSELY)
 
 
 def _power_varies_less(c: Constants) -> Finding:
@@ -83,20 +100,58 @@ def _power_inverse(c: Constants) -> Finding:
 def _named_plan(c: Constants) -> Finding:
     plans = dense(c)
     time, energy, power = columns(list(plans.values()), "iteration_time_s", "energy_j", "avg_power_w")
-    best = plans["dp=8 pp=4 tp=1", 4]
-    ahead = (time < best.iteration_time_s).sum() + (energy < best.energy_j).sum() + (power > best.avg_power_w).sum()
-    words = f"{best.iteration_time_s:.2f} s, {best.energy_j / 1e3:.1f} kJ, {best.avg_power_w:.0f} W; {int(ahead)} of 17"
-    return whole(
-        order(f"{words} others ahead in any", np.median(time) / best.iteration_time_s),
-        order("", np.median(energy) / best.energy_j, ENERGY),
-        order("", best.avg_power_w / np.median(power), POWER),
-    )
+    best, others = plans["dp=8 pp=4 tp=1", 4], np.array([key != ("dp=8 pp=4 tp=1", 4) for key in plans])
+    ratios = time / best.iteration_time_s, energy / best.energy_j, best.avg_power_w / power
+    later, more, less = (values[others] for values in ratios)
+    words = f"{best.iteration_time_s:.2f} s, {best.energy_j / 1e3:.1f} kJ, {best.avg_power_w:.0f} W; of 17 others"
+    slower, hungrier, cooler = (int((values > 1.0).sum()) for values in (later, more, less))
+    words += f" {slower} are slower, {hungrier} take more energy, {cooler} draw less"
+    return whole(order(words, later), order("", more, ENERGY), order("", less, POWER))
+
+
+def _more_and_fewer(name: str, c: Constants) -> list[tuple[Outcome, Outcome]]:
+    """Pairs of plans with more and with fewer tensor or pipeline ranks."""
+    plans = dense(c)
+    return [(plans[LAYOUTS[more], size], plans[LAYOUTS[less], size]) for less, more in _MORE[name] for size in SIZES]
+
+
+def _less_memory(c: Constants) -> Finding:
+    """Less memory of a GPU, and less power, as far as the model's errors tell."""
+    found = []
+    for name in _MORE:
+        both = _more_and_fewer(name, c)
+        memory = np.array([fewer.peak_memory_gib / more.peak_memory_gib for more, fewer in both])
+        power = np.array([fewer.avg_power_w / more.avg_power_w for more, fewer in both])
+        words = f"{name} {1.0 / memory.max() - 1.0:+.0%} to {1.0 / memory.min() - 1.0:+.0%} of memory"
+        words += f", {1.0 / power.max() - 1.0:+.0%} to {1.0 / power.min() - 1.0:+.0%} of power"
+        found += [order(words, memory, MEMORY), order("", power, POWER, sized=bool(power.max() < _SLIGHTLY))]
+    return whole(*found)
+
+
+def _all_fit(c: Constants) -> Finding:
+    """Within the GPU's memory, but for the model's error of it."""
+    every = {
+        "opt-350m-8x4-gh200": list(dense(c).values()),
+        "olmoe-1b-7b-8x4-gh200": [one for row in experts(c).values() for one in row],
+        "opt-350m-2x4-a100": list(at_top(_batch(c), c).values()),
+    }  # fmt: skip
+    kept = sum(fits(shipped_job(name), one) for name, found in every.items() for one in found)
+    count = sum(map(len, every.values()))
+    return Finding(f"{kept} of {count}", Grade.REPRODUCED if kept == count else Grade.CONTRADICTED)
+
+
+def _one_sequence(c: Constants) -> Finding:
+    """The fullest plan of two sequences a micro-batch does not fit."""
+    job = shipped_job("olmoe-1b-7b-8x4-gh200")
+    limit = job.training.framework.memory_fraction * job.cluster.gpu.memory_gib
+    most = max(one.peak_memory_gib for row in experts(c, size=2).values() for one in row)
+    return order(f"two take {most:.0f} GiB at most, of {limit:.0f}", most / limit, MEMORY)
 
 
 def _higher_degrees(c: Constants) -> Finding:
-    plans, found = dense(c), []
-    for name, pairs in {"tensor": [(0, 3), (3, 5), (2, 4)], "pipeline": [(2, 3), (0, 1), (4, 5)]}.items():
-        both = [(plans[LAYOUTS[more], size], plans[LAYOUTS[less], size]) for less, more in pairs for size in SIZES]
+    found = []
+    for name in _MORE:
+        both = _more_and_fewer(name, c)
         time = np.array([more.iteration_time_s / less.iteration_time_s for more, less in both])
         energy = [more.energy_j / less.energy_j for more, less in both]
         clear = int((np.abs(np.log(time)) > TIME).sum())
@@ -114,10 +169,10 @@ def _larger_micro_batches(c: Constants) -> Finding:
 def _utilization(c: Constants) -> Finding:
     """Power goes with utilization, by either counter of DCGM that may be meant."""
     plans, found = list(dense(c).values()), []
-    for words, name in {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}.items():
+    for words, name in _COUNTERS.items():
+        (power,) = _by(name, plans, "avg_power_w", error=POWER)
         tau = _tau(plans, name, "avg_power_w")
-        grade = Grade.REPRODUCED if tau > 0.8 else Grade.ORDER if tau > 0.0 else Grade.CONTRADICTED
-        found.append(Finding(f"{words}: tau {tau:.2f}", grade))
+        found.append(order(f"{words}: tau {tau:.2f}", power, POWER))
     return either(*found)
 
 
@@ -135,9 +190,9 @@ def _idle(c: Constants) -> Finding:
     return _restated(f"{idle:.0f} W, the paper's own figure in the catalogue")
 
 
-def _expert_steps(c: Constants, name: str, within: str = "") -> Floats:
-    """Later over earlier of each step, ep 1 to 2 and 2 to 4, of the layouts with ``within`` in their name."""
-    rows = [[getattr(one, name) for one in row] for layout, row in experts(c).items() if within in layout]
+def _expert_steps(c: Constants, name: str, layouts: tuple[str, ...] = EXPERT_LAYOUTS) -> Floats:
+    """Later over earlier of each step, ep 1 to 2 and 2 to 4, of each layout."""
+    rows = [[getattr(one, name) for one in row] for row in experts(c, layouts).values()]
     return np.array([[b / a, e / b] for a, b, e in rows])
 
 
@@ -148,7 +203,7 @@ def _ends(ratios: Floats) -> str:
 
 def _expert_power(c: Constants) -> Finding:
     ratios = _expert_steps(c, "avg_power_w")
-    return order(_ends(ratios), ratios, POWER, sized=bool(ratios.prod(axis=1).max() < 1.15))
+    return order(_ends(ratios), ratios, POWER, sized=bool(ratios.prod(axis=1).max() < _SLIGHTLY))
 
 
 def _expert_time(c: Constants) -> Finding:
@@ -163,26 +218,29 @@ def _expert_energy(c: Constants) -> Finding:
     return order(_ends(ratios), 1.0 / ratios, EXPERT_ENERGY)
 
 
-def _experts_unfused(c: Constants) -> Finding:
+def _experts_across_nodes(c: Constants) -> Finding:
     names = {"power": "avg_power_w", "time": "iteration_time_s", "energy": "energy_j"}
-    return _restated(
-        ", ".join(f"{w} {_ends(_expert_steps(replace(c, unfused=1.0), n, 'tp=1'))}" for w, n in names.items())
-    )
+    return _restated(", ".join(f"{w} {_ends(_expert_steps(c, n, ACROSS_NODES))}" for w, n in names.items()))
+
+
+def _by_launches(check: Check, c: Constants) -> Finding:
+    """With launches of experts as of the framework's dense layers, and ten times as fast, as a driver's alone."""
+    fast = check(replace(c, host=0.1 * c.host))
+    return either(check(c), replace(fast, ours=f"launches ten times as fast: {fast.ours}"))
 
 
 def _expert_utilization(c: Constants) -> Finding:
     found = []
-    for words, name in {"SM active": "sm_active", "GPU utilization": "gpu_utilization"}.items():
+    for words, name in _COUNTERS.items():
         ratios = _expert_steps(c, name)
-        grade = Grade.REPRODUCED if (ratios.prod(axis=1) > 1.0).all() else Grade.CONTRADICTED
-        found.append(Finding(f"{words} {_ends(ratios)}", grade))
+        found.append(order(f"{words} {_ends(ratios)}", ratios, POWER))
     return either(*found)
 
 
 def _insight_1(c: Constants) -> Finding:
     every = [one for row in experts(c).values() for one in row]
     tau, (energy,) = _tau(every, "iteration_time_s", "energy_j"), _by_time(every, "energy_j", error=EXPERT_TIME)
-    return order(f"OLMoE: tau {tau:.2f} over {len(every)} plans", energy, EXPERT_ENERGY, sized=tau > 0.85)
+    return order(f"OLMoE: tau {tau:.2f} over {len(every)} plans", energy, EXPERT_ENERGY, sized=tau > _CLOSELY)
 
 
 def _valley(c: Constants) -> Finding:
@@ -219,9 +277,9 @@ def _monotonic(words: str, values: Floats) -> Finding:
 
 def _small_loss(c: Constants) -> Finding:
     found = one_gpu(c)
-    within = found["iteration_time_s"] <= 1.05 * found["iteration_time_s"][-1]
+    within = found["iteration_time_s"] <= (1.0 + _HARDLY) * found["iteration_time_s"][-1]
     kept, clock = float(found["energy_j"][within].min() / found["energy_j"][-1]), found["clock_mhz"]
-    words = f"{1.0 - kept:.1%} of energy for at most 5 % of time"
+    words = f"{1.0 - kept:.1%} of energy for at most {_HARDLY:.0%} of time"
     return order(words, 1.0 / kept, response(clock[-1], clock[within].min()))
 
 
@@ -249,13 +307,13 @@ def _fastest_at_top(c: Constants) -> Finding:
     return whole(order(words, time), order("", energy, ENERGY))
 
 
-def _slower(c: Constants) -> dict[str, tuple[float, float]]:
+def _slower(c: Constants, by_parameters: bool = False) -> dict[str, tuple[float, float]]:
     """Times as long as at the top clock where a layout has saved `_SAVED` of its energy, and the error of that."""
     slower = {}
-    for letter, top in at_top(_batch(c), c).items():
-        found = falling(letter, _batch(c), c)
+    for letter, top in at_top(_batch(c), c, by_parameters).items():
+        found = falling(letter, _batch(c), c, by_parameters)
         time = np.where(found["energy_j"] <= (1.0 - _SAVED) * top.energy_j, found["iteration_time_s"], np.inf)
-        error = response(found["clock_mhz"][-1], found["lowest_mhz"][time.argmin()])
+        error = response(found["clock_mhz"][0], found["lowest_mhz"][time.argmin()])
         slower[letter] = float(time.min()) / top.iteration_time_s, float(error)
     return slower
 
@@ -280,14 +338,16 @@ def _c_is_sensitive(c: Constants) -> Finding:
 
 
 def _free_savings(c: Constants) -> Finding:
-    ends = {k: (falling(k, _batch(c), c), at_top(_batch(c), c)[k]) for k in "BD"}
-    kept = [float(slow["energy_j"][-1]) / top.energy_j for slow, top in ends.values()]
-    late = [float(slow["iteration_time_s"][-1]) / top.iteration_time_s for slow, top in ends.values()]
-    errors = [response(slow["clock_mhz"][-1], slow["lowest_mhz"][-1]) for slow, _ in ends.values()]
+    kept, late, errors = [], [], []
+    for found in (falling(letter, _batch(c), c) for letter in "BD"):
+        end = int(np.argmax(found["spent"] >= 1.0))  # the slack of the stages is spent, and nothing else
+        kept.append(float(found["energy_j"][end] / found["energy_j"][0]))
+        late.append(float(found["iteration_time_s"][end] / found["iteration_time_s"][0]))
+        errors.append(response(found["clock_mhz"][0], found["lowest_mhz"][end]))
     words = ", ".join(
-        f"{k} {1.0 - e:.0%} of energy for {t - 1.0:.1%} of time" for k, e, t in zip(ends, kept, late, strict=True)
+        f"{k} {1.0 - e:.0%} of energy for {t - 1.0:.1%} of time" for k, e, t in zip("BD", kept, late, strict=True)
     )
-    return whole(order(words, 1.0 / np.array(kept), errors), alike("", late, 0.02))
+    return whole(order(words, 1.0 / np.array(kept), errors), alike("", late, _HARDLY))
 
 
 def _least(letter: str, batch: int, c: Constants) -> float:
@@ -295,22 +355,31 @@ def _least(letter: str, batch: int, c: Constants) -> float:
 
 
 def _beats_the_fastest(c: Constants) -> Finding:
-    top, least = at_top(_batch(c), c)["A"].energy_j, _least("B", _batch(c), c)
-    return order(f"{least / 1e3:.2f} kJ against {top / 1e3:.2f} kJ of A at the top clock", top / least, ENERGY)
+    """A, which the paper has as the fastest, and the one that is so here, which it does not show."""
+    flat, least = outcomes(on_two_nodes(_batch(c)), [_FLAT], replace(c, batch=1.0))[0], _least("B", _batch(c), c)
+    tops = {"A": at_top(_batch(c), c)["A"].energy_j, "dp8-pp1-tp1-mbs4 (E35)": flat.energy_j}
+    words = ", ".join(f"{name} {top / 1e3:.2f} kJ" for name, top in tops.items())
+    words = f"{least / 1e3:.2f} kJ; at the top clock {words}"
+    return whole(order(words, tops["A"] / least, ENERGY), order("", flat.energy_j / least, ENERGY))
+
+
+def _below(batch: int, c: Constants) -> Floats:
+    """Energy of A's curve over B's at B's points, in their order."""
+    first, second = falling("A", batch, c), falling("B", batch, c)
+    line = np.interp(second["iteration_time_s"], first["iteration_time_s"], first["energy_j"])
+    return np.asarray(line / second["energy_j"])
 
 
 def _curves_cross(c: Constants) -> Finding:
-    first, second = falling("A", _batch(c), c), falling("B", _batch(c), c)
-    line = np.interp(second["iteration_time_s"], first["iteration_time_s"][::-1], first["energy_j"][::-1])
-    ratios = line / second["energy_j"]
-    beyond = second["iteration_time_s"][ratios > 1.0]
-    words = f"from {beyond.min():.2f} s on, by up to {ratios.max() - 1.0:.1%}" if beyond.size else "never"
-    return order(f"B below A's curve {words}", ratios.max(), ENERGY)
+    """B starts above A's curve, and goes below it."""
+    ratios, time = _below(_batch(c), c), falling("B", _batch(c), c)["iteration_time_s"]
+    words = f"from {time[ratios > 1.0].min():.2f} s on" if (ratios > 1.0).any() else "never"
+    words = f"B below A's curve {words}, by up to {ratios.max() - 1.0:.1%}, by {ratios[0] - 1.0:.1%} at the top clock"
+    return whole(order(words, ratios.max(), ENERGY), order("", 1.0 / ratios[0], ENERGY))
 
 
-def _least_energies(c: Constants) -> Finding:
-    saved = [_least("B", batch, c) / _least("A", batch, c) - 1.0 for batch in BATCHES]
-    return _restated(", ".join(f"{change:+.1%} at {batch}" for change, batch in zip(saved, BATCHES, strict=True)))
+def _smaller_batches(c: Constants) -> Finding:
+    return _restated(", ".join(f"up to {_below(batch, c).max() - 1.0:.1%} at {batch}" for batch in BATCHES))
 
 
 def _front(c: Constants) -> Finding:
@@ -325,16 +394,56 @@ def _front(c: Constants) -> Finding:
     return order(f"points on the front: {words}; C and D come within {above - 1.0:.0%} of it", above, ENERGY)
 
 
+def _by_parameters(c: Constants) -> Finding:
+    slower = _slower(c, by_parameters=True)
+    return _restated(", ".join(f"{k} {late - 1.0:+.1%}" for k, (late, _) in slower.items()))
+
+
+def _saves_less(c: Constants, few: str, many: str) -> Finding:
+    """At its best clock each layout of ``few`` saves a smaller share of its energy than each of ``many``."""
+    kept, errors = {}, {}
+    for letter, top in at_top(_batch(c), c).items():
+        found = falling(letter, _batch(c), c)
+        low = int(found["energy_j"].argmin())
+        kept[letter] = float(found["energy_j"][low]) / top.energy_j
+        errors[letter] = float(response(found["clock_mhz"][0], found["lowest_mhz"][low]))
+    words = ", ".join(f"{k} {1.0 - share:.1%}" for k, share in kept.items())
+    pairs = [(one, other) for one in few for other in many]
+    return order(
+        f"saved at most: {words}", [kept[one] / kept[other] for one, other in pairs],
+        [np.hypot(errors[one], errors[other]) for one, other in pairs],
+    )  # fmt: skip
+
+
 def _c_saves_little(c: Constants) -> Finding:
-    """Both halves: the saving is limited (less than half of B's), and other layouts have better points."""
+    """Both halves: it saves less than B, and other layouts have better points."""
     least = {letter: _least(letter, _batch(c), c) for letter in FOUR}
-    saved = {k: 1.0 - least[k] / at_top(_batch(c), c)[k].energy_j for k in FOUR}
-    words = ", ".join(f"{k} {share:.1%}" for k, share in saved.items())
     above = least["C"] / min(least.values())
-    return whole(
-        order(f"saved at most: {words}", 0.5 * saved["B"] / saved["C"]),
-        order(f"C's least is {above - 1.0:+.1%} of the best", above, ENERGY),
-    )
+    better = order(f"C's least is {above - 1.0:+.1%} of the best", above, ENERGY)
+    return whole(_saves_less(c, "C", "B"), better)
+
+
+def _flat_saves_little(c: Constants) -> Finding:
+    return _saves_less(c, "AC", "BD")
+
+
+def _high_utilization(c: Constants) -> Finding:
+    """By either counter, whose error is that of power, which goes with it."""
+    found = []
+    for words, name in _COUNTERS.items():
+        used = {letter: getattr(one, name) for letter, one in at_top(_batch(c), c).items()}
+        words += " " + ", ".join(f"{k} {share:.0%}" for k, share in used.items())
+        found.append(order(words, [used[one] / used[other] for one in "AC" for other in "BD"], POWER))
+    return either(*found)
+
+
+def _least_is_not_fastest(c: Constants) -> Finding:
+    """Over all layouts and clocks: the least energy of any layout is below that of the fastest one."""
+    every = every_layout(_batch(c), c)
+    name, energy = min(every["flat", "energy_j"], every["deep", "energy_j"], key=lambda pair: pair[1])
+    fastest, kept = every["fastest", "energy_j"]
+    words = f"fastest: {fastest}, slowed {kept / 1e3:.2f} kJ; least energy: {name} {energy / 1e3:.2f} kJ"
+    return order(words, kept / energy, ENERGY)
 
 
 def _grouped_by_time(c: Constants) -> Finding:
@@ -344,37 +453,34 @@ def _grouped_by_time(c: Constants) -> Finding:
 
 
 def _better_layout(c: Constants) -> Finding:
-    other = outcomes(on_two_nodes(_batch(c)), ["dp=8 tp=1 pp=1 micro_batch_size=4"], replace(c, batch=1.0))[0]
+    other = outcomes(on_two_nodes(_batch(c)), [_FLAT], replace(c, batch=1.0))[0]
     first = at_top(_batch(c), c)["A"].iteration_time_s
     words = f"dp8-pp1-tp1-mbs4: {other.iteration_time_s:.2f} s, {other.energy_j / 1e3:.2f} kJ, A {first:.2f} s"
     return order(words, other.iteration_time_s / first)
 
 
 def _fastest_is_data_parallel(c: Constants) -> Finding:
-    (flat, time), (deep, slower) = (every_layout(c)[kind, "iteration_time_s"] for kind in ("flat", "deep"))
+    every = every_layout(_batch(c), c)
+    (flat, time), (deep, slower) = (every[kind, "iteration_time_s"] for kind in ("flat", "deep"))
     return order(f"fastest: {flat} {time:.2f} s; with stages: {deep} {slower:.2f} s", slower / time)
 
 
-def _leanest_is_a_pipeline(c: Constants) -> Finding:
-    (flat, more), (deep, energy) = (every_layout(c)[kind, "energy_j"] for kind in ("flat", "deep"))
-    words = f"least energy: {deep} {energy / 1e3:.2f} kJ; without stages: {flat} {more / 1e3:.2f} kJ"
-    return order(words, more / energy, ENERGY)
+def _slowed_pipeline_saves(c: Constants) -> Finding:
+    """Of the energy of the fastest layout at the top clock."""
+    deep, energy = every_layout(_batch(c), c)["deep", "energy_j"]
+    top = outcomes(on_two_nodes(_batch(c)), [_FLAT], replace(c, batch=1.0))[0].energy_j
+    words = f"{deep} {energy / 1e3:.2f} kJ, dp8-pp1-tp1-mbs4 at the top clock {top / 1e3:.2f} kJ"
+    return order(words, top / energy, ENERGY)
 
 
-_COUNTERS = (
-    "the paper reads utilization with DCGM and names no field: were it DCGM_FI_PROF_SM_ACTIVE the statement comes out, "
-    "were it DCGM_FI_DEV_GPU_UTIL (NVML's, NCCL's kernels counted while they wait) it is reversed; its name would tell"
+_BY_WHICH = (
+    "the paper reads it with DCGM and names no field, which would tell: it comes out by DCGM_FI_PROF_SM_ACTIVE, which "
+    "power is worked out from; by DCGM_FI_DEV_GPU_UTIL, NVML's, receives that wait for a stage count, and plans of "
+    "more stages are used more and draw less"
 )
-_TWO_COUNTERS = (
-    "with tp 1 SM active rises and GPU utilization falls (E11); with tp 2, across nodes, SM active falls too"
-)
-_EXPERT_PLANS = (
-    "the layouts are not named; with tp 2 an expert group of 4 lies over 8 GPUs, two nodes of 4, the paper: one node"
-)
-_HOST = (
-    "experts run one after the other and wait for their launches (64 on a rank at ep 1), and with tp 2 power falls at "
-    "the second step, where all-to-alls cross the network; with unfused attention, which the paper leaves open, no "
-    "launch is waited for, and sums of gradients decide"
+_LAUNCHES = (
+    "what launches take would tell: experts run one after the other, 64 on a rank at ep 1, and no recorded run has "
+    "them. The layouts are not named either: those whose expert group of 4 lies in a node of 4, as the paper says"
 )
 
 STATEMENTS = (
@@ -388,22 +494,36 @@ STATEMENTS = (
     Statement(
         "E8", "1", "high throughput, as of dp8-pp4-tp1-mbs4, draws more power and takes less energy", "more, less",
         _named_plan,
-        "against the median of the 18 plans; that no other is ahead is this model's, and within its error",
     ),
     Statement(
         "E9", "1", "higher tp or pp: longer, more energy", "both", _higher_degrees,
         "for tensor parallelism it comes out, for pipelines the difference is within the error",
     ),
+    Statement(
+        "E42", "1", "higher tp or pp: less memory of a GPU, slightly less power", "both", _less_memory,
+        "pipelines keep activations of more micro-batches: their memory hardly falls",
+    ),
+    Statement("E43", "3.1", "every layout of figures 1, 2 and 5 fits in memory", "all", _all_fit),
+    Statement("E44", "2", "OLMoE's micro-batch is 1 because of memory", "2 does not fit", _one_sequence),
     Statement("E10", "1", "larger micro-batches have the higher throughput", "higher", _larger_micro_batches),
-    Statement("E11", "1b", "more power goes with more GPU utilization", "rises together", _utilization, _COUNTERS),
+    Statement("E11", "1b", "more power goes with more GPU utilization", "rises together", _utilization, _BY_WHICH),
     Statement("E12", "1", "runtime, not power, makes the differences of energy", "primarily", _time_drives_energy),
     Statement(
-        "E13", "2b", "expert parallelism 1 to 4: slightly more power", "slightly", _expert_power, _HOST,
-        (("unfused attention, tp 1", _experts_unfused),),
+        "E13", "2b", "expert parallelism 1 to 4: slightly more power", "slightly",
+        functools.partial(_by_launches, _expert_power), _LAUNCHES, (("over two nodes, tp 2", _experts_across_nodes),),
     ),
-    Statement("E14", "2a", "expert parallelism 1 to 4: less time", "falls", _expert_time, _EXPERT_PLANS),
-    Statement("E15", "2a", "expert parallelism 1 to 4: less energy", "falls", _expert_energy, _EXPERT_PLANS),
-    Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization, _TWO_COUNTERS),
+    Statement(
+        "E14", "2a", "expert parallelism 1 to 4: less time", "falls",
+        functools.partial(_by_launches, _expert_time), "as E13",
+    ),
+    Statement(
+        "E15", "2a", "expert parallelism 1 to 4: less energy", "falls",
+        functools.partial(_by_launches, _expert_energy), "as E13",
+    ),
+    Statement(
+        "E17", "2b", "expert parallelism raises GPU utilization", "rises",
+        functools.partial(_by_launches, _expert_utilization), "as E13",
+    ),
     Statement("E18", "Insight 1", "energy tracks time for experts too", "closely", _insight_1),
     Statement(
         "E19", "3", "energy over clock is a valley", "valley in 240-1410 MHz", _valley,
@@ -419,18 +539,31 @@ STATEMENTS = (
     Statement("E24", "5", "A loses more time than B and D as clocks fall", "more", _data_parallel_loses_more),
     Statement(
         "E25", "5", "C loses as much time as A as clocks fall, more than B and D", "as A", _c_is_sensitive,
-        "C has two stages as B has, the slower of which has the head: as much slack",
+        "C has two stages as B has, the slower of which has the head: as much slack, by parameters or by layers",
+        (("layers split by parameters, D's 5, 7, 7, 5", _by_parameters),),
     ),
     Statement("E26", "5", "B and D save at hardly any cost of time first", "small", _free_savings),
-    Statement("E27", "Insight 3", "B slowed takes less energy than the fastest plan", "less", _beats_the_fastest),
+    Statement(
+        "E27", "Insight 3", "B slowed takes less energy than the fastest data-parallel plan", "less",
+        _beats_the_fastest, "less than A's beyond the error",
+    ),
+    Statement(
+        "E39", "abstract, Insight 3", "the layout of least energy is not the fastest one: both must be chosen at once",
+        "another", _least_is_not_fastest, "of 200 jobs and their savings see joint-or-not",
+    ),
     Statement(
         "E28", "5", "past a point E, B lies below A's curve", "crosses", _curves_cross,
-        also=(("B's least energy of A's", _least_energies),),
+        also=(("at other batches", _smaller_batches),),
     ),
     Statement("E32", "5", "the front is made of A and B", "A, B alone", _front),
     Statement(
         "E33", "4.2", "slowing C saves little and misses better points", "limited", _c_saves_little,
         "C saves as much of its energy as A and B; that better points are missed is within the error",
+    ),
+    Statement("E40", "5", "A and C save less of their energy than B and D", "limited", _flat_saves_little),
+    Statement(
+        "E41", "5", "A and C keep GPUs busier than B and D", "high", _high_utilization,
+        "C has the stages of B and half its micro-batch, so twice the launches: less busy by both counters",
     ),
     Statement(
         "E34", "5", "blue and green curves are separated from red and black ones by time", "separated",
@@ -438,14 +571,14 @@ STATEMENTS = (
         also=(("times at the top clock", _grouped_by_time),),
     ),
     Statement(
-        "E35", "4.2", "A is the throughput-optimal layout of 8 A100", "A", _better_layout,
+        "E35", "1, 5", "A is the throughput-optimal data-parallel layout", "A", _better_layout,
         "dp8-pp1-tp1-mbs4 fits in 40 GB, sends nothing within layers and launches an eighth of the micro-batches; the "
         "paper shows four representative layouts, all with tp 2",
     ),
     Statement("E37", "4.2", "highest throughput: data parallel at the top clock", "dp", _fastest_is_data_parallel),
     Statement(
-        "E38", "4.2", "with time to spare, a slowed pipeline takes the least energy", "pp", _leanest_is_a_pipeline,
-        "on larger models it is so, see euromlsys26-roadmap",
+        "E38", "4.2", "with time to spare, a slowed pipeline saves much energy", "significantly",
+        _slowed_pipeline_saves, "on larger models a pipeline takes the least of all, see euromlsys26-roadmap",
     ),
     Statement(
         "E36", "2.2, 3.1", "memory clocks: one on A100, two on GH200", "1, 2",

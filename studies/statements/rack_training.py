@@ -64,9 +64,9 @@ def tensor_goes_on(c: Constants) -> Finding:
 
 def least_comm(c: Constants) -> Finding:
     """Pipelines take the least energy of links."""
-    joules = {mode: link_j(trained(mode, 16, c=c), 16) for mode in MODES}
+    joules = {mode: link_j(trained(mode, 32, c=c), 32) for mode in MODES}
     words = ", ".join(f"{mode} {value:.1f} J" for mode, value in joules.items())
-    return order(f"16 GPUs: {words}", [joules[mode] / joules["pp+tp"] for mode in MODES[:2]], ENERGY)
+    return order(f"32 GPUs: {words}", [joules[mode] / joules["pp+tp"] for mode in MODES[:2]], ENERGY)
 
 
 def slow_link(c: Constants) -> Finding:

@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jointopt.core.schema import Floats
+from jointopt.core.units import Z_90
 from jointopt.studies.evidence import NOMINAL, Constants
 from jointopt.surrogate.intervals import CLOCK_POWER, CLOCK_TIME, LAYOUT_POWER, physics_errors
+from jointopt.surrogate.memory import memory_margin
 
 # The model's own error of a comparison, as `propose` states it: 90 % half-widths, of logarithms. Time of two layouts of
 # one job (experts: of plans that no recorded run supports), their power, their energy.
 TIME, EXPERT_TIME = (float(physics_errors()["difference"][support]) for support in ("known", "unknown"))
 POWER = LAYOUT_POWER
+# memory as of software that no run is recorded of
+MEMORY = Z_90 * float(np.hypot(memory_margin().source_sd, memory_margin().plan_sd))
 ENERGY, EXPERT_ENERGY = float(np.hypot(TIME, POWER)), float(np.hypot(EXPERT_TIME, POWER))
 MOST_OFF = 0.25  # of a figure, relative
 

@@ -15,6 +15,7 @@ from jointopt.studies.statements.statement import Finding, Grade, Statement
 
 PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26, "CharLLM-PPT": charllm, "Rack scale": rack_scale}
 WORKERS = 2
+OPEN = 0.75  # of the draws: below it what a paper leaves open decides as much as the model
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 
 
@@ -30,6 +31,7 @@ class Row:
         """The row's cells as text."""
         one, off = self.statement, self.found.off
         share = "" if self.share is None else f"{self.share:.0%}"
+        share = f"**{share}**" if share and self.share is not None and self.share < OPEN else share
         grade = self.found.grade if off is None else f"{self.found.grade} ({off:+.0%})"
         return one.key, one.where, one.says, one.paper, one.ours(), grade, share
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,8 +23,18 @@ def used(job: Job, plan: str) -> tuple[Utilization, CostModel]:
 def test_kernels_are_part_of_what_occupies_a_gpu_and_both_are_shares() -> None:
     found, _ = used(shipped_job("llama-3-70b-4x8-h200"), "tp=4 pp=4 dp=2")
     assert (found.kernels > 0.0).all()
-    assert (found.kernels < found.occupied).all()
+    assert (found.kernels < found.running).all()
+    assert (found.running <= 1.0).all()
     assert (found.occupied <= 1.0).all()
+
+
+def test_nvml_counts_no_wait_for_the_host_s_launches() -> None:
+    job, plan = shipped_job("opt-350m-8x4-gh200"), "dp=32 micro_batch_size=1"
+    framework = replace(job.training.framework, host_floor_s=2 * job.training.framework.host_floor_s)
+    slow, _ = used(replace(job, training=replace(job.training, framework=framework)), plan)
+    found, _ = used(job, plan)
+    assert slow.occupied == pytest.approx(found.occupied, rel=0.05)
+    assert slow.running < 0.6 * found.running
 
 
 def test_the_bytes_of_links_are_those_whose_joules_are_counted() -> None:

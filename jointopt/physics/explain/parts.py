@@ -158,13 +158,14 @@ def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Float
 class Utilization:
     """Shares of an iteration, (pp,) of a GPU of each stage.
 
-    ``kernels``: compute and optimizer kernels run (DCGM's SM active, were each on all SMs). ``occupied``: they or
-    passes that wait for collectives, whose kernels NVML's utilization.gpu counts too, and for the host, which it does
-    not: all but bubbles and the end of the iteration.
+    ``kernels``: compute and optimizer kernels run (DCGM's SM active, were each on all SMs). ``running``: they or
+    collectives and receives, whose kernels NVML's utilization.gpu counts while they wait: all but what the host takes.
+    ``occupied``: passes, waits for launches among them: all but bubbles and the end of the iteration.
     ``links``: bytes that a GPU sends over each class of link, over what the link carries in that time.
     """
 
     kernels: Floats
+    running: Floats
     occupied: Floats
     links: dict[str, Floats]  # intra_node (the scale-up domain) and inter_node
     link_bytes: dict[str, Floats]
@@ -178,6 +179,11 @@ def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Util
     batches, total = float(costs.num_micro_batches[row[0]]), float(t.total_s[0])
     stretch = float(physics.stretch(np.array([index]), t.total_s)[0])
     whole, step = total * stretch, costs.optimizer_s[row[0]]
+    passes_s = t.forward_s[0] + t.backward_s[0]
+    sends_s = (costs.forward_comm_s + costs.backward_comm_s + 2.0 * costs.p2p_s[:, None])[row[0]]
+    profile = physics.job.training.framework
+    sends_s = sends_s + t.gather_exposed_s[0] - profile.micro_batch_overhead_s
+    launches_s = batches * np.maximum(passes_s - t.kernel_s[0] - sends_s, 0.0) + profile.iteration_overhead_s
     sent, speed = {}, {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
     for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
         # joules at one joule per byte that a GPU sends over this class of link
@@ -186,7 +192,8 @@ def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Util
         sent[link] = np.asarray(batches * counted.link_j[0] + counted.iteration_link_j[0])
     return Utilization(
         kernels=(batches * t.kernel_s[0] + step) / total,
-        occupied=(batches * (t.forward_s[0] + t.backward_s[0]) + step) / total,
+        running=1.0 - launches_s / total,
+        occupied=(batches * passes_s + step) / total,
         links={link: moved / (speed[link] * GB * whole) for link, moved in sent.items()},
         link_bytes=sent,
     )
