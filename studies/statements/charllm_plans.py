@@ -38,6 +38,10 @@ STRATEGIES: dict[str, dict[str, tuple[str, ...]]] = {
         "mixtral-8x22b": ("ep=8 tp=1 pp=8 dp=8", "ep=8 tp=2 pp=4 dp=8", "ep=8 tp=4 pp=2 dp=8", "ep=8 tp=8 dp=8"),
     },
 }  # fmt: skip
+# the same tensor ranks on 32 H200 and on twice as many H100, whose stages hold half as many layers
+BESIDE = {
+    "gpt3-175b": ("tp=2 pp=16", "tp=2 pp=32"), "mixtral-8x22b": ("ep=8 tp=1 pp=4 dp=8", "ep=8 tp=1 pp=8 dp=8")
+}  # fmt: skip
 MODELS = tuple(STRATEGIES["h200"])
 DENSE = MODELS[:2]
 PIPELINES = {model: tuple(s for s in STRATEGIES["h200"][model] if "pp=" in s) for model in DENSE}
@@ -59,6 +63,26 @@ def harness_job(model: str, cluster: str, link: float | None = None, overlap: bo
 def plan(strategy: str, size: int = 1, recompute: str = "full") -> str:
     """A strategy of the harness as a plan: plain 1F1B."""
     return f"{strategy} micro_batch_size={size} vpp=1 recompute={recompute}"
+
+
+def linked(model: str, strategy: str, link: float, c: Constants, size: int = 1, recompute: str = "full") -> Outcome:
+    """One strategy on 32 H200 that a link of so many GB/s per GPU joins."""
+    job = harness_job(model, "h200", link)
+    return outcomes(job, [plan(strategy, size, recompute)], replace(c, batch=1.0))[0]
+
+
+def beside(model: str, link: float, c: Constants) -> tuple[Outcome, Outcome]:
+    """One strategy on 32 H200 and on 64 H100, with recomputation."""
+    few, many = (
+        outcomes(harness_job(model, cluster, link), [plan(strategy)], replace(c, batch=1.0))[0]
+        for cluster, strategy in zip(CLUSTERS, BESIDE[model], strict=True)
+    )
+    return few, many
+
+
+def efficiency(one: Outcome) -> float:
+    """Work over time and energy, the harness' samples/(s MJ) of one batch, in 1/(s J)."""
+    return 1.0 / (one.iteration_time_s * one.energy_j)
 
 
 def name(strategy: str) -> str:
