@@ -181,7 +181,7 @@ def _axes(c: Constants) -> Finding:
 
 
 def _within_axes(link: float, c: Constants) -> Finding:
-    *piped, sharded = (linked(*one, link, c).iteration_time_s for one in _EVERY if one[0] == "gpt3-175b")
+    sharded, *piped = (linked(*one, link, c).iteration_time_s for one in _EVERY if one[0] == "gpt3-175b")
     words = f"at {link:.3g} GB/s {min(piped):.0f} to {max(piped):.0f} s, sharded {sharded:,.0f} s"
     return order(words, [40.0 / max(piped), 1800.0 / sharded], sized=False)
 
@@ -268,7 +268,7 @@ def _unlocks(c: Constants) -> Finding:
 
 
 def _unlocked(link: float, c: Constants) -> Finding:
-    first, *others = STRATEGIES["h200"]["mixtral-8x22b"]
+    *others, first = STRATEGIES["h200"]["mixtral-8x22b"]
     job = harness_job("mixtral-8x22b", "h200")
     plain, held = (linked("mixtral-8x22b", first, link, c, 1, how) for how in ("none", "full"))
     best = max(efficiency(linked("mixtral-8x22b", strategy, link, c, 1, "none")) for strategy in others)
