@@ -7,7 +7,7 @@ second hand, and where they differ the one with figures counts. Its pictures wer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,18 +17,20 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.traffic import collective_time_s
-from jointopt.studies.evidence import SPANS, Constants, Outcome, fits, outcomes, varied
+from jointopt.studies.evidence import SPANS, Constants, Outcome, fits, varied
 from jointopt.studies.statements.charllm_plans import (
     BESIDE,
     DENSE,
     MODELS,
     PIPELINES,
+    SHARDED,
     STRATEGIES,
     adapters,
     all_fit,
     beside,
     efficiency,
     harness_job,
+    hours,
     linked,
     moments,
     name,
@@ -43,11 +45,11 @@ from jointopt.studies.statements.statement import (
     EXPERT_TIME,
     MOST_OFF,
     POWER,
+    Check,
     Finding,
     Grade,
     Statement,
     alike,
-    either,
     near,
     order,
     whole,
@@ -55,9 +57,8 @@ from jointopt.studies.statements.statement import (
 from jointopt.surrogate.intervals import physics_errors
 
 OPEN = {key: span for key, span in SPANS.items() if key != "batch"}
-# GB/s per GPU between nodes: 100 Gb/s InfiniBand for each of eight, for the whole node, and half of that
-FAST, SHARED, SLOW = 12.5, 12.5 / 8, 0.8
-_SHARDED = "tp=8 dp=4 zero_stage=3"
+# GB/s per GPU between nodes: with a port of 100 Gb/s for each GPU instead of the node, and half of a node's
+FAST, SLOW = 12.5, 0.8
 _SWEPT = [(model, strategy) for model in DENSE for strategy in PIPELINES[model]]
 _EVERY = [(model, strategy) for model in DENSE for strategy in STRATEGIES["h200"][model]]
 _INLET_C = 22.0
@@ -89,22 +90,22 @@ def _cluster(_: Constants) -> Finding:
     cluster = harness_job("gpt3-175b", "h200").cluster
     watts = cluster.gpu.need("tdp_w", "compare it")
     return Finding(
-        f"{8.0 * cluster.inter_node_gbytes_per_s:.0f} Gb/s per GPU, {watts:.0f} W in the job files", Grade.INPUT
+        f"{64.0 * cluster.inter_node_gbytes_per_s:.0f} Gb/s a node, {watts:.0f} W in the job files", Grade.INPUT
     )
 
 
-def _bound(link: float, what: int, c: Constants) -> list[float]:
+def _bound(link: float | None, what: int, c: Constants) -> list[float]:
     """64 H100 over 32 H200, of each model: seconds (0) or joules (2) of an iteration."""
     return [on_cluster(model, "h100", link, c)[what] / on_cluster(model, "h200", link, c)[what] for model in MODELS]
 
 
 def _scale_out(c: Constants) -> Finding:
-    ratios = 1.0 / np.array([_bound(link, 0, c)[at] for link in (FAST, SHARED) for at in (1, 2)])
+    ratios = 1.0 / np.array(_bound(None, 0, c)[1:3])
     return order(f"64 H100 {ratios.min():.2f} to {ratios.max():.2f} times as fast as 32 H200", ratios, EXPERT_TIME)
 
 
 def _not_only_capacity(c: Constants) -> Finding:
-    ratios = 2.0 * np.array(_bound(FAST, 0, c))
+    ratios = 2.0 * np.array(_bound(None, 0, c))
     words = f"twice the GPUs: {2.0 / ratios.max():.2f} to {2.0 / ratios.min():.2f} times the throughput"
     return order(words, ratios, EXPERT_TIME)
 
@@ -112,10 +113,9 @@ def _not_only_capacity(c: Constants) -> Finding:
 def _scale_up(c: Constants) -> Finding:
     """GPT-3 with two tensor ranks is faster on 32 H200, with what a doubling of nodes is known to add on 64 H100."""
     nodes = 1.0 + max(physics_errors()["nodes"]["interval"])
-    pairs = [beside("gpt3-175b", link, c) for link in (FAST, SHARED)]
-    ratios = [nodes * many.iteration_time_s / few.iteration_time_s for few, many in pairs]
-    words = f"64 H100 take {ratios[0]:.2f} of its time, {ratios[1]:.2f} with one port a node"
-    return order(f"{words}, {nodes - 1.0:.1%} for the nodes added", ratios, EXPERT_TIME)
+    few, many = beside("gpt3-175b", None, c)
+    ratio = nodes * many.iteration_time_s / few.iteration_time_s
+    return order(f"64 H100 take {ratio:.2f} of its time, {nodes - 1.0:.1%} for the nodes added", ratio, EXPERT_TIME)
 
 
 def _scale_up_fastest(c: Constants) -> Finding:
@@ -126,7 +126,7 @@ def _scale_up_fastest(c: Constants) -> Finding:
 
 
 def _scale_up_energy(c: Constants) -> Finding:
-    pairs = [beside(model, link, c) for model in BESIDE for link in (FAST, SHARED)]
+    pairs = [beside(model, None, c) for model in BESIDE]
     ratios = [many.energy_j / few.energy_j for few, many in pairs]
     return order(f"64 H100 take {min(ratios):.2f} to {max(ratios):.2f} of the energy", ratios, EXPERT_ENERGY)
 
@@ -143,7 +143,7 @@ def _tuned(c: Constants) -> Finding:
     return order(words, max(ratios))
 
 
-def _reached(strategy: str, c: Constants, link: float = FAST) -> float:
+def _reached(strategy: str, c: Constants, link: float | None = None) -> float:
     """Share of the network's bandwidth that a send between stages reaches."""
     job = varied(harness_job("gpt3-175b", "h200", link), c)
     physics = CostModel(job, parse_plan(plan(strategy), job).layouts)
@@ -151,7 +151,7 @@ def _reached(strategy: str, c: Constants, link: float = FAST) -> float:
     moved = 2.0 * job.training.seq_length * job.model.hidden_size / tensor
     hardware = physics.hardware
     seconds = collective_time_s("p2p", moved, 2, 1, hardware.constants.collectives, hardware.links)
-    return moved / (float(seconds) * link * 1e9)
+    return moved / (float(seconds) * job.cluster.inter_node_gbytes_per_s * 1e9)
 
 
 def _chunks(c: Constants) -> Finding:
@@ -159,30 +159,30 @@ def _chunks(c: Constants) -> Finding:
     return order(f"a send reaches {alone:.0%} of the link at TP1, {split:.0%} at TP8", alone / split)
 
 
-def _chunks_cost(c: Constants) -> Finding:
-    """Sends take a twentieth of the time at least, by either reading of the network."""
-    return either(_sends_cost(FAST, c), _sends_cost(SHARED, c))
+def _chunks_cost(c: Constants, link: float | None = None) -> Finding:
+    """Sends take a twentieth of the time at least."""
+    job, shares = harness_job("gpt3-175b", "h200", link), []
+    for strategy in PIPELINES["gpt3-175b"]:
+        one, rate = linked("gpt3-175b", strategy, link, c), _reached(strategy, c, link)
+        shares.append(one.inter_bytes / (job.cluster.inter_node_gbytes_per_s * 1e9 * one.iteration_time_s * rate))
+    return order(f"sends take {min(shares):.1%} to {max(shares):.1%} of the time", np.array(shares) / 0.05)
 
 
-def _sends_cost(link: float, c: Constants) -> Finding:
-    job, strategies, shares = harness_job("gpt3-175b", "h200", link), PIPELINES["gpt3-175b"], []
-    for strategy, one in zip(
-        strategies, outcomes(job, [plan(s) for s in strategies], replace(c, batch=1.0)), strict=True
-    ):
-        shares.append(one.inter_bytes / (link * 1e9 * one.iteration_time_s * _reached(strategy, c, link)))
-    return order(
-        f"at {link:.3g} GB/s sends take {min(shares):.1%} to {max(shares):.1%} of the time", np.array(shares) / 0.05
-    )
+def _per_gpu(check: Callable[[Constants, float | None], Finding]) -> tuple[str, Check]:
+    """The variant in which each GPU has a port."""
+    return "a port for each GPU", lambda c: check(c, FAST)
+
+
+def _hours(c: Constants, link: float | None = None) -> Finding:
+    first, second, third = hours(link, c)
+    words = f"{first:.0f} and {third:.0f} h ({second:.0f} of figure 8's 36)"
+    return whole(near(first, 10.0, words), near(third, 24.0, ""))
 
 
 def _axes(c: Constants) -> Finding:
-    """GPT-3 at one sequence is within the axes that the harness draws, by either reading of the network."""
-    return either(_within_axes(FAST, c), _within_axes(SHARED, c))
-
-
-def _within_axes(link: float, c: Constants) -> Finding:
-    sharded, *piped = (linked(*one, link, c).iteration_time_s for one in _EVERY if one[0] == "gpt3-175b")
-    words = f"at {link:.3g} GB/s {min(piped):.0f} to {max(piped):.0f} s, sharded {sharded:,.0f} s"
+    """GPT-3 at one sequence is within the axes that the harness draws."""
+    sharded, *piped = (linked(*one, None, c).iteration_time_s for one in _EVERY if one[0] == "gpt3-175b")
+    words = f"{min(piped):.0f} to {max(piped):.0f} s, sharded {sharded:,.0f} s"
     return order(words, [40.0 / max(piped), 1800.0 / sharded], sized=False)
 
 
@@ -198,13 +198,10 @@ def _kernels(c: Constants) -> Finding:
 
 def _either_way(c: Constants) -> Finding:
     """Sharded GPT-3 three times as fast with four sequences; its pipeline of 16 stages less efficient."""
-    gains = []
-    for link in (FAST, SHARED):
-        one, four = (linked("gpt3-175b", _SHARDED, link, c, size).iteration_time_s for size in (1, 4))
-        gains.append(one / four)
+    one, _, four, _ = (each.iteration_time_s for each in swept("gpt3-175b", SHARDED, c))
     first, _, fourth, _ = (efficiency(each) for each in swept("gpt3-175b", "tp=2 pp=16", c))
-    words = f"TP8-FSDP {gains[0]:.1f} to {gains[1]:.1f} times as fast, TP2-PP16 {fourth / first:.2f} times as efficient"
-    return whole(near(min(gains), 3.0, words), order("", first / fourth, ENERGY))
+    words = f"TP8-FSDP {one / four:.1f} times as fast, TP2-PP16 {fourth / first:.2f} times as efficient"
+    return whole(order(words, one / four), order("", first / fourth, ENERGY))
 
 
 def _larger(c: Constants, strategies: Sequence[tuple[str, str]] = _EVERY) -> Finding:
@@ -230,7 +227,7 @@ def _larger_piped(c: Constants) -> Finding:
 
 
 def _larger_sharded(c: Constants) -> Finding:
-    return _larger(c, [(model, _SHARDED) for model in DENSE])
+    return _larger(c, [(model, SHARDED) for model in DENSE])
 
 
 def _over_options(c: Constants, first: str, second: str) -> list[tuple[str, Outcome, Outcome]]:
@@ -262,12 +259,8 @@ def _recompute(c: Constants) -> Finding:
     )
 
 
-def _unlocks(c: Constants) -> Finding:
-    """With recomputation Mixtral needs one tensor rank alone, which is twice as efficient; by either network."""
-    return either(_unlocked(FAST, c), _unlocked(SHARED, c))
-
-
-def _unlocked(link: float, c: Constants) -> Finding:
+def _unlocks(c: Constants, link: float | None = None) -> Finding:
+    """With recomputation Mixtral needs one tensor rank alone, which is twice as efficient."""
     *others, first = STRATEGIES["h200"]["mixtral-8x22b"]
     job = harness_job("mixtral-8x22b", "h200")
     plain, held = (linked("mixtral-8x22b", first, link, c, 1, how) for how in ("none", "full"))
@@ -276,7 +269,7 @@ def _unlocked(link: float, c: Constants) -> Finding:
     return whole(
         Finding("" if new else "it fits without, too", Grade.REPRODUCED if new else Grade.CONTRADICTED),
         order(
-            f"at {link:.3g} GB/s {gain:.2f} times the best without", gain, EXPERT_ENERGY,
+            f"{gain:.1f} times as efficient as the best without", gain, EXPERT_ENERGY,
             sized=gain > 2.0 * (1.0 - MOST_OFF),
         ),
     )  # fmt: skip
@@ -284,7 +277,7 @@ def _unlocked(link: float, c: Constants) -> Finding:
 
 def _recompute_throttles(c: Constants) -> Finding:
     """Clocks reached: higher in GPT-3's deepest pipeline that fits, lower in sharded Llama."""
-    deep, sharded = options("gpt3-175b", PIPELINES["gpt3-175b"][2], c), options("llama-3-70b", _SHARDED, c)
+    deep, sharded = options("gpt3-175b", PIPELINES["gpt3-175b"][2], c), options("llama-3-70b", SHARDED, c)
     clocks = [one[option].clock_mhz for one in (deep, sharded) for option in ("base", "act")]
     mhz = [f"{before:,.0f} to {after:,.0f} MHz" for before, after in (clocks[:2], clocks[2:])]
     return order(
@@ -380,7 +373,6 @@ _HALF = (
     "and the slowest of many do not explain it: recorded runs that differ in data ranks alone take 1 % longer for each "
     "doubling of the nodes (90 %: 0.3 to 1.6, physics_error.yaml), where 40 % would be needed"
 )
-_PORTS = "whether 100 Gb/s are a GPU's or a node's decides; how many ports a node has would tell"
 _MEAN = (
     "in pipelines larger micro-batches have more bubble, so GPUs rest longer: power gets bursty, the hottest moment "
     "falls (with a time constant of 14 or 75 s too). Sharded, GPUs rest less, and get hotter and steadier. Boards "
@@ -407,10 +399,17 @@ STATEMENTS = (
     Statement(
         "C8", "abstract", "tensor with pipeline under-uses bandwidth through small chunks", "under-used", _chunks,
     ),
-    Statement("C10", "readings", "which stalls compute", "costs", _chunks_cost, _PORTS),
     Statement(
-        "C21", "harness, 15", "kernels of GPT-3's iteration within axes of 40 s, sharded 1,800 s", "40, 1,800", _axes,
-        f"{_PORTS}: two (3.1 GB/s per GPU) would be 25 to 32 s and 1,210 s",
+        "C10", "readings", "which stalls compute", "costs", _chunks_cost, also=(_per_gpu(_chunks_cost),),
+    ),
+    Statement(
+        "C21", "harness", "its two sharded runs of figure 4 take 10 hours, eight of figure 13 24", "10, 24 h", _hours,
+        "one port of 100 Gb/s a node is read from the 36 hours that figure 8's eight sharded runs take; with a port "
+        "for each GPU they would take 8, with two a node 22", (_per_gpu(_hours),),
+    ),
+    Statement(
+        "C44", "harness, 15", "kernels of GPT-3's iteration within axes of 40 s, sharded 1,800 s", "40, 1,800", _axes,
+        "gradients that are summed before they are sent would take a third off the sharded time",
     ),
     Statement(
         "C38", "3, readings", "communication is over half of Mixtral-8x22B EP8-TP4, less of Llama-3-70B", "half",
@@ -427,7 +426,7 @@ STATEMENTS = (
     Statement("C15", "abstract, readings", "recomputation costs time and energy, frees memory", "costs", _recompute),
     Statement(
         "C40", "readings", "and lets Mixtral-8x22B run as EP8-TP1-PP4, more than twice as efficient", "> 2", _unlocks,
-        f"against its strategies that fit without; {_PORTS}",
+        also=(_per_gpu(_unlocks),),
     ),
     Statement(
         "C28", "readings", "recomputation: less throttling in GPT-3's deep pipelines, more in sharded Llama", "both",
@@ -445,7 +444,7 @@ STATEMENTS = (
     Statement(
         "C17", "5, 17, readings", "GPUs in the exhaust are up to 27 % hotter, and slow the whole job", "27 %, slows",
         _hot_row,
-        "the exhaust's 15 K, 27 % of 59 °C, are put in here; what throttling at that temperature cost would tell",
+        "the exhaust's 15 K, 27 % of 57 °C, are put in here; what throttling at that temperature cost would tell",
     ),
     Statement(
         "C30", "reading", "ranks placed by temperature gain up to 2 %", "2 %", _placed,

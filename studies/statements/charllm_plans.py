@@ -22,12 +22,13 @@ from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, fits
 
 CLUSTERS = ("h200", "h100")
 SIZES = (1, 2, 4, 8)
+SHARDED = "tp=8 dp=4 zero_stage=3 sequence_parallel=false"
 # in the order of the paper's figures: sharded, then by stages
 STRATEGIES: dict[str, dict[str, tuple[str, ...]]] = {
     "h200": {
-        "gpt3-175b": ("tp=8 dp=4 zero_stage=3", "tp=8 pp=4", "tp=4 pp=8", "tp=2 pp=16", "tp=1 pp=32"),
+        "gpt3-175b": (SHARDED, "tp=8 pp=4", "tp=4 pp=8", "tp=2 pp=16", "tp=1 pp=32"),
         "llama-3-70b": (
-            "tp=8 dp=4 zero_stage=3", "tp=8 pp=2 dp=2", "tp=4 pp=4 dp=2", "tp=2 pp=8 dp=2", "tp=1 pp=16 dp=2"
+            SHARDED, "tp=8 pp=2 dp=2", "tp=4 pp=4 dp=2", "tp=2 pp=8 dp=2", "tp=1 pp=16 dp=2"
         ),
         "mixtral-8x7b": ("ep=4 tp=2 dp=16", "ep=8 tp=1 dp=32"),
         "mixtral-8x22b": ("ep=8 tp=4 dp=8", "ep=8 tp=2 pp=2 dp=8", "ep=8 tp=1 pp=4 dp=8"),
@@ -66,13 +67,35 @@ def plan(strategy: str, size: int = 1, recompute: str = "full") -> str:
     return f"{strategy} micro_batch_size={size} vpp=1 recompute={recompute}"
 
 
-def linked(model: str, strategy: str, link: float, c: Constants, size: int = 1, recompute: str = "full") -> Outcome:
-    """One strategy on 32 H200 that a link of so many GB/s per GPU joins."""
-    job = harness_job(model, "h200", link)
-    return outcomes(job, [plan(strategy, size, recompute)], replace(c, batch=1.0))[0]
+def linked(
+    model: str, strategy: str, link: float | None, c: Constants, size: int = 1, how: str = "full", overlap: bool = False
+) -> Outcome:
+    """One strategy on 32 H200 that a link of so many GB/s per GPU joins, the job's where None."""
+    job = harness_job(model, "h200", link, overlap)
+    return outcomes(job, [plan(strategy, size, how)], replace(c, batch=1.0))[0]
 
 
-def beside(model: str, link: float, c: Constants) -> tuple[Outcome, Outcome]:
+def hours(link: float | None, c: Constants) -> tuple[float, float, float]:
+    """Hours of the runs, 11 iterations each, of sharded models for figures 4, 8 and 13 on 32 H200.
+
+    They start as long as those of figure 8 that are not sharded, which take the 24 hours that the harness expects.
+    """
+    every = [(model, strategy) for model in MODELS for strategy in STRATEGIES["h200"][model]]
+    ways = [(1, how, overlap) for how in ("none", "full") for overlap in (False, True)]
+
+    def seconds(sharded: bool, ways: list[tuple[int, str, bool]]) -> list[float]:
+        chosen = [one for one in every if (one[1] == SHARDED) is sharded]
+        return [11.0 * linked(*one, link, c, *way).iteration_time_s for one in chosen for way in ways]
+
+    others = seconds(False, ways)
+    start_s = (24.0 * 3600.0 - sum(others)) / len(others)
+    swept = [(size, "full", False) for size in SIZES]
+    runs = (seconds(True, [(1, "full", False)]), seconds(True, ways), seconds(True, swept))
+    first, second, third = ((sum(one) + start_s * len(one)) / 3600.0 for one in runs)
+    return first, second, third
+
+
+def beside(model: str, link: float | None, c: Constants) -> tuple[Outcome, Outcome]:
     """One strategy on 32 H200 and on 64 H100, with recomputation."""
     few, many = (
         outcomes(harness_job(model, cluster, link), [plan(strategy)], replace(c, batch=1.0))[0]
@@ -89,7 +112,7 @@ def efficiency(one: Outcome) -> float:
 def name(strategy: str) -> str:
     """A strategy as the paper writes it, TP8-PP4."""
     sharded = "zero_stage=3" in strategy
-    words = [word for word in strategy.upper().split() if not word.startswith(("ZERO", "DP"))]
+    words = [word for word in strategy.upper().split() if not word.startswith(("ZERO", "DP", "SEQUENCE"))]
     return "-".join([word.replace("=", "") for word in words] + ["FSDP"] * sharded)
 
 
@@ -142,7 +165,7 @@ def options(model: str, strategy: str, c: Constants, cluster: str = "h200") -> d
 
 
 @functools.cache
-def on_cluster(model: str, cluster: str, link: float, c: Constants) -> tuple[float, float, float]:
+def on_cluster(model: str, cluster: str, link: float | None, c: Constants) -> tuple[float, float, float]:
     """(least s, most s, least J) of an iteration over all strategies that fit, with and without recomputation."""
     job = varied(harness_job(model, cluster, link), replace(c, batch=1.0))
     plans = [plan(strategy, 1, how) for strategy in STRATEGIES[cluster][model] for how in ("none", "full")]
