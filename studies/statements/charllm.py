@@ -405,7 +405,7 @@ STATEMENTS = (
     Statement(
         "C21", "harness", "its two sharded runs of figure 4 take 10 hours, eight of figure 13 24", "10, 24 h", _hours,
         "one port of 100 Gb/s a node is read from the 36 hours that figure 8's eight sharded runs take; with a port "
-        "for each GPU they would take 8, with two a node 22", (_per_gpu(_hours),),
+        "for each GPU they would take 9, with two a node 22", (_per_gpu(_hours),),
     ),
     Statement(
         "C44", "harness, 15", "kernels of GPT-3's iteration within axes of 40 s, sharded 1,800 s", "40, 1,800", _axes,
