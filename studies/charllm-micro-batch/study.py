@@ -9,7 +9,7 @@ import pandas as pd
 
 from jointopt.studies.evidence import NOMINAL, fits
 from jointopt.studies.figure import BLUE, RED, publish
-from jointopt.studies.statements.charllm_plans import SIZES, STRATEGIES, harness_job, moments, name, swept
+from jointopt.studies.statements.charllm_plans import SIZES, STRATEGIES, harness_job, metered_w, moments, name, swept
 
 
 def rows() -> pd.DataFrame:
@@ -27,7 +27,8 @@ def rows() -> pd.DataFrame:
                     {
                         "model": model, "strategy": name(strategy), "micro-batch": size, "time s": one.iteration_time_s,
                         "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "peak W": one.peak_power_w,
-                        "before the limit W": moment.peak_w, "peak/average": one.peak_power_w / one.avg_power_w,
+                        "before the limit W": moment.peak_w, "10 Hz peak W": metered_w(model, strategy, size),
+                        "peak/average": one.peak_power_w / one.avg_power_w,
                         "temperature C": one.temperature_c, "hottest moment C": moment.peak_c,
                         "swing K": moment.swing_k,
                         "clock MHz": one.clock_mhz, "SM active %": 100.0 * one.sm_active,

@@ -54,10 +54,11 @@ def draw(found: pd.DataFrame, file: Path) -> None:
                 axis.text(middle, 1.03, str(model), ha="center", transform=axis.get_xaxis_transform())
             axis.axvline(one.index[-1] + 0.5, color="grey", lw=0.8)
         axis.set_ylabel(label)
-    axes[1].legend(*(one[:2] for one in axes[1].get_legend_handles_labels()), loc="lower right")
-    axes[-1].set(yscale="log", ylim=(0.02, 1000.0), xlim=(-0.5, len(part) - 0.5))
-    for place, value in enumerate(part["samples/(s MJ)"]):
-        axes[-1].annotate(f"{value:.3g}", (place, value), (0, -14), textcoords="offset points", ha="center")
+    axes[1].legend(*(one[:2] for one in axes[1].get_legend_handles_labels()), loc="center", bbox_to_anchor=(0.75, 0.55))
+    value = part["samples/(s MJ)"]
+    axes[-1].set(yscale="log", ylim=(0.1 * value.min(), 4.0 * value.max()), xlim=(-0.5, len(part) - 0.5))
+    for place, one in enumerate(value):
+        axes[-1].annotate(f"{one:.3g}", (place, one), (0, -14), textcoords="offset points", ha="center")
     axes[-1].set_xticks(range(len(part)), part["strategy"], rotation=90)
     figure.savefig(file)
 

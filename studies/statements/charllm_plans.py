@@ -17,7 +17,7 @@ from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import breakdown
-from jointopt.physics.explain.timeline import excursion, warming
+from jointopt.physics.explain.timeline import excursion, power_swing, warming
 from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, fits, outcomes, varied
 
 CLUSTERS = ("h200", "h100")
@@ -147,6 +147,14 @@ def _moments(job: Job, text: str) -> Moments:
         peak_w=float(burst.peak_w.max()), limit_w=float(burst.limit_w.max()), lasts_s=float(burst.lasts_s.max()),
         peak_c=float(heat.peak_c.max()), swing_k=float((heat.peak_c - heat.trough_c).max()),
     )  # fmt: skip
+
+
+def metered_w(model: str, strategy: str, size: int) -> float:
+    """Highest power of a GPU over one iteration as a meter of 10 Hz has it, passes at their mean and pauses."""
+    job = harness_job(model, "h200")
+    parsed = parse_plan(plan(strategy, size), job)
+    of_stages, _ = power_swing(CostModel(job, parsed.layouts), 0, parsed.stage_clock_mhz[0], 0.1)
+    return float(of_stages.peak_w.max())
 
 
 @functools.cache
