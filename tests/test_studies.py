@@ -67,6 +67,14 @@ def test_what_a_doubling_of_nodes_adds_is_clear_of_zero_and_far_from_what_scale_
     assert many.iteration_time_s * (1.0 + high) < 0.75 * few.iteration_time_s
 
 
+def test_one_port_a_node_is_the_reading_whose_hours_are_nearest_to_those_that_the_harness_expects() -> None:
+    ports = {1: None, 2: 3.125, 8: charllm.FAST}  # of 100 Gb/s a node of eight, and GB/s per GPU
+    found = {count: charllm_plans.hours(link, NOMINAL) for count, link in ports.items()}
+    off = {count: np.abs(np.log(np.divide(each, (10.0, 36.0, 24.0)))).max() for count, each in found.items()}
+    assert off[1] < 0.25 < off[2] < off[8]
+    assert charllm_plans.harness_job("gpt3-175b", "h200").cluster.inter_node_gbytes_per_s == 12.5 / 8
+
+
 def test_the_front_of_figure_5_at_a_batch_of_256_is_made_of_two_layouts() -> None:
     found = pd.read_csv(STUDIES / "euromlsys26-figure-5" / "table.csv")
     owners = found[(found["batch"] == 256) & found["layout"].str.startswith("A ")]["front"].item()
