@@ -20,7 +20,7 @@ mpl.use("Agg")
 BLUE, RED, GREEN, BLACK, PURPLE, SKY, ORANGE = COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#56B4E9", "#E69F00",
 )  # fmt: skip
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "axes.prop_cycle": cycler(color=COLOURS) + cycler(marker=("o", "s", "^", "D", "v", "P", "X")),
     "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "lines.markersize": 4.5, "figure.dpi": 80,
     "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8.5, "legend.framealpha": 0.7,

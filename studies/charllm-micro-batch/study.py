@@ -66,7 +66,7 @@ def draw(found: pd.DataFrame, file: Path) -> None:
         axis.legend(*(one[:count] for one in axis.get_legend_handles_labels()), loc="lower right", ncol=count)
     axes[1].set_ylim(bottom=0.0)
     for (_, strategy), part in found.groupby(["model", "strategy"], sort=False):
-        words = strategy.replace("EP", "E").replace("TP", "T").replace("PP", "P")
+        words = str(strategy).replace("EP", "E").replace("TP", "T").replace("PP", "P")
         axes[0].text(
             part.index.to_numpy().mean(),
             1.03,

@@ -7,8 +7,9 @@ second hand, and where they differ the one with figures counts. Its pictures wer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -45,7 +46,6 @@ from jointopt.studies.statements.statement import (
     EXPERT_TIME,
     MOST_OFF,
     POWER,
-    Check,
     Finding,
     Grade,
     Statement,
@@ -166,11 +166,6 @@ def _chunks_cost(c: Constants, link: float | None = None) -> Finding:
         one, rate = linked("gpt3-175b", strategy, link, c), _reached(strategy, c, link)
         shares.append(one.inter_bytes / (job.cluster.inter_node_gbytes_per_s * 1e9 * one.iteration_time_s * rate))
     return order(f"sends take {min(shares):.1%} to {max(shares):.1%} of the time", np.array(shares) / 0.05)
-
-
-def _per_gpu(check: Callable[[Constants, float | None], Finding]) -> tuple[str, Check]:
-    """The variant in which each GPU has a port."""
-    return "a port for each GPU", lambda c: check(c, FAST)
 
 
 def _hours(c: Constants, link: float | None = None) -> Finding:
@@ -400,12 +395,13 @@ STATEMENTS = (
         "C8", "abstract", "tensor with pipeline under-uses bandwidth through small chunks", "under-used", _chunks,
     ),
     Statement(
-        "C10", "readings", "which stalls compute", "costs", _chunks_cost, also=(_per_gpu(_chunks_cost),),
+        "C10", "readings", "which stalls compute", "costs", _chunks_cost,
+        also=(("a port for each GPU", partial(_chunks_cost, link=FAST)),),
     ),
     Statement(
         "C21", "harness", "its two sharded runs of figure 4 take 10 hours, eight of figure 13 24", "10, 24 h", _hours,
         "one port of 100 Gb/s a node is read from the 36 hours that figure 8's eight sharded runs take; with a port "
-        "for each GPU they would take 9, with two a node 22", (_per_gpu(_hours),),
+        "for each GPU they would take 9, with two a node 22", (("a port for each GPU", partial(_hours, link=FAST)),),
     ),
     Statement(
         "C44", "harness, 15", "kernels of GPT-3's iteration within axes of 40 s, sharded 1,800 s", "40, 1,800", _axes,
@@ -426,7 +422,7 @@ STATEMENTS = (
     Statement("C15", "abstract, readings", "recomputation costs time and energy, frees memory", "costs", _recompute),
     Statement(
         "C40", "readings", "and lets Mixtral-8x22B run as EP8-TP1-PP4, more than twice as efficient", "> 2", _unlocks,
-        also=(_per_gpu(_unlocks),),
+        also=(("a port for each GPU", partial(_unlocks, link=FAST)),),
     ),
     Statement(
         "C28", "readings", "recomputation: less throttling in GPT-3's deep pipelines, more in sharded Llama", "both",
