@@ -5,13 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
+from cycler import cycler
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullLocator
 
 from jointopt.studies.marked import replace_between
 
 mpl.use("Agg")
+# Okabe and Ito's colours, which are told apart without colour vision, each with a marker of its own
+BLUE, RED, GREEN, BLACK, PURPLE, SKY, ORANGE = COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#56B4E9", "#E69F00",
+)  # fmt: skip
+STYLE: Any = {
+    "axes.prop_cycle": cycler(color=COLOURS) + cycler(marker=("o", "s", "^", "D", "v", "P", "X")),
+    "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "lines.markersize": 4.5, "figure.dpi": 80,
+    "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8.5, "legend.framealpha": 0.7,
+    "figure.constrained_layout.use": True,
+}  # fmt: skip
 
 BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
 
@@ -29,11 +43,19 @@ def publish(
     out.mkdir(parents=True, exist_ok=True)
     found = rows()
     found.to_csv(out / "table.csv", index=False, float_format="%.5g")
-    draw(found, out / "figure.png")
+    with mpl.rc_context(STYLE):
+        draw(found, out / "figure.png")
     text = markdown(found.query(shown) if shown else found)
     if (out / "README.md").exists():
         replace_between(out / "README.md", BEGIN, END, text)
     print(text)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
 
 
 def markdown(found: pd.DataFrame) -> str:

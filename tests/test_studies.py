@@ -16,8 +16,11 @@ from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.runs.table import checked_results
+from jointopt.studies import figure
 from jointopt.studies.blocks import BLOCKS
-from jointopt.studies.evidence import outcomes
+from jointopt.studies.evidence import NOMINAL, outcomes
+from jointopt.studies.statements import charllm, charllm_plans
+from jointopt.surrogate.intervals import physics_errors
 from jointopt.workflows.predict import predict
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -38,6 +41,38 @@ def test_a_figure_s_program_writes_its_table_and_plot_as_its_readme_shows_them(
     assert "(figure.png)" in readme
     assert header in readme
     assert f"make study NAME={study}" in readme
+
+
+def test_every_figure_is_as_wide_as_a_page_shows_it_and_marks_its_lines_by_more_than_their_colour() -> None:
+    for file in STUDIES.glob("*/figure.png"):
+        assert 700 <= int.from_bytes(file.read_bytes()[16:20], "big") <= 900, file
+    styles = list(figure.STYLE["axes.prop_cycle"])
+    assert len({one["marker"] for one in styles}) == len({one["color"] for one in styles}) == len(figure.COLOURS)
+
+
+def test_layers_taken_from_hot_stages_cost_gpt3_efficiency_and_bring_its_stages_closer() -> None:
+    even, moved = (charllm._in_air(15.0, NOMINAL, (4, 5, 6, 7), layers) for layers in ("", ";".join(["13;11"] * 4)))
+    assert moved.gap_k < even.gap_k
+    assert 0.90 < moved.efficiency / even.efficiency < 1.0  # 13 layers where 12 are even
+    cool = charllm._in_air(0.0, NOMINAL)
+    assert even.seconds > cool.seconds
+    assert cool.efficiency == pytest.approx(1.0 / (cool.seconds * cool.joules))
+
+
+def test_what_a_doubling_of_nodes_adds_is_clear_of_zero_and_far_from_what_scale_up_would_need() -> None:
+    nodes = physics_errors()["nodes"]
+    low, high = nodes["interval"]
+    assert 0.0 < low < nodes["per_doubling"] < high
+    few, many = charllm_plans.beside("gpt3-175b", charllm.FAST, NOMINAL)
+    assert many.iteration_time_s * (1.0 + high) < 0.75 * few.iteration_time_s
+
+
+def test_one_port_a_node_is_the_reading_whose_hours_are_nearest_to_those_that_the_harness_expects() -> None:
+    ports = {1: None, 2: 3.125, 8: charllm.FAST}  # of 100 Gb/s a node of eight, and GB/s per GPU
+    found = {count: charllm_plans.hours(link, NOMINAL) for count, link in ports.items()}
+    off = {count: np.abs(np.log(np.divide(each, (10.0, 36.0, 24.0)))).max() for count, each in found.items()}
+    assert off[1] < 0.25 < off[2] < off[8]
+    assert charllm_plans.harness_job("gpt3-175b", "h200").cluster.inter_node_gbytes_per_s == 12.5 / 8
 
 
 def test_the_front_of_figure_5_at_a_batch_of_256_is_made_of_two_layouts() -> None:

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from jointopt.studies.evidence import NOMINAL
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import plain_ticks, publish
 from jointopt.studies.statements.charllm_plans import MODELS, on_cluster
 
 LINKS = (50.0, 25.0, 12.5, 6.25, 3.125, 1.6, 0.8, 0.4)  # GB/s per GPU
@@ -32,16 +32,20 @@ def rows() -> pd.DataFrame:
 
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw what 64 H100 gain over 32 H200 in throughput and lose in energy."""
-    figure, axes = plt.subplots(1, 3, figsize=(12.0, 3.8), dpi=80)
-    names = ("throughput H100/H200", "energy H100/H200", "slowest H100 / fastest H200")
-    for axis, column in zip(axes, names, strict=True):
+    figure, axes = plt.subplots(1, 3, figsize=(11.0, 3.6))
+    panels = {
+        "throughput H100/H200": "throughput, 64 H100 over 32 H200", "energy H100/H200": "energy, 64 H100 over 32 H200",
+        "slowest H100 / fastest H200": "time, slowest on H100\nover fastest on H200",
+    }  # fmt: skip
+    for axis, (column, label) in zip(axes, panels.items(), strict=True):
         for model, part in found.groupby("model", sort=False):
-            axis.plot(part["link GB/s"], part[column], "o-", label=str(model))
+            axis.plot(part["link GB/s"], part[column], label=str(model))
         axis.axhline(1.0, color="black", lw=0.8)
-        axis.set(xscale="log", xlabel="GB/s between nodes, per GPU", title=column)
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
+        axis.set(xscale="log", xlabel="link between nodes (GB/s per GPU)", ylabel=label)
+        plain_ticks(axis.xaxis)
+    axes[2].set_yscale("log")
+    plain_ticks(axes[2].yaxis)
+    axes[2].legend()
     figure.savefig(file)
 
 

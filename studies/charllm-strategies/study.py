@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from jointopt.studies.evidence import NOMINAL, fits
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import BLUE, RED, publish
 from jointopt.studies.statements.charllm_plans import CLUSTERS, STRATEGIES, harness_job, name, options
 
 
@@ -38,28 +38,28 @@ def rows() -> pd.DataFrame:
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw figure 4's quantities of the strategies on 32 H200 with recomputation, each in a panel of its own."""
     part = found[(found["cluster"] == "h200") & (found["option"] == "act")].reset_index(drop=True)
-    figure, axes = plt.subplots(4, 1, figsize=(9.0, 8.6), dpi=80, sharex=True)
+    part["clock GHz"] = part["clock MHz"] / 1e3
+    figure, axes = plt.subplots(4, 1, figsize=(10.0, 8.6), sharex=True)
     panels = {
-        "temperature C": "temperature (C)", "power W": "power (W)", "clock MHz": "SM clock (MHz)",
-        "samples/(s MJ)": "samples/(s MJ)\n(log axis)",
+        "temperature C": "temperature (°C)", "power W": "power (W)", "clock GHz": "SM clock (GHz)",
+        "samples/(s MJ)": "samples/(s MJ),\nlog axis",
     }  # fmt: skip
     for axis, (column, label) in zip(axes, panels.items(), strict=True):
-        for _, one in part.groupby("model", sort=False):
-            axis.plot(one.index, one[column], "o-", color="tab:blue", label="average")
+        for model, one in part.groupby("model", sort=False):
+            axis.plot(one.index, one[column], "o-", color=BLUE, label="average")
             if column == "power W":
-                axis.plot(one.index, one["peak W"], "s-", color="tab:red", ms=4, label="peak")
+                axis.plot(one.index, one["peak W"], "s--", color=RED, label="peak, once the limit acts")
+            if axis is axes[0]:
+                middle = one.index.to_numpy().mean()
+                axis.text(middle, 1.03, str(model), ha="center", transform=axis.get_xaxis_transform())
             axis.axvline(one.index[-1] + 0.5, color="grey", lw=0.8)
         axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-    axes[1].legend(*(one[:2] for one in axes[1].get_legend_handles_labels()), fontsize=8, loc="lower right")
-    axes[-1].set(yscale="log", ylim=(0.05, 2000.0))
-    for place, value in enumerate(part["samples/(s MJ)"]):
-        axes[-1].annotate(f"{value:.3g}", (place, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-    for model, one in part.groupby("model", sort=False):
-        middle = one.index.to_numpy().mean()
-        axes[0].text(middle, 1.03, str(model), ha="center", transform=axes[0].get_xaxis_transform())
-    axes[-1].set_xticks(range(len(part)), part["strategy"], rotation=90, fontsize=8)
-    figure.tight_layout()
+    axes[1].legend(*(one[:2] for one in axes[1].get_legend_handles_labels()), loc="center", bbox_to_anchor=(0.75, 0.55))
+    value = part["samples/(s MJ)"]
+    axes[-1].set(yscale="log", ylim=(0.1 * value.min(), 4.0 * value.max()), xlim=(-0.5, len(part) - 0.5))
+    for place, one in enumerate(value):
+        axes[-1].annotate(f"{one:.3g}", (place, one), (0, -14), textcoords="offset points", ha="center")
+    axes[-1].set_xticks(range(len(part)), part["strategy"], rotation=90)
     figure.savefig(file)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -47,18 +48,16 @@ def _row(strategy: str, size: int, inlet: float, rise: float, place: str = "any"
 
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw time over the rise, and the temperature of either row."""
-    figure, axes = plt.subplots(1, 2, figsize=(10.0, 3.8), dpi=80)
+    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2))
     even = found[(found["inlet C"] == INLETS[0]) & (found["in exhaust"] == "any")]
+    styles = dict(zip(even["strategy"].unique(), mpl.rcParams["axes.prop_cycle"], strict=False))
     for (strategy, size), part in even.groupby(["strategy", "micro-batch"], sort=False):
-        label, style = f"{strategy}, micro-batch {size}", "o-" if size == 1 else "s:"
-        axes[0].plot(part["rise K"], part["time s"] / part["time s"].iloc[0], style, label=label)
-        axes[1].plot(part["rise K"], part["exhaust row C"].fillna(part["inlet row C"]), style)
+        label, style = f"{strategy}, micro-batch {size}", styles[str(strategy)] | {"ls": "-" if size == 1 else ":"}
+        axes[0].plot(part["rise K"], part["time s"] / part["time s"].iloc[0], label=label, **style)
+        axes[1].plot(part["rise K"], part["exhaust row C"].fillna(part["inlet row C"]), **style)
     axes[0].set(xlabel="exhaust row above the inlet (K)", ylabel="iteration time, even air = 1")
-    axes[1].set(xlabel="exhaust row above the inlet (K)", ylabel="hottest GPU (C)")
-    axes[0].legend(fontsize=7)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
+    axes[1].set(xlabel="exhaust row above the inlet (K)", ylabel="hottest GPU (°C)")
+    axes[0].legend()
     figure.savefig(file)
 
 

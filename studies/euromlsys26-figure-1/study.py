@@ -10,7 +10,7 @@ import pandas as pd
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.studies.evidence import shown
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import RED, SKY, publish
 from jointopt.studies.statements.euromlsys26_plans import LAYOUTS, SIZES, over_batches
 
 
@@ -26,30 +26,33 @@ def rows() -> pd.DataFrame:
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the batch of 1,024 as the paper does: energy and time above, power and two counters of utilization below."""
     part = found[found["batch"] == 1024]
-    figure, axes = plt.subplots(2, 1, figsize=(8.4, 6.4), dpi=90, sharex=True)
-    counters = {"SM active %": "o-", "GPU utilization %": "x:"}
+    figure, axes = plt.subplots(2, 1, figsize=(9.6, 7.0), sharex=True)
+    counters = {"SM active %": "o-", "GPU utilization %": "s:"}
     sides = (
         ("energy kJ", "energy per iteration (kJ)", {"time s": "o-"}, "iteration time (s)"),
         ("power W", "average power per GPU (W)", counters, "SM active, GPU utilization (%)"),
     )
     for axis, (left, label, right, other_label) in zip(axes, sides, strict=True):
         place = np.arange(len(part))
-        axis.bar(place, part[left], color="tab:blue", alpha=0.7)
+        axis.bar(place, part[left], color=SKY)
         axis.set_ylabel(label)
         other = axis.twinx()
         for column, style in right.items():
-            other.plot(place, part[column], style, color="tab:red", ms=4, label=column)
-        other.set_ylabel(other_label, color="tab:red")
+            other.plot(place, part[column], style, color=RED, label=column)
+        other.set_ylabel(other_label, color=RED)
+        other.grid(visible=False)
         other.set_ylim(bottom=0)
-    other.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1.0, 1.18), ncol=2)
+    other.set_ylim(top=125)
+    other.legend(loc="upper right", ncol=2)
     names = [
         f"{layout.replace('=', '').replace(' ', '-')} mbs{size}"
         for layout, size in zip(part["layout"], part["micro-batch"], strict=True)
     ]
     axes[0].set_ylim(bottom=0)
-    axes[1].axhline(96.0, color="grey", ls="--", lw=1)
-    axes[1].set_xticks(range(len(part)), names, rotation=90, fontsize=7)
-    figure.tight_layout()
+    axes[1].axhline(96.0, color="black", ls="--", lw=1, label="at rest, 96 W (the paper's)")
+    axes[1].set_ylim(top=560)
+    axes[1].legend(loc="upper left")
+    axes[1].set_xticks(range(len(part)), names, rotation=90)
     figure.savefig(file)
 
 

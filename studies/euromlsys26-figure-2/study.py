@@ -10,7 +10,7 @@ import pandas as pd
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.studies.evidence import shown
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import RED, publish
 from jointopt.studies.statements.euromlsys26_plans import EXPERT_LAYOUTS, over_batches
 
 DEGREES = (1, 2, 4)
@@ -31,24 +31,29 @@ def rows() -> pd.DataFrame:
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the batch of 1,024 as the paper does: energy and time, then power and utilization."""
     part = found[found["batch"] == 1024]
-    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.8), dpi=90)
+    figure, axes = plt.subplots(1, 2, figsize=(11.0, 4.4))
     for axis, (left, right) in zip(axes, (("energy kJ", "time s"), ("power W", "SM active %")), strict=True):
         other = axis.twinx()
         for place, layout in enumerate(EXPERT_LAYOUTS):
             one, at = part[part["layout"] == layout], place + np.array([-0.25, 0.0, 0.25])
-            axis.bar(at, one[left], 0.22, color=["#9ecae1", "#4292c6", "#084594"])
-            other.plot(at, one[right], "o-", color="tab:red", ms=4)
+            axis.bar(
+                at,
+                one[left],
+                0.22,
+                color=["#c6dbef", "#6baed6", "#2171b5"],
+                label="ep 1, 2, 4, light to dark" if not place else None,
+            )
+            other.plot(at, one[right], "o-", color=RED, label=None if place else right)
             if right == "SM active %":
-                other.plot(at, one["GPU utilization %"], "x:", color="tab:red", ms=4)
-        axis.set_xticks(
-            range(len(EXPERT_LAYOUTS)), [name.replace("=", "") for name in EXPERT_LAYOUTS], rotation=20, fontsize=7
-        )
-        axis.set(ylabel=left)
-        dotted = "; dotted: GPU utilization %" if right == "SM active %" else ""
-        other.set_ylabel(right + dotted, color="tab:red")
-        other.set_ylim(bottom=0)
-    axes[0].set_title("ep 1, 2, 4 (light to dark)", fontsize=9)
-    figure.tight_layout()
+                other.plot(at, one["GPU utilization %"], "s:", color=RED, label=None if place else "GPU utilization %")
+        axis.set_xticks(range(len(EXPERT_LAYOUTS)), [name.replace("=", "") for name in EXPERT_LAYOUTS], rotation=20)
+        axis.set(ylabel={"energy kJ": "energy per iteration (kJ)"}.get(left, "average power per GPU (W)"))
+        other.set_ylabel("iteration time (s)" if right == "time s" else "by two counters (%)", color=RED)
+        other.set_ylim(0.0, 18.0 if right == "time s" else 130.0)
+        axis.set_ylim(top=1.25 * part[left].max())
+        other.grid(visible=False)
+        axis.legend(loc="upper left")
+        other.legend(loc="upper right")
     figure.savefig(file)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from jointopt.jobs.jobfile import load_job
 from jointopt.studies.evidence import clock_sweep, with_batch
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import BLUE, RED, publish
 from jointopt.studies.statements.euromlsys26_plans import BATCHES
 
 JOB = Path(__file__).parent / "a100.yaml"
@@ -37,23 +37,25 @@ def rows() -> pd.DataFrame:
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the batch of 256: energy over clock, and power and time over clock."""
     part = found[found["batch"] == 256]
-    figure, (first, second) = plt.subplots(1, 2, figsize=(9.2, 3.6), dpi=90)
-    first.plot(part["clock MHz"], part["energy kJ"], "o-", ms=4)
+    figure, (first, second) = plt.subplots(1, 2, figsize=(11.0, 4.2))
+    first.plot(part["clock MHz"], part["energy kJ"], "o-")
     first.set(xlabel="core clock (MHz)", ylabel="energy of an iteration (kJ)", title="figure 3")
     low = int(np.argmin(part["energy kJ"]))
     first.annotate(
         f"{part['clock MHz'].iloc[low]:.0f} MHz",
         (part["clock MHz"].iloc[low], part["energy kJ"].iloc[low]),
-        (0, 10),
+        (0, -14),
         textcoords="offset points",
+        ha="center",
     )
-    second.plot(part["clock MHz"], part["power W"], "o-", ms=4, color="tab:blue")
+    first.margins(y=0.12)
+    second.plot(part["clock MHz"], part["power W"], "o-", color=BLUE)
     second.set(xlabel="core clock (MHz)", title="figure 4")
-    second.set_ylabel("power (W)", color="tab:blue")
+    second.set_ylabel("power (W)", color=BLUE)
     other = second.twinx()
-    other.plot(part["clock MHz"], part["time s"], "s-", ms=4, color="tab:red")
-    other.set_ylabel("iteration time (s)", color="tab:red")
-    figure.tight_layout()
+    other.plot(part["clock MHz"], part["time s"], "s-", color=RED)
+    other.set_ylabel("iteration time (s)", color=RED)
+    other.grid(visible=False)
     figure.savefig(file)
 
 

@@ -13,10 +13,11 @@ import pandas as pd
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.search.pareto import front_order
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import BLACK, BLUE, GREEN, ORANGE, RED, publish
 from jointopt.studies.statements.euromlsys26_plans import BATCHES, FOUR, falling, falling_clocks, on_two_nodes
 
-COLOURS = {"A": "tab:blue", "B": "tab:green", "C": "tab:red", "D": "black"}
+STYLES = {"A": (BLUE, "o"), "B": (GREEN, "^"), "C": (RED, "s"), "D": (BLACK, "D")}
+LOWEST_MHZ = 780.0  # below it every curve has passed its valley
 OTHER = "dp=8 pp=1 tp=1 micro_batch_size=4"  # not in the paper
 
 
@@ -65,22 +66,27 @@ def rows() -> pd.DataFrame:
 
 def draw(_: pd.DataFrame, file: Path) -> None:
     """Draw the curves of each batch with the front of the four."""
-    figure, axes = plt.subplots(1, 3, figsize=(14.0, 4.4), dpi=80)
+    figure, axes = plt.subplots(1, 3, figsize=(11.0, 4.2))
     for axis, batch in zip(axes, BATCHES, strict=True):
         four = curves(batch)
         for letter, plans in four.items():
             name = FOUR[letter].replace("=", "").replace("micro_batch_size", "mbs")
+            colour, marker = STYLES[letter]
             axis.plot(
-                plans["iteration_time_s"], plans["energy_j"] / 1e3, ".-", color=COLOURS[letter], label=name, ms=4, lw=1
+                plans["iteration_time_s"],
+                plans["energy_j"] / 1e3,
+                color=colour,
+                marker=marker,
+                label=name,
+                ms=2.5,
+                lw=1,
             )
             start = plans["iteration_time_s"][0], plans["energy_j"][0] / 1e3
             axis.annotate(letter, start, (3, 4), textcoords="offset points")
         time, energy, _owners = front(four)
-        axis.plot(time, energy / 1e3, color="orange", lw=5, alpha=0.45, zorder=0, label="front of all four")
+        axis.plot(time, energy / 1e3, color=ORANGE, marker="", lw=5, alpha=0.45, zorder=0, label="front of all four")
         axis.set(xlabel="iteration time (s)", ylabel="energy of 8 GPUs (kJ)", title=f"batch {batch}")
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=5)
     figure.savefig(file)
 
 

@@ -74,16 +74,27 @@ def _within(
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the savings within deadlines and the losses under caps, a column for each job."""
     names = list(dict.fromkeys(found["job"]))
-    figure, axes = plt.subplots(2, len(names), figsize=(12.0, 6.0), dpi=80)
+    figure, axes = plt.subplots(2, len(names), figsize=(11.0, 6.4))
     for column, name in enumerate(names):
         for line, of in enumerate(("energy saved %", "time lost %")):
             part, axis = found[(found["job"] == name) & (found["of"] == of)], axes[line, column]
             for place, way in enumerate(WAYS):
-                axis.bar(np.arange(len(part)) + 0.27 * (place - 1), part[way], 0.25, label=way)
-            axis.set_xticks(range(len(part)), [str(bound).split()[0] for bound in part["bound"]], fontsize=8)
-            axis.set_title(f"{name}: {of}" if line == 0 else of, fontsize=9)
-    axes[0, 0].legend(fontsize=8)
-    figure.tight_layout()
+                axis.bar(
+                    np.arange(len(part)) + 0.27 * (place - 1),
+                    part[way],
+                    0.25,
+                    label=way,
+                    hatch=("", "///", "...")[place],
+                    edgecolor="white",
+                )
+            axis.set_xticks(range(len(part)), [str(bound).split()[0] for bound in part["bound"]])
+            axis.grid(axis="x", visible=False)
+            axis.set_xlabel("more time than the fastest plan" if line == 0 else "power cap, of the fastest plan's")
+            if line == 0:
+                axis.set_title(name)
+            if column == 0:
+                axis.set_ylabel(("energy saved", "time lost")[line] + " (%)")
+    axes[0, 0].legend()
     figure.savefig(file)
 
 

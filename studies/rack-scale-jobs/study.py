@@ -12,7 +12,7 @@ from jointopt.core.errors import JointOptError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.studies.blocks import DOMAIN, GPU, THREADS, UNIT_FLOPS
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import plain_ticks, publish
 
 HERE = Path(__file__).parent
 COUNTS, SIZES = (4, 8, 16, 32), (64, 128, 256, 512, 1024)
@@ -63,20 +63,19 @@ def _row(sweep: str, block: str, mode: str, gpus: int, threads: int) -> dict[str
 
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw the iteration over counts and over sizes, a panel for each block."""
-    figure, axes = plt.subplots(1, 4, figsize=(14.0, 3.6), dpi=80)
+    figure, grid = plt.subplots(2, 2, figsize=(9.0, 6.4))
     panels = [(sweep, block) for sweep in ("GPUs", "size") for block in BLOCKS]
-    for axis, (sweep, block) in zip(axes, panels, strict=True):
+    for axis, (sweep, block) in zip(grid.flat, panels, strict=True):
         over = "GPUs" if sweep == "GPUs" else "threads"
         for mode in MODES[block]:
             part = found[(found["sweep"] == sweep) & (found["block"] == block) & (found["mode"] == mode)]
-            axis.plot(part[over], part["iteration s"], "o-", label=mode)
+            axis.plot(part[over], part["iteration s"], label=mode)
         ticks = sorted(set(found.loc[found["sweep"] == sweep, over]))
-        axis.set(xscale="log", yscale="log", xlabel=over, ylabel="s, forward and backward", title=block)
-        axis.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=8)
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
+        axis.set(xscale="log", yscale="log", xlabel=over, ylabel="forward and backward (s)", title=block)
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.xaxis.minorticks_off()
+        plain_ticks(axis.yaxis)
+        axis.legend()
     figure.savefig(file)
 
 

@@ -8,10 +8,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from jointopt.studies.evidence import shown
-from jointopt.studies.figure import publish
+from jointopt.studies.figure import plain_ticks, publish
 from jointopt.studies.statements.rack_training import COUNTS, LINKS, MODES, link_j, plan, trained
-
-COLOURS = {"dp": "tab:blue", "tp": "tab:orange", "pp+tp": "tab:green"}
 
 
 def rows() -> pd.DataFrame:
@@ -31,7 +29,7 @@ def _row(sweep: str, mode: str, gpus: int, link: float) -> dict[str, object]:
 
 def draw(found: pd.DataFrame, file: Path) -> None:
     """Draw time and energy over GPUs, time over the link, and the energy of links."""
-    figure, axes = plt.subplots(1, 4, figsize=(14.0, 3.6), dpi=80)
+    figure, grid = plt.subplots(2, 2, figsize=(9.0, 6.4))
     counts, links = (found[found["sweep"] == sweep] for sweep in ("GPUs", "link"))
     panels = (
         (counts, "GPUs", "time s"),
@@ -39,16 +37,15 @@ def draw(found: pd.DataFrame, file: Path) -> None:
         (links, "link GB/s", "time s"),
         (counts, "GPUs", "links J"),
     )
-    for axis, (part, over, what) in zip(axes, panels, strict=True):
-        for mode, colour in COLOURS.items():
-            one = part[part["mode"] == mode]
-            axis.plot(one[over], one[what], "o-", color=colour, label=mode)
-        axis.set(xscale="log", yscale="log", xlabel=over, title=what)
+    for axis, (part, over, what) in zip(grid.flat, panels, strict=True):
+        for mode, one in part.groupby("mode", sort=False):
+            axis.plot(one[over], one[what], label=str(mode))
+        quantity, unit = what.rsplit(" ", 1)
+        axis.set(xscale="log", yscale="log", xlabel=over, ylabel=f"{quantity} ({unit})")
         axis.set_xticks(sorted(set(part[over])), [f"{value:g}" for value in sorted(set(part[over]))])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
+        axis.xaxis.minorticks_off()
+        plain_ticks(axis.yaxis)
+    grid[0, 0].legend()
     figure.savefig(file)
 
 

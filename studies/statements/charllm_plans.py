@@ -17,26 +17,32 @@ from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import breakdown
-from jointopt.physics.explain.timeline import excursion, warming
+from jointopt.physics.explain.timeline import excursion, power_swing, warming
 from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, fits, outcomes, varied
 
 CLUSTERS = ("h200", "h100")
 SIZES = (1, 2, 4, 8)
+SHARDED = "tp=8 dp=4 zero_stage=3 sequence_parallel=false"
+# in the order of the paper's figures: sharded, then by stages
 STRATEGIES: dict[str, dict[str, tuple[str, ...]]] = {
     "h200": {
-        "gpt3-175b": ("tp=8 pp=4", "tp=4 pp=8", "tp=2 pp=16", "tp=1 pp=32", "tp=8 dp=4 zero_stage=3"),
+        "gpt3-175b": (SHARDED, "tp=8 pp=4", "tp=4 pp=8", "tp=2 pp=16", "tp=1 pp=32"),
         "llama-3-70b": (
-            "tp=8 pp=2 dp=2", "tp=4 pp=4 dp=2", "tp=2 pp=8 dp=2", "tp=1 pp=16 dp=2", "tp=8 dp=4 zero_stage=3"
+            SHARDED, "tp=8 pp=2 dp=2", "tp=4 pp=4 dp=2", "tp=2 pp=8 dp=2", "tp=1 pp=16 dp=2"
         ),
         "mixtral-8x7b": ("ep=4 tp=2 dp=16", "ep=8 tp=1 dp=32"),
-        "mixtral-8x22b": ("ep=8 tp=1 pp=4 dp=8", "ep=8 tp=2 pp=2 dp=8", "ep=8 tp=4 dp=8"),
+        "mixtral-8x22b": ("ep=8 tp=4 dp=8", "ep=8 tp=2 pp=2 dp=8", "ep=8 tp=1 pp=4 dp=8"),
     },
     "h100": {
         "gpt3-175b": ("tp=8 pp=8", "tp=4 pp=16", "tp=2 pp=32"),
         "llama-3-70b": ("tp=8 pp=4 dp=2", "tp=4 pp=8 dp=2", "tp=2 pp=16 dp=2", "tp=1 pp=32 dp=2"),
         "mixtral-8x7b": ("ep=8 tp=1 pp=2 dp=32", "ep=4 tp=2 pp=2 dp=16"),
-        "mixtral-8x22b": ("ep=8 tp=1 pp=8 dp=8", "ep=8 tp=2 pp=4 dp=8", "ep=8 tp=4 pp=2 dp=8", "ep=8 tp=8 dp=8"),
+        "mixtral-8x22b": ("ep=8 tp=8 dp=8", "ep=8 tp=4 pp=2 dp=8", "ep=8 tp=2 pp=4 dp=8", "ep=8 tp=1 pp=8 dp=8"),
     },
+}  # fmt: skip
+# the same tensor ranks on 32 H200 and on twice as many H100, whose stages hold half as many layers
+BESIDE = {
+    "gpt3-175b": ("tp=2 pp=16", "tp=2 pp=32"), "mixtral-8x22b": ("ep=8 tp=1 pp=4 dp=8", "ep=8 tp=1 pp=8 dp=8")
 }  # fmt: skip
 MODELS = tuple(STRATEGIES["h200"])
 DENSE = MODELS[:2]
@@ -61,10 +67,49 @@ def plan(strategy: str, size: int = 1, recompute: str = "full") -> str:
     return f"{strategy} micro_batch_size={size} vpp=1 recompute={recompute}"
 
 
+def linked(
+    model: str, strategy: str, link: float | None, c: Constants, size: int = 1, how: str = "full", overlap: bool = False
+) -> Outcome:
+    """One strategy on 32 H200 that a link of so many GB/s per GPU joins, the job's where None."""
+    job = harness_job(model, "h200", link, overlap)
+    return outcomes(job, [plan(strategy, size, how)], replace(c, batch=1.0))[0]
+
+
+def hours(link: float | None, c: Constants) -> tuple[float, float, float]:
+    """Hours of the runs, 11 iterations each, of sharded models for figures 4, 8 and 13 on 32 H200.
+
+    Their start is put at what a run of figure 8 that is not sharded takes in all: 24 hours of these are expected.
+    """
+    others = sum(strategy != SHARDED for strategies in STRATEGIES["h200"].values() for strategy in strategies)
+    start_s = 24.0 * 3600.0 / (4 * others)
+    options = [(1, how, overlap) for how in ("none", "full") for overlap in (False, True)]
+    ways = ([(1, "full", False)], options, [(size, "full", False) for size in SIZES])
+    found = [
+        sum(start_s + 11.0 * linked(model, SHARDED, link, c, *way).iteration_time_s for model in DENSE for way in each)
+        for each in ways
+    ]
+    first, second, third = (seconds / 3600.0 for seconds in found)
+    return first, second, third
+
+
+def beside(model: str, link: float | None, c: Constants) -> tuple[Outcome, Outcome]:
+    """One strategy on 32 H200 and on 64 H100, with recomputation."""
+    few, many = (
+        outcomes(harness_job(model, cluster, link), [plan(strategy)], replace(c, batch=1.0))[0]
+        for cluster, strategy in zip(CLUSTERS, BESIDE[model], strict=True)
+    )
+    return few, many
+
+
+def efficiency(one: Outcome) -> float:
+    """Work over time and energy, the harness' samples/(s MJ) of one batch, in 1/(s J)."""
+    return 1.0 / (one.iteration_time_s * one.energy_j)
+
+
 def name(strategy: str) -> str:
     """A strategy as the paper writes it, TP8-PP4."""
     sharded = "zero_stage=3" in strategy
-    words = [word for word in strategy.upper().split() if not word.startswith(("ZERO", "DP"))]
+    words = [word for word in strategy.upper().split() if not word.startswith(("ZERO", "DP", "SEQUENCE"))]
     return "-".join([word.replace("=", "") for word in words] + ["FSDP"] * sharded)
 
 
@@ -104,6 +149,14 @@ def _moments(job: Job, text: str) -> Moments:
     )  # fmt: skip
 
 
+def metered_w(model: str, strategy: str, size: int) -> float:
+    """Highest power of a GPU over one iteration as a meter of 10 Hz has it, passes at their mean and pauses."""
+    job = harness_job(model, "h200")
+    parsed = parse_plan(plan(strategy, size), job)
+    of_stages, _ = power_swing(CostModel(job, parsed.layouts), 0, parsed.stage_clock_mhz[0], 0.1)
+    return float(of_stages.peak_w.max())
+
+
 @functools.cache
 def options(model: str, strategy: str, c: Constants, cluster: str = "h200") -> dict[str, Outcome]:
     """Figure 8: base, overlap (cc), recomputation (act), both."""
@@ -117,7 +170,7 @@ def options(model: str, strategy: str, c: Constants, cluster: str = "h200") -> d
 
 
 @functools.cache
-def on_cluster(model: str, cluster: str, link: float, c: Constants) -> tuple[float, float, float]:
+def on_cluster(model: str, cluster: str, link: float | None, c: Constants) -> tuple[float, float, float]:
     """(least s, most s, least J) of an iteration over all strategies that fit, with and without recomputation."""
     job = varied(harness_job(model, cluster, link), replace(c, batch=1.0))
     plans = [plan(strategy, 1, how) for strategy in STRATEGIES[cluster][model] for how in ("none", "full")]

@@ -1,10 +1,11 @@
 """Accuracy of the predictions over recorded runs, per source: median error, Kendall tau, regret, memory, OOM.
 
-    python tests/bench/bench_accuracy.py [--write] [--quantiles] [--spans] [DATA_FOLDER]
+    python tests/bench/bench_accuracy.py [--write] [--quantiles] [--nodes] [--spans] [DATA_FOLDER]
 
 Prints a table of `SOURCES`; with ``--write`` also replaces the table in docs/appendix/accuracy-by-source.md and records
 what pages quote of it (docs/figures.json); with ``--quantiles`` prints the quantiles of measured over predicted that
-jointopt/jobs/catalog/physics_error.yaml holds, with ``--spans`` alone the attention, recipes of low precision and the
+jointopt/jobs/catalog/physics_error.yaml holds, with ``--nodes`` what a doubling of the nodes adds to times beyond the
+prediction, between runs that differ in data ranks alone, with ``--spans`` alone the attention, recipes of low precision and the
 shortest layer that it names. The default folder is ../shared/data beside the repository. Tables of other sources there
 are judged by bench_classes.py. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the
 peak.
@@ -21,6 +22,7 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 import jointopt
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.runs.workloads import workloads
 from jointopt.studies import figures
 from jointopt.surrogate.intervals import layer_peak_s
@@ -148,6 +150,34 @@ def print_spans(folder: pathlib.Path) -> None:
     print(f"shortest layer {1e3 * shortest_s:.2f} ms")
 
 
+def print_nodes(runs: dict[str, pd.DataFrame], draws: int = 1000) -> None:
+    """Slopes of log(measured / predicted) over log2(nodes) by source, and their mean; 90 % by draws of groups.
+
+    A group: one source, model, lengths, GPU, software and layout, at so many sequences per data rank.
+    """
+    rng, found = np.random.default_rng(0), []
+    for source, table in runs.items():
+        nodes = np.log2(np.ceil(table.num_gpus / table.gpus_per_node))
+        error = np.log(table.iteration_time_s / table.predicted_iteration_time_s)
+        same = ["model", "gpu", "seq_length", "framework", *(c for c in LAYOUT_COLUMNS if c in table and c != "dp")]
+        keys = table[same].astype(str).assign(own=table.global_batch_size / table.dp)
+        at = pd.DataFrame({"nodes": nodes, "error": error}).groupby([keys[c] for c in keys])
+        apart = pd.DataFrame({"nodes": nodes, "error": error}) - at.transform("mean")
+        sums = pd.DataFrame({"xy": apart.nodes * apart.error, "xx": apart.nodes**2}).groupby(at.ngroup()).sum()
+        sums = sums[sums.xx > 0].to_numpy()
+        if len(sums) > 1:
+            drawn = sums[rng.integers(len(sums), size=(draws, len(sums)))].sum(axis=1)
+            slopes = drawn[:, 0] / drawn[:, 1]
+            found.append((source, len(sums), sums[:, 0].sum() / sums[:, 1].sum(), max(slopes.std(), 0.005)))
+    table = pd.DataFrame(found, columns=["source", "groups", "slope", "deviation"])
+    weight = table.deviation**-2
+    spread = (weight * (table.slope - (weight * table.slope).sum() / weight.sum()) ** 2).sum() - len(table) + 1
+    weight = 1.0 / (table.deviation**2 + max(spread / (weight.sum() - (weight**2).sum() / weight.sum()), 0.0))
+    mean, half = (weight * table.slope).sum() / weight.sum(), 1.645 / weight.sum() ** 0.5
+    print(table.round(4).to_string(index=False))
+    print(f"per doubling of nodes {mean:.4f}, 90 % {mean - half:.4f} to {mean + half:.4f}")
+
+
 WHOLE = ("runs", "sources", "tau", "groups")  # the other figures are shares
 
 
@@ -191,6 +221,8 @@ def main() -> None:
     print(text)
     if "--quantiles" in sys.argv:
         print_quantiles(runs)
+    if "--nodes" in sys.argv:
+        print_nodes(runs)
     if "--write" in sys.argv:
         page = ROOT / "docs" / "appendix" / "accuracy-by-source.md"
         before = page.read_text().split("```text\n")[0]
