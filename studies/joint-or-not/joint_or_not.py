@@ -221,9 +221,10 @@ def summary(found: pd.DataFrame) -> dict[str, float]:
         "free paying jobs": len(paying), "free paying deeper jobs": _deeper(paying), "free other jobs": len(others),
         "free paying of the same degrees jobs": same.sum(), "free other deeper jobs": _deeper(others),
     }  # fmt: skip
-    for (name, group), row in by_property(found).set_index(["property", "is"]).iterrows():
+    for row in (properties := by_property(found)).itertuples(index=False, name=None):
+        named = dict(zip(properties.columns[2:], row[2:], strict=True))
         shown |= {
-            f"{name} {group} {figure.replace('_%', ' percent').replace('_', ' ')}": row[figure] for figure in row.index
+            f"{row[0]} {row[1]} {name.replace('_%', ' percent').replace('_', ' ')}": x for name, x in named.items()
         }
     return {name: float(value) for name, value in shown.items()}
 
