@@ -8,12 +8,14 @@ import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.studies import figures
+from jointopt.workflows.propose import propose
 from tests.places import ROOT
 
 DATE = "*Figures as of 1a2b3c4d (2026-11-20) and earlier; measured by hand{}.*"
@@ -163,5 +165,17 @@ def test_a_job_of_joint_or_not_comes_to_its_recorded_row_today(joint_or_not: Mod
     case = next(case for case in joint_or_not.cases() if case["model"] == "opt-2.7b")
     recorded = pd.read_csv(JOINT / "results.csv").query("model == 'opt-2.7b'")
     for now, (_, row) in zip(joint_or_not.rows_of(case), recorded.iterrows(), strict=False):
-        for name in ("energy_saving", "time_saving", "two_step_later", "joint_later"):
+        for name in ("energy_saving", "energy_saving_low", "two_step_later", "two_step_later_high", "joint_later"):
             assert now[name] == pytest.approx(row[name], abs=5e-5), f"{name}: run {joint_or_not.COMMAND}"
+
+
+def test_a_saving_of_joint_or_not_has_the_interval_that_a_proposal_states_of_that_plan(
+    joint_or_not: ModuleType,
+) -> None:
+    case = next(case for case in joint_or_not.cases() if case["model"] == "opt-2.7b")
+    found = propose(joint_or_not.job_of(case, None))
+    saved = joint_or_not._saved_later("later", found, found.front)
+    row = np.abs(found.front["energy_vs_first_percent"] + 100.0 * saved["later"]).argmin()
+    stated = [-found.front[f"energy_vs_first_percent_{end}"][row] / 100.0 for end in ("high", "low")]
+    assert [saved["later_low"], saved["later_high"]] == pytest.approx(stated)
+    assert saved["later_low"] < saved["later"] < saved["later_high"]

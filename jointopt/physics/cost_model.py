@@ -128,29 +128,27 @@ def unmeasured_heat(index: Ints) -> HeatScale:
 
 def unscaled_heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
     """`CostModel.heat` of plans, (n,) each, by the physics alone, whatever was measured."""
-    alone = copy.copy(physics)
     same = np.array([[1.0], [0.0]])
-    alone.heat_scale = lambda some: HeatScale(np.repeat(same, len(some), 1), np.repeat(same, len(some), 1))
+
+    def as_predicted(some: Ints) -> HeatScale:
+        return HeatScale(*(np.repeat(same, len(some), 1) for _ in range(2)))
+
+    alone = physics.corrected(np.ones_like(physics.time_factor), heat_scale=as_predicted)
     return alone.heat(index, stage_clock_mhz)
 
 
 def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
     """Peak power (n, pp) in W of layouts ``index`` of one group: `CostModel.burst_w`, scaled as measured.
 
-    Never above the power limit; where peaks were measured, never above `HeatScale.overshoot` times it, nor below the
-    mean power.
+    Never above the power limit, or where peaks were measured `HeatScale.overshoot` times it, nor below the mean power.
     """
     g, scale = int(physics.group_of[index[0]]), physics.heat_scale(index)
     burst_w = physics.burst_w(g, physics.row_of[index], t)
-    found_w = scaled_burst_w(physics, index, burst_w)
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, index, physics.groups[g].depth)
-    if scale.peak is None:
-        return np.minimum(found_w, np.maximum(limit_w, burst_w))
-    if scale.overshoot == np.inf:
-        return found_w
+    most_w = np.maximum(limit_w, burst_w) if scale.peak is None else scale.overshoot * limit_w
     parts_j = physics.energy_parts(g, physics.row_of[index], t).values()
     mean_w = _scaled_mean_w(physics, index, summed(parts_j) / t.total_s[:, None])
-    return np.maximum(np.minimum(found_w, scale.overshoot * limit_w), np.minimum(mean_w, limit_w))
+    return np.maximum(np.minimum(scaled_burst_w(physics, index, burst_w), most_w), np.minimum(mean_w, limit_w))
 
 
 def scaled_burst_w(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:

@@ -6,7 +6,6 @@ schedule as a graph and what a clock costs there, then solvers of least energy.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
 import logging
@@ -61,8 +60,11 @@ class InstructionCosts:
     step_j: Floats  # of the optimizer step, at the clock that the last backward pass leaves behind
 
 
-def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> InstructionCosts:
-    """Time and energy of every stage's passes at the clocks (c,), as `CostModel.times` and `clock_law`."""
+def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats, slower: float) -> InstructionCosts:
+    """Time and energy of every stage's passes at the clocks (c,), as `CostModel.times` and `clock_law`.
+
+    ``slower``: `stretch_of_plan` of the plan whose clocks are moved.
+    """
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     costs, k = physics.groups[g], physics.power
     depth, count = costs.depth, len(clock_mhz)
@@ -74,7 +76,6 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     waiting_s = costs.waiting_sm_s[row] / 3.0  # for ranks with more tokens, backward twice as long as forward
     forward_rest_s = costs.forward_memory_s[row] + collectives_s
     backward_rest_s = costs.backward_memory_s[row] + collectives_s
-    slower = top_stretch(physics, index)
     gpus = slower * physics.power_factor[index] * costs.replicas[row]
 
     def joules(kernel_s: Floats, flops: Floats | float) -> Floats:
@@ -93,23 +94,22 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     )  # fmt: skip
 
 
-def top_stretch(physics: CostModel, index: int) -> float:
-    """Corrected over predicted time of layout row ``index`` at the top clock."""
-    alone = copy.copy(physics)
-    alone.time_curves, alone.time_factor = None, np.ones_like(physics.time_factor)
-    one = np.array([index])
-    return float(physics.stretch(one, alone.iteration_time_s(one, np.full((1, 1), physics.top_mhz)))[0])
+def stretch_of_plan(physics: CostModel, index: int, stage_clock_mhz: Floats) -> float:
+    """Corrected over predicted time of layout row ``index`` with its stages at these clocks (pp,)."""
+    t = physics.times(int(physics.group_of[index]), physics.row_of[[index]], stage_clock_mhz[None])
+    return float(physics.stretch(np.array([index]), t.total_s)[0])
 
 
-def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Floats], float]:
+def beyond_schedule_s(physics: CostModel, index: int, slower: float) -> Callable[[Floats, Floats], float]:
     """Seconds of the iteration beyond its schedule: gradients that do not hide, optimizer step, overhead.
 
     The function returned takes the time of the first forward and of the last backward pass of each stage, (pp,):
-    gradients hide under the last backward pass, gathered weights under the first forward pass.
+    gradients hide under the last backward pass, gathered weights under the first forward pass. ``slower``: as for
+    `instruction_costs`.
     """
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
-    profile, slower = physics.job.training.framework, top_stretch(physics, index)
+    profile = physics.job.training.framework
     fixed_s = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s
     overlap = costs.dp_overlap(physics.job, rows)
 

@@ -30,6 +30,7 @@ from jointopt.physics.instructions import (
     least_energy,
     lowtime_schedules,
     need_lowtime,
+    stretch_of_plan,
     windowed_problem,
 )
 from jointopt.physics.schedule import schedule_graph
@@ -122,12 +123,13 @@ class Schedule:
                 "stages."
             )
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
-        passes = instruction_costs(physics, 0, grid)
+        slower = stretch_of_plan(physics, 0, stage_clock_mhz)
+        passes = instruction_costs(physics, 0, grid, slower)
         self._waiting_w = float(physics.energy_slope_w[0])
         options = _options(passes, vpp, stage_clock_mhz, self._waiting_w / pp)
         self.problem = Problem(schedule_graph(pp, vpp, batches), options)
         self.shortest_s = min(float(o.duration_s[0]) for o in self.problem.options)
-        self._beyond_s = beyond_schedule_s(physics, 0)
+        self._beyond_s = beyond_schedule_s(physics, 0, slower)
         values = physics.evaluate(np.zeros(1, np.int64), stage_clock_mhz[None])
         self.plan_s, self.plan_j = (float(values[name][0]) for name in ("iteration_time_s", "energy_j"))
         each_j = batches * (passes.forward_j + passes.backward_j) + passes.step_j  # (pp, clocks)

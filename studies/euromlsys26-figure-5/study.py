@@ -17,7 +17,6 @@ from jointopt.studies.figure import BLACK, BLUE, GREEN, ORANGE, RED, publish
 from jointopt.studies.statements.euromlsys26_plans import BATCHES, FOUR, falling, falling_clocks, on_two_nodes
 
 STYLES = {"A": (BLUE, "o"), "B": (GREEN, "^"), "C": (RED, "s"), "D": (BLACK, "D")}
-LOWEST_MHZ = 780.0  # below it every curve has passed its valley
 OTHER = "dp=8 pp=1 tp=1 micro_batch_size=4"  # not in the paper
 
 

@@ -34,8 +34,10 @@ from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.report.proposal import Proposal
+from jointopt.search.pareto import take
 from jointopt.studies import figures
 from jointopt.studies.marked import replace_between
+from jointopt.workflows.answers import ReferencePlan
 from jointopt.workflows.propose import propose
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +51,7 @@ CELL = ("model", "seq_length", "gpu", "nodes", "gpus_per_node", "inter_node_gbyt
 VARIED = ("link_share", "sequences_per_gpu")
 SPLIT = (*DEGREES, "ep")
 FACTS = (*SPLIT, "recompute", "micro_batch_size")
+ENDS = ("_low", "_high")  # of a 90 % interval
 
 
 def cases(every: int = 1) -> Iterator[dict[str, Any]]:
@@ -102,18 +105,27 @@ def _facts(found: Proposal) -> dict[str, Any]:
     shape = {f"two_step_{name}": two_step[name][0] for name in FACTS}
     other = {f"joint_{name}": front[name][best] for name in FACTS}
     late = joint["at_time_s"] / two_step["iteration_time_s"].min() - 1.0
+    saved = {f"energy_saving{end}": joint[f"largest_energy_saving{end}"] for end in ("", *ENDS, "_probability")}
     return {
-        "energy_saving": joint["largest_energy_saving"], "time_saving": joint["largest_time_saving"], "slower_by": late,
-        "two_step_later": _saved_later(found, two_step), "joint_later": _saved_later(found, front),
+        **saved, "time_saving": joint["largest_time_saving"], "slower_by": late,
+        **_saved_later("two_step_later", found, two_step), **_saved_later("joint_later", found, front),
         "feasible_layouts": found.feasible_layouts, **shape, **other,
     }  # fmt: skip
 
 
-def _saved_later(found: Proposal, plans: Columns) -> float:
-    """Share of the energy of the fastest plan at the top clock that plans save within `LATER` more time."""
+def _saved_later(name: str, found: Proposal, plans: Columns) -> dict[str, float]:
+    """Share of the energy of the fastest plan at the top clock that plans save within `LATER` more time, its interval.
+
+    The interval is that of the difference of the two plans, as a proposal states it.
+    """
     time_s, energy_j = (float(found.reference[name][0]) for name in ("iteration_time_s", "energy_j"))
-    within = plans["iteration_time_s"] <= time_s * (1.0 + LATER) * (1.0 + 1e-9)
-    return 1.0 - float(plans["energy_j"][within].min(initial=energy_j)) / energy_j
+    within = np.flatnonzero(plans["iteration_time_s"] <= time_s * (1.0 + LATER) * (1.0 + 1e-9))
+    if plans["energy_j"][within].min(initial=energy_j) >= energy_j:
+        return dict.fromkeys((name, *(name + end for end in ENDS)), 0.0)
+    best = take(plans, within[[plans["energy_j"][within].argmin()]])
+    apart, _ = ReferencePlan(found.model, found.reference).differences(best)
+    others = {"": "", "_low": "_high", "_high": "_low"}
+    return {name + end: -float(apart[f"energy_vs_first_percent{of}"][0]) / 100.0 for end, of in others.items()}
 
 
 def savings(every: int = 1) -> pd.DataFrame:
@@ -127,7 +139,10 @@ def savings(every: int = 1) -> pd.DataFrame:
 
 
 def by_cell(found: pd.DataFrame) -> pd.DataFrame:
-    """Savings in percent: a row per cell, a column per link, batch and deadline; NaN where nothing is feasible."""
+    """Savings in percent: a row per cell, a column per link, batch and deadline; NaN where nothing is feasible.
+
+    Behind them the largest of the row again, with the ends of its interval.
+    """
     named = found.assign(
         link=found["link_share"].map(lambda share: "fast" if share == 1.0 else "slow"),
         batch=found["sequences_per_gpu"].map("b{}".format),
@@ -137,18 +152,29 @@ def by_cell(found: pd.DataFrame) -> pd.DataFrame:
     )
     wide = named.pivot_table("percent", "cell", ["link", "batch", "until"], sort=False, dropna=False)
     wide.columns = [" ".join(names) for names in wide.columns]
-    return wide.round(1)
+    known = named.dropna(subset="percent")
+    best = known.loc[known.groupby("cell")["percent"].idxmax()].set_index("cell")
+    return wide.assign(largest=best["percent"], **{end[1:]: 100.0 * best["energy_saving" + end] for end in ENDS}).round(
+        1
+    )
 
 
 def by_property(found: pd.DataFrame) -> pd.DataFrame:
-    """Jobs, share of them that save `PAYS` of energy, median and largest saving in percent, by property of the job."""
+    """Shares of jobs, medians and extremes in percent by property of the job.
+
+    Of joint search: how many save `PAYS`, the median saving, the largest and its interval. Of clocks alone: the median
+    of what they save within `LATER` more time, and for how many jobs that is clear of its interval.
+    """
     known, rows = found.dropna(subset="energy_saving"), []
     for name, holds in _properties(known).items():
         for group, part in known.groupby(holds, observed=True):
-            saved = 100.0 * part["energy_saving"]
+            saved, clear = 100.0 * part["energy_saving"], 100.0 * (part["two_step_later_low"] > 0.0).mean()
+            best, clocks = part.loc[saved.idxmax()], 100.0 * part["two_step_later"].median()
             paying = 100.0 * (part["energy_saving"] >= PAYS).mean()
-            rows.append((name, group, len(part), paying, saved.median(), saved.max()))
-    return pd.DataFrame(rows, columns=["property", "is", "jobs", "paying_%", "median_%", "largest_%"]).round(1)
+            ends = [100.0 * best["energy_saving" + end] for end in ENDS]
+            rows.append((name, group, len(part), paying, saved.median(), saved.max(), *ends, clocks, clear))
+    columns = [f"{figure}_%" for figure in ("paying", "median", "largest", "low", "high", "clocks", "clocks_clear")]
+    return pd.DataFrame(rows, columns=["property", "is", "jobs", *columns]).round(1)
 
 
 def _properties(found: pd.DataFrame) -> dict[str, pd.Series]:
@@ -177,9 +203,16 @@ def summary(found: pd.DataFrame) -> dict[str, float]:
         "jobs": len(saved), "paying jobs": (saved >= PAYS).sum(), "paying percent": 100.0 * (saved >= PAYS).mean(),
         "paying much jobs": (saved >= PAYS_MUCH).sum(), "paying much percent": 100.0 * (saved >= PAYS_MUCH).mean(),
         "saving nothing jobs": (saved < LITTLE).sum(), "median percent": 100.0 * saved.median(),
-        "largest percent": 100.0 * saved.max(),
-        "two steps later percent": 100.0 * free["two_step_later"].median(),
-        "joint later percent": 100.0 * free["joint_later"].median(),
+        "largest percent": 100.0 * saved.max(), "clear jobs": (found["energy_saving_low"] > 0.0).sum(),
+        "largest probability": found["energy_saving_probability"].max(),
+        "paying probability": found["energy_saving_probability"][found["energy_saving"] >= PAYS].median(),
+        "paying low percent": 100.0 * found["energy_saving_low"][found["energy_saving"] >= PAYS].median(),
+        "paying high percent": 100.0 * found["energy_saving_high"][found["energy_saving"] >= PAYS].median(),
+        "free jobs": len(free), "clocks clear jobs": (free["two_step_later_low"] > 0.0).sum(),
+        **{f"two steps later{end.replace('_', ' ')} percent": 100.0 * free["two_step_later" + end].median()
+           for end in ("", *ENDS)},
+        **{f"joint later{end.replace('_', ' ')} percent": 100.0 * free["joint_later" + end].median()
+           for end in ("", *ENDS)},
         "slower percent": 100.0 * free["slower_by"][free["energy_saving"] >= PAYS].median(),
     }  # fmt: skip
     paying, others = (free[free["energy_saving"].ge(PAYS) == pays] for pays in (True, False))
@@ -188,9 +221,11 @@ def summary(found: pd.DataFrame) -> dict[str, float]:
         "free paying jobs": len(paying), "free paying deeper jobs": _deeper(paying), "free other jobs": len(others),
         "free paying of the same degrees jobs": same.sum(), "free other deeper jobs": _deeper(others),
     }  # fmt: skip
-    for row in by_property(found).itertuples(index=False, name=None):
-        named = dict(zip(("jobs", "paying percent", "median percent", "largest percent"), row[2:], strict=True))
-        shown |= {f"{row[0]} {row[1]} {name}": value for name, value in named.items()}
+    for row in (properties := by_property(found)).itertuples(index=False, name=None):
+        named = dict(zip(properties.columns[2:], row[2:], strict=True))
+        shown |= {
+            f"{row[0]} {row[1]} {name.replace('_%', ' percent').replace('_', ' ')}": x for name, x in named.items()
+        }
     return {name: float(value) for name, value in shown.items()}
 
 
@@ -200,26 +235,39 @@ def _deeper(found: pd.DataFrame) -> int:
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:
-    """Draw the saving of each job without a deadline, a line per cell, the cells by their largest saving."""
+    """Draw what clocks alone save and what joint search adds, of each job without a deadline, with 90 % intervals.
+
+    A line per cell, the cells by their largest saving of joint search.
+    """
     free = found[found["deadline"].isna()].dropna(subset="energy_saving")
     free = free.assign(cell=free["model"] + ", " + free["gpu"])
     order = free.groupby("cell")["energy_saving"].max().sort_values().index
-    figure, axes = plt.subplots(figsize=(7.6, 6.2), dpi=100)
-    styles = {(1.0, 1): ("o", "tab:red"), (1.0, 8): ("o", "tab:blue"), (0.125, 1): ("v", "tab:red"),
-              (0.125, 8): ("v", "tab:blue")}  # fmt: skip
-    for (share, batch), (marker, colour) in styles.items():
-        part = free[(free["link_share"] == share) & (free["sequences_per_gpu"] == batch)]
-        link = "full link" if share == 1.0 else "an eighth of the link"
-        label = f"{batch} sequence{'s' * (batch > 1)} per GPU, {link}"
-        height = order.get_indexer(pd.Index(part["cell"]))
-        axes.scatter(
-            100.0 * part["energy_saving"], height, marker=marker, s=34, color=colour, alpha=0.7, label=label, zorder=3
-        )
-    axes.set_yticks(range(len(order)), order, fontsize=8)
-    axes.set(xlabel="largest energy saving of joint search at equal time (%)", ylim=(-0.7, len(order) - 0.3))
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=8, loc="lower right")
-    figure.tight_layout()
+    figure, panels = plt.subplots(1, 2, figsize=(10.4, 8.2), dpi=100, sharey=True)
+    shown = {
+        "two_step_later": "clocks alone: energy saved within 5 % more time\nthan the fastest plan at the top clock (%)",
+        "energy_saving": (
+            "joint search: largest energy saving at equal time\nagainst the fastest layout with its clocks tuned (%)"
+        ),
+    }
+    styles = {(1.0, 1): ("o", "tab:red"), (1.0, 8): ("o", "tab:blue"), (0.125, 1): ("v", "tab:orange"),
+              (0.125, 8): ("v", "tab:cyan")}  # fmt: skip
+    for (name, label), axes in zip(shown.items(), panels, strict=True):
+        for place, ((share, batch), (marker, colour)) in enumerate(styles.items()):
+            part = free[(free["link_share"] == share) & (free["sequences_per_gpu"] == batch)]
+            link = "full link" if share == 1.0 else "an eighth of the link"
+            height = order.get_indexer(pd.Index(part["cell"])) + 0.2 * (1.5 - place)
+            saved, low, high = (100.0 * part[name + end] for end in ("", *ENDS))
+            axes.errorbar(
+                saved, height, xerr=[saved - low, high - saved], fmt=marker, markersize=4.5, color=colour,
+                elinewidth=0.8, label=f"{batch} sequence{'s' * (batch > 1)} per GPU, {link}",
+            )  # fmt: skip
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        axes.set_yticks(range(len(order)), order, fontsize=8)
+        axes.set(ylim=(-0.7, len(order) - 0.3))
+        axes.set_xlabel(label, fontsize=9)
+        axes.grid(axis="x", alpha=0.3)
+    figure.tight_layout(rect=(0.0, 0.03, 1.0, 1.0))
+    figure.legend(*panels[1].get_legend_handles_labels(), fontsize=8, loc="lower center", ncols=len(styles))
     figure.savefig(file)
 
 

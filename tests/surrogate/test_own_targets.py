@@ -20,7 +20,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.bounds import idle_power_w
-from jointopt.physics.cost_model import CostModel, unscaled_heat
+from jointopt.physics.cost_model import CostModel, HeatScale, unscaled_heat
+from jointopt.physics.curves import Curves
 from jointopt.surrogate import own_cluster
 from jointopt.surrogate.data_doubts import heat_log_ratios
 from jointopt.surrogate.dataset import price, with_results
@@ -116,6 +117,18 @@ def test_learned_peaks_and_their_bounds_end_at_what_boards_draw_at_the_limit() -
     assert (at_limit["peak_power_w"], at_limit["peak_power_w_high"]) == pytest.approx((262.5, 262.5))
     assert capped(2.0)["peak_power_w"] == pytest.approx(free["peak_power_w"])
     assert capped(0.2, power_limit_w=250.0)["peak_power_w"] == pytest.approx(at_limit["avg_power_w"])
+
+
+def test_no_peak_is_below_the_mean_power_whatever_was_learned_of_both_at_every_clock() -> None:
+    parsed, grid = parse_plan(PLAN, job()), np.array(job().search.clock_mhz)[:, None]
+    plain, every = CostModel(job(), parsed.layouts), np.zeros(len(grid), np.int64)
+    watts = np.sort(plain.evaluate(every, grid)["avg_power_w"])[[0, 20, -1], None]
+    of_mean = Curves.rising(watts, watts * [[1.3], [1.1], [1.0]])
+    of_peak = HeatScale(peak=np.repeat([[1.05], [-20.0]], len(grid), axis=1))
+    physics = plain.corrected(np.ones(1), power_curves=of_mean, heat_scale=lambda index: of_peak)
+    mean_w, peak_w = physics.evaluate(every, grid)["avg_power_w"], physics.heat(every, grid)["peak_power_w"]
+    assert (peak_w >= mean_w * (1.0 - 1e-9)).all()
+    assert (peak_w > 1.05 * mean_w).any()
 
 
 def test_explain_and_propose_give_learned_peaks_with_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jointopt.core.schema import STAGE_LAYERS
 from jointopt.jobs.job import Job
-from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.jobfile import parse_job, shipped_job
 from jointopt.jobs.plans.stages import can_be_built, offered_splits, shifted_splits
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.feasible_layouts import feasible_layouts
@@ -61,6 +62,19 @@ def test_frameworks_that_take_no_split_of_ones_own_get_none() -> None:
     bound = replace(job, training=replace(job.training, framework=profile))
     assert splits_in_space(job) - set(offered_splits(job, PP, VPP))
     assert splits_in_space(bound) <= set(offered_splits(bound, PP, VPP))
+
+
+def test_splits_suit_the_fastest_micro_batch_of_a_pipeline_though_its_bound_is_not_the_least() -> None:
+    mapping = {
+        "model": "qwen3-30b-a3b", "cluster": {"gpu": "b200-sxm-180gb", "nodes": 8, "gpus_per_node": 8},
+        "training": {"seq_length": 4096, "global_batch_size": 512, "dtype": "fp8", "framework": "megatron-bridge"},
+        "search": {"tp": 1, "pp": 2, "vpp": 6, "recompute": ["none", "selective"]},
+    }  # fmt: skip
+    every = parse_job(mapping, "job", Path())
+    best = replace(every, search=replace(every.search, micro_batch_size=(8,)))
+    searched = splits_in_space(best) - set(offered_splits(best, 2, 6))
+    assert searched
+    assert searched <= splits_in_space(every)
 
 
 def test_the_proposal_counts_its_plans_with_a_searched_split() -> None:

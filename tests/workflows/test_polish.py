@@ -17,6 +17,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.jobfile import shipped_job, with_changes
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.curves import Curves
 from jointopt.physics.instructions import InstructionCosts, windowed_problem
 from jointopt.workflows import polish as polishing
 from jointopt.workflows.polish import (
@@ -68,6 +69,16 @@ def test_stage_clocks_as_clocks_per_pass_cost_what_the_physics_predicts(clocks, 
     point = schedule.point(choice)
     assert point.iteration_time_s == pytest.approx(exact["iteration_time_s"][0], rel=1e-9)
     assert point.energy_j == pytest.approx(exact["energy_j"][0], rel=1e-9)
+
+
+def test_a_plan_at_lower_clocks_is_polished_by_what_was_learned_of_these_clocks() -> None:
+    parsed = parse_plan(plan_at([1440.0] * 4), JOB)
+    plain, one = CostModel(JOB, parsed.layouts), np.zeros(2, np.int64)
+    slow_s, top_s = plain.iteration_time_s(one, np.array([[1440.0], [1980.0]]))
+    curves = Curves.rising(np.log([[top_s], [slow_s]]), np.log([[top_s], [1.1 * slow_s]]))
+    schedule = Schedule(plain.corrected(np.ones(1), time_curves=curves), parsed.stage_clock_mhz[0])
+    assert schedule.plan_s == pytest.approx(1.1 * slow_s)
+    assert schedule.time_s(schedule.plan_choice(schedule.problem)) == pytest.approx(schedule.plan_s)
 
 
 def test_of_the_schedules_shown_none_beats_another() -> None:

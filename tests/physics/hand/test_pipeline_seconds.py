@@ -259,7 +259,7 @@ def test_no_clock_makes_collectives_faster_so_products_get_the_slack_alone() -> 
 
 def test_passes_at_other_clocks_take_what_the_plan_s_passes_take() -> None:
     estimator = physics(pp=2, tp=2)
-    costs, found = estimator.groups[0], instruction_costs(estimator, 0, np.array([500.0, 1000.0]))
+    costs, found = estimator.groups[0], instruction_costs(estimator, 0, np.array([500.0, 1000.0]), 1.0)
     waits = costs.forward_comm_s[0] + costs.p2p_s[0]
     assert found.forward_s[:, 1] == pytest.approx(costs.forward_sm_s[0] + waits)
     assert found.forward_s[:, 0] == pytest.approx(2 * costs.forward_sm_s[0] + waits)
@@ -271,5 +271,5 @@ def test_beyond_its_schedule_a_plan_takes_exposed_gradients_its_step_and_the_ove
     estimator = physics(dp=4, zero_stage=1, framework=profile, machine=NOTHING_COMPUTES)
     weights = 4 * LAYER_WEIGHTS + 2 * TABLE_WEIGHTS
     reduce = inside_s("reduce_scatter", 4 * weights, 4) + inside_s("all_gather", 2 * weights, 4)
-    found = beyond_schedule_s(estimator, 0)(np.array([1e-3]), np.array([2e-3]))
+    found = beyond_schedule_s(estimator, 0, 1.0)(np.array([1e-3]), np.array([2e-3]))
     assert found == pytest.approx(reduce - 3e-3 + 4 * 3 * 0.01 + 0.5)

@@ -26,7 +26,7 @@ def test_energy_of_passes_explains_how_energy_follows_the_clock(name: str, plan:
     physics = plain.corrected(np.array([factor]), 1.0, factor**-2, 40.0 * (factor - 1.0))
     clocks = np.array([0.6, 0.8, 1.0]) * physics.top_mhz
     whole = physics.evaluate(np.zeros(3, np.int64), np.repeat(clocks[:, None], pp, axis=1))
-    costs = instruction_costs(physics, 0, clocks)
+    costs = instruction_costs(physics, 0, clocks, factor)
     batches = physics.groups[0].num_micro_batches[0]
     passes_j = (batches * (costs.forward_j + costs.backward_j) + costs.step_j).sum(axis=0)
     rest_j = whole["energy_j"] - passes_j - physics.energy_slope_w * whole["iteration_time_s"]
@@ -40,7 +40,7 @@ def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_st
     physics = CostModel(job, parsed.layouts)
     times = physics.times(0, np.array([0]), parsed.stage_clock_mhz)
     for slower in (1.0, 1.3):
-        beyond = beyond_schedule_s(physics.corrected(np.array([slower])), 0)
+        beyond = beyond_schedule_s(physics, 0, slower)
         beyond_s = beyond(slower * times.forward_s[0], slower * times.backward_s[0])
         assert slower * times.makespan_s[0] + beyond_s == pytest.approx(slower * times.total_s[0], rel=1e-12)
 
@@ -48,6 +48,6 @@ def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_st
 def test_faster_clocks_never_make_a_pass_slower() -> None:
     job = shipped_job("opt-350m-8x4-gh200")
     physics = CostModel(job, parse_plan("dp=8 pp=4 mbs=4", job).layouts)
-    costs = instruction_costs(physics, 0, np.asarray(job.search.clock_mhz))
+    costs = instruction_costs(physics, 0, np.asarray(job.search.clock_mhz), 1.0)
     for passes_s in (costs.forward_s, costs.backward_s):
         assert (np.diff(passes_s, axis=1) <= 0.0).all()
