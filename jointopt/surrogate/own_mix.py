@@ -342,7 +342,7 @@ def signal_share(mean: Floats, half_width: Floats) -> Floats:
 # Power, peak power and temperature as runs teach them: a line in what the physics predicts, and trees on its rest.
 
 
-LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
+LINE_CLOCKS, LEAST_APART = 6, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
 REST_SHARE = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock

@@ -336,9 +336,10 @@ def test_a_mix_without_weight_is_the_process() -> None:
 
 @pytest.mark.parametrize(
     ("clocks", "read"),
-    [((0.4, 1.0), (0.4, 0.6, 0.8, 1.0)), ((0.98, 1.0), (1.0,)), ((0.94, 1.0), (0.94, 0.96, 0.98, 1.0))],
-)
-def test_learned_power_is_read_at_four_clocks_over_those_measured(clocks, read) -> None:
+    [((0.4, 1.0), (0.4, 0.52, 0.64, 0.76, 0.88, 1.0)), ((0.98, 1.0), (1.0,)),
+     ((0.95, 1.0), (0.95, 0.96, 0.97, 0.98, 0.99, 1.0))],
+)  # fmt: skip
+def test_learned_power_is_read_at_six_clocks_over_those_measured(clocks, read) -> None:
     assert OwnRuns(SOURCE, clocks=clocks).power_clocks == pytest.approx(read)
 
 
