@@ -279,6 +279,7 @@ CONSTANTS = (
     "tp_overlap", "loss", "attention",
 )  # fmt: skip
 OCCUPANCY = ("occupancy", "efficiency", "communication")
+KERNEL_SHAPES = ("log2_aligned_width", "log2_queries_per_key")  # which trees alone learn from
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 

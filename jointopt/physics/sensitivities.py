@@ -28,10 +28,13 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
     """Logarithms and categories of plan, model and cluster, (n,) each, none with a unit.
 
     ``log2_<name>`` of the plan's `LOG_COLUMNS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest;
-    what one rank holds, and the nodes that its tensor and data groups reach over.
+    what one rank holds, and the nodes that its tensor and data groups reach over. ``log2_aligned_width``: the largest
+    power of two that divides a rank's hidden size, by which products fill tiles (Anthony et al. 2024, The case for
+    co-designing model architectures with hardware); ``log2_queries_per_key``: query heads that share keys and values.
     """
     model, training, cluster = job.model, job.training, job.cluster
     n, per_node = len(layouts["pp"]), np.log2(cluster.gpus_per_node)
+    width = np.maximum(model.hidden_size // layouts["tp"], 1).astype(np.int64)
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
     out = {f"log2_{name}": np.log2(layouts[name]) for name in LOG_COLUMNS}
     out["log2_micro_batches"] = np.log2(batches)
@@ -39,6 +42,7 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
     out |= {
         "log2_stage_layers": np.log2(model.num_layers) - out["log2_pp"],
         "log2_width": np.log2(model.hidden_size) - out["log2_tp"],
+        "log2_aligned_width": np.log2(width & -width),
         "log2_rank_tokens": np.log2(training.seq_length) + out["log2_micro_batch_size"] - out["log2_cp"],
         "log2_tp_nodes": np.maximum(out["log2_tp"] - per_node, 0.0),
         "log2_dp_nodes": np.maximum(np.minimum(out["log2_dp"], out["log2_dp"] + inner - per_node), 0.0),
@@ -50,6 +54,7 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
         "log2_seq_length": np.log2(training.seq_length),
         "log2_gpus": np.log2(cluster.num_gpus),
         "log2_head_dim": np.log2(model.head_dim),
+        "log2_queries_per_key": np.log2(max(model.num_attention_heads, 1) / max(model.num_query_groups, 1)),
         "log2_nodes": np.log2(cluster.nodes),
         "attention": float(ATTENTIONS.index(training.attention)),
         "fused_norm": float(training.fused_norm),

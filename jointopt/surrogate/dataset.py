@@ -20,7 +20,7 @@ from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import with_constants
 from jointopt.runs.cells import MEASURED, first_rows, floats, quoted_cell, row_codes
 from jointopt.runs.workloads import Workload, runs_with_plans
-from jointopt.surrogate.features import PEAK, heat_of, runs_of, seconds_at, watts_at
+from jointopt.surrogate.features import PEAK, heat_of, runs_of, seconds_and_watts_at
 from jointopt.surrogate.kernel import Runs, joined_runs
 from jointopt.surrogate.power import MeasuredPower
 
@@ -92,7 +92,7 @@ class Priced:
         return [PricedPlans.of(replace(work, job=change(work.job)), power, heat=PEAK in self.physics) for work in found]
 
     def at_shares(self, shares: tuple[float, ...]) -> tuple[Floats, Floats]:
-        """Seconds and watts (shares, n) of each row with all stages at these shares of the top clock, as `watts_at`."""
+        """Seconds and watts (shares, n) of each row with all stages at these shares of the top clock."""
         found = np.empty((2, len(shares), len(self.rows)))
         for work in np.unique(self.work).tolist():
             rows = np.flatnonzero(self.work == work)
@@ -101,7 +101,7 @@ class Priced:
             no_memory = np.zeros(len(plans.layouts["pp"]))
             physics = CostModel(plans.job, plans.layouts, peak_bytes=no_memory, board_power=board_power)
             every = np.arange(len(no_memory))
-            each = np.stack([seconds_at(physics, every, shares), watts_at(physics, every, shares)])
+            each = seconds_and_watts_at(physics, every, shares)
             found[:, :, rows] = each[:, :, plans.layout_of_row][:, :, plan_of_row]
         return found[0], found[1]
 

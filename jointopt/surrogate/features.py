@@ -49,14 +49,20 @@ def runs_of(physics: CostModel, stage_clock_mhz: Floats, layout: Ints, source: s
     return Runs(slopes, features, np.full(count, source), np.full(count, group))
 
 
-def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
-    """Average power (shares, n) of the ``layout`` (n,) of the physics, every stage at a share of the top clock.
+def seconds_and_watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
+    """Time in s and average power (2, shares, n) of the ``layout`` (n,), every stage at a share of the top clock.
 
     Over the least time where chunks of a rank differ: to walk their schedules took most of a search's time.
     """
     depth = physics.layouts["pp"][layout]
     clocks = (uniform_stage_clocks(depth, share * physics.top_mhz) for share in shares)
-    return np.stack([physics.evaluate(layout, mhz, least_makespan_s)["avg_power_w"] for mhz in clocks])
+    found = [physics.evaluate(layout, mhz, least_makespan_s) for mhz in clocks]
+    return np.stack([[one[name] for one in found] for name in ("iteration_time_s", "avg_power_w")])
+
+
+def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
+    """The power of `seconds_and_watts_at`, (shares, n)."""
+    return np.asarray(seconds_and_watts_at(physics, layout, shares)[1])
 
 
 def seconds_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:

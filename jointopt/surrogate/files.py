@@ -67,7 +67,10 @@ _KERNEL = Kernel, {
 _BOUNDS = {name: [_POSITIVE, _POSITIVE] for name in ("new_cluster", "new_software")}
 _WIDTHS = Widths, {field.name: _BOUNDS.get(field.name, _POSITIVE) for field in dataclasses.fields(Widths)}
 _SCALE = PowerScale, {"factor": _POSITIVE, "log_sd": _POSITIVE, "offset_w": (-1e6, 1e6)}
-_MIX = Mix, {"trees": lambda trees: trees, "weight": _SHARE, "beyond": bool, "names": [str, ...]}
+_SLOPE = [(-1e4, 1e4)] * 4
+_MIX = Mix, {
+    "trees": lambda trees: trees, "weight": _SHARE, "beyond": bool, "names": [str, ...], "slopes": {str: _SLOPE},
+}  # fmt: skip
 _OWN = OwnRuns, {
     "source": str, "kernel": _KERNEL, "time": _MIX, "width": _POSITIVE, "width_of_known": _POSITIVE, "power": _SCALE,
     "power_mix": _MIX, "clocks": [_POSITIVE, _POSITIVE], "errors": {str: float}, "held_out": str,
@@ -140,6 +143,8 @@ def _entry_of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     for of, mix in own.mixes.items():
         booster = mix.trees and mix.trees.save(folder / OWN_TREES.format(number, of))
         mixes[of] = {"weight": mix.weight, "beyond": mix.beyond, "names": mix.names, "booster": booster}
+        if mix.slopes:
+            mixes[of]["slopes"] = mix.slopes
     heat = {
         name: {"scale": target.scale, "mix": mixes[name], "overshoot": target.overshoot}
         for name, target in own.heat.items()

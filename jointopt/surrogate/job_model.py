@@ -57,7 +57,7 @@ from jointopt.surrogate.kernel import CLOCK, Runs, row_keys
 from jointopt.surrogate.memory import MemoryPosterior, certain_oom
 from jointopt.surrogate.mixture import Mixture, mixture_of
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clocks
+from jointopt.surrogate.own_mix import PREDICTED, SENSITIVITY, Mix
 from jointopt.surrogate.power import PowerScale, board_power_of, other_limits, within_limits
 from jointopt.surrogate.sources import (
     THIS_JOB,
@@ -595,23 +595,25 @@ def learned_sentences(
         (heat_of(measured, first, mhz) if own.heat else {}) | {"power": measured.evaluate(first, mhz)["avg_power_w"]}
         for mhz in (*clocks, stage_clock_mhz)
     ]
-    lines = {
-        name: target.line(one, np.stack([each[name] for each in values]), own.power_clocks)
-        for name, target in own.targets.items()
-    }
+    at_shares = {name: np.stack([each[name] for each in values]) for name in own.targets}
+    lines = {name: target.line(one, at_shares[name], own.power_clocks) for name, target in own.targets.items()}
     if "power" in lines and (shares := correction.power_clocks) is not None:
         lines["power"] = correction.power(one, watts_at(measured, first, shares))
-    return (sentence, *target_sentences(own, one, lines, at_plan))
+    return (sentence, *target_sentences(own, one, lines, at_shares, at_plan))
 
 
-def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], values: Columns) -> tuple[str, ...]:
+def target_sentences(
+    own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], at_shares: Columns, values: Columns
+) -> tuple[str, ...]:
     """By how much the own runs of a cluster move power, its peak and temperature of a plan, and why: a sentence each.
 
-    ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which has ``values`` (1,)
-    at the plan's clocks. Reasons of the trees are means over the clocks that lines are learned at.
+    ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which has ``at_shares``
+    (clocks, 1) where lines are learned and ``values`` (1,) at the plan's clocks. Reasons of the trees are means over
+    the first.
     """
-    found, swept = [], at_clocks(one, own.power_clocks)
+    found = []
     for name, target in own.targets.items():
+        swept = target.swept(one, at_shares[name], own.power_clocks)
         log_ratio = float(np.log(lines[name].over(values[name]))[0])
         share = {"power": 1.0, PEAK: target.overshoot}.get(name)  # of the limit, that is not exceeded
         most = np.inf if share is None else math.log(share * own.measured_limit_w / float(values[name][0]))
@@ -655,26 +657,33 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
     parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))
-    return f"trees give {_percent(float(added.sum()))}{': ' * bool(parts)}{', '.join(parts)}"
+    what = "slopes and trees" if mix.slopes else "trees"
+    return f"{what} give {_percent(float(added.sum()))}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 # What a feature, or the sensitivity to a constant, describes, in a word of a plan.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "tp": ("log2_tp", "log2_tp_nodes", "log2_width", "sequence_parallel", "share_tp_comm", "intra_node", "tp_overlap"),
+    "tp": (
+        "log2_tp", "log2_tp_nodes", "log2_width", "log2_aligned_width", "sequence_parallel", "share_tp_comm",
+        "intra_node", "tp_overlap",
+    ),
     "pp": ("log2_pp", "log2_vpp", "log2_stage_layers", "share_bubble", "share_pp_comm"),
     "cp": ("log2_cp", "share_cp_comm"),
     "ep": ("log2_ep", "share_ep_comm", "moe"),
     "dp": ("log2_dp", "log2_dp_nodes", "zero_stage", "share_dp_comm", "share_zero_comm", "dp_overlap"),
     "micro_batch_size": ("log2_micro_batch_size", "log2_micro_batches", "log2_rank_tokens", "micro_batch"),
-    "hidden": ("log2_hidden", "log2_layers", "log2_head_dim", "attention", "fused_norm", "dtype", "loss"),
+    "hidden": (
+        "log2_hidden", "log2_layers", "log2_head_dim", "log2_queries_per_key", "attention", "fused_norm", "dtype",
+        "loss",
+    ),
     "seq_length": ("log2_seq_length",),
     "gpus": ("log2_gpus", "log2_nodes", "log2_peak", "log2_memory", "framework", "inter_node", "iteration"),
     "recompute": ("recompute",),
     "compute": ("share_compute", "occupancy", "efficiency", "communication", "compute", "elementwise"),
     "host": ("share_host", "host"),
     "optimizer": ("share_optimizer",),
-    "clock": ("clock",),
-}
+    "clock": ("clock",), "the physics' own value": (PREDICTED,),
+}  # fmt: skip
 _GROUP = {feature: name for name, features in _GROUPS.items() for feature in features}
 
 

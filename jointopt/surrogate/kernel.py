@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import CONSTANTS, OCCUPANCY, Columns, Floats, Ints
+from jointopt.core.schema import CONSTANTS, KERNEL_SHAPES, OCCUPANCY, Columns, Floats, Ints
 
 # by name, not from the schema: a stored surrogate has a length for each of these, in this order
 CLASSES: Mapping[str, tuple[str, ...]] = {
@@ -72,7 +72,12 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Features that time is learned from, in order: all but those that describe power more."""
+        """Features that distinguish runs, in order: all but those that follow from others."""
+        return tuple(name for name in self.time_names if name not in KERNEL_SHAPES)
+
+    @property
+    def time_names(self) -> tuple[str, ...]:
+        """Features that trees of time learn from, in order: all but those that describe power more."""
         return tuple(name for name in self.power_names if name not in OCCUPANCY)
 
     @property

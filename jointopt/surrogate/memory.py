@@ -201,18 +201,21 @@ def log_load(priced: Priced) -> Floats:
     return np.asarray(np.log(priced.physics["peak_memory_gib"] / priced.memory_limit_gib))
 
 
+def memory_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
+    """log(measured / predicted) peak memory (n,) in the order of ``priced.rows``, NaN where it was not measured."""
+    measured_gib = np.asarray(table.get("peak_memory_gib", np.full(len(table), np.nan)), float)[priced.rows]
+    return np.asarray(np.log(np.where(measured_gib > 0, measured_gib, np.nan) / priced.physics["peak_memory_gib"]))
+
+
 def memory_evidence(table: pd.DataFrame, priced: Priced, own: Bools | None = None) -> MemoryEvidence:
     """Evidence on memory of rows of ``table`` (as `with_results` reads them); ``own`` (n,): of which priced rows."""
     rows = priced.rows
     own = np.ones(len(rows), bool) if own is None else own
     status, timed = table["status"].to_numpy(str)[rows], table["iteration_time_s"].to_numpy(float)[rows] > 0
-    blank = np.full(len(table), np.nan)
-    measured_gib = np.asarray(table.get("peak_memory_gib", blank), float)[rows]
-    load, ran = log_load(priced), own & (status == "ok")
-    read = ran & (measured_gib > 0)
-    ratio = np.log(measured_gib[read] / priced.physics["peak_memory_gib"][read])
+    load, ran, ratio = log_load(priced), own & (status == "ok"), memory_log_ratio(table, priced)
+    read = ran & np.isfinite(ratio)
     failed = (load[own & (status == kind)] for kind in ("oom", "failed"))
-    return MemoryEvidence(ratio, load[ran & timed & ~read], *failed)
+    return MemoryEvidence(ratio[read], load[ran & timed & ~read], *failed)
 
 
 # Plans that surely run out of memory, since a run did: memory belongs to the layout, whatever clocks and power limits.

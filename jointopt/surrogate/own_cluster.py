@@ -6,6 +6,7 @@ there: stacking by cross-fitted predictions (Wolpert 1992, Stacked generalizatio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,17 +22,20 @@ from jointopt.surrogate.intervals import BELOW_TOP
 from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, learn_alone
 from jointopt.surrogate.own_mix import (
     FOLDS,
+    LARGEST,
     LEAST_APART,
     LEAST_GAIN,
     LINE_CLOCKS,
     Mix,
     OwnTarget,
+    Slopes,
     Swept,
     choose,
     count_distinct,
     cross_fitted,
     cross_fitted_mix,
     cross_fitted_trees,
+    fit_slopes,
     folds_by_layout,
     folds_by_model,
     held_half_width,
@@ -42,8 +46,10 @@ from jointopt.surrogate.own_mix import (
     peak_cut,
     read,
     signal_share,
+    sloped,
     swept_runs,
     units_left_out,
+    with_predicted,
     with_trees,
 )
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
@@ -56,14 +62,11 @@ LEAST_JUDGED = 10  # runs of which a median error is stated
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all
 BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
-# Errors beside those of time and power on what was left out, by their names in cards and in words.
-BUCKETS = {
-    f"{quantity} {of}": f"{quantity} {words}"
-    for quantity in ("time", "power", "energy")
-    for of, words in (
-        ("of new", "of models not seen"), ("of known", "of models with runs"), ("at top", "at the top clock"),
-        ("below top", "below it"),
-    )
+# Errors on what was left out, by quantity and by what runs are, which cards name together and tables in words.
+JUDGED = ("time", "power", "energy", "memory")
+PARTS = {
+    "of new": "models not seen", "at top": "  of these, at the top clock", "below top": "  below it",
+    "of known": "models with runs",
 }  # fmt: skip
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
 
@@ -180,17 +183,22 @@ class OwnRuns:
             if (name := HEAT_NAMES.get(of, of)) in self.errors:
                 parts = f"{name} process", name, f"{name} physics"
                 lines.append(f"{name}: {self._gain(target.mix, 'scaled physics {}', parts)}")
-        lines += [self._buckets] * bool(self._buckets)
+        lines += self._buckets
         if self.outlying:
             runs = f"{self.outlying:,} run{'s' * (self.outlying > 1)}"
             lines.append(f"{runs} count less: over {self.outlying_from:.0%} from what others of their models say")
         return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
 
     @property
-    def _buckets(self) -> str:
-        """Median errors of what else was judged: of models with runs, at the top clock and below it, and of energy."""
-        known = [f"{words} {100.0 * self.errors[name]:.1f} %" for name, words in BUCKETS.items() if name in self.errors]
-        return f"median errors on runs left out: {', '.join(known)}" if known else ""
+    def _buckets(self) -> list[str]:
+        """A table of median errors on runs left out: a row for each of `PARTS`, of the quantities that were judged."""
+        percents = {name: f"{100.0 * error:.1f}" for name, error in self.errors.items()}
+        known = [of for of in JUDGED if any(f"{of} {part}" in percents for part in PARTS)]
+        table = {"median errors on runs left out, %": known} if known else {}
+        for part, words in PARTS.items():
+            found = [percents.get(f"{of} {part}", "-") for of in known]
+            table |= {words: found} if {*found} - {"-"} else {}
+        return [f"{head:33}{''.join(f'{cell:>8}' for cell in cells)}" for head, cells in table.items()]
 
     def _gain(self, mix: Mix, others: str, parts: Sequence[str], counts: float = 1.0) -> str:
         """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside, and counts.
@@ -222,6 +230,12 @@ class SourceRuns:
     heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and by the physics
     limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
     swept: Mapping[str, Swept] = field(default_factory=dict)  # time and power by the physics at several clocks
+    log_memory: Floats | None = None  # (n,) log(measured / physics) of peak memory, of which nothing is learned
+
+    @property
+    def of_physics(self) -> dict[str, tuple[Floats, Floats]]:
+        """log(measured / physics) (n,) of power and heat by name, and what the physics says, (n,)."""
+        return {"power": (self.log_power, self.static_w / self.static_share)} | dict(self.heat)
 
     def take(self, rows: Ints) -> SourceRuns:
         """The runs at those positions."""
@@ -229,7 +243,8 @@ class SourceRuns:
         of_power = self.log_power[rows], self.static_share[rows], self.static_w
         limits_w = self.limits_w if self.limits_w is None else self.limits_w[rows]
         swept = {name: of.take(rows) for name, of in self.swept.items()}
-        return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w, swept)
+        log_memory = self.log_memory if self.log_memory is None else self.log_memory[rows]
+        return SourceRuns(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w, swept, log_memory)
 
 
 def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
@@ -244,7 +259,7 @@ def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) 
     singly, layouts = folds_by_layout(runs, seed)
     near, near_deviation = cross_fitted_process(found, shared, measured, singly, seed)
     found = replace(found, of_known=_helps(read(swept, near), residual, singly))
-    trees = [cross_fitted_trees(runs, residual, of, runs.names, swept, seed) for of in (fold, singly)]
+    trees = [cross_fitted_trees(runs, residual, of, runs.time_names, swept, seed) for of in (fold, singly)]
     found, (mixed, known), errors["time"] = best_process_weight(
         found, trees, (process, near), deviation, measured, (fold, singly)
     )
@@ -256,7 +271,8 @@ def learn_own(source: str, measured: SourceRuns, shared: Kernel, seed: int = 0) 
     found, more, power = learn_targets(found, measured, seed)
     errors |= more | bucket_errors(measured, {"of new": (mixed, power[0]), "of known": (known, power[1])})
     errors = {name: round(value, 4) for name, value in errors.items()}
-    importance = {of: sizes for of, mix in found.mixes.items() if (sizes := mix.importance(runs))}
+    seen = {of: with_predicted(runs, values) for of, (_, values) in measured.of_physics.items()}
+    importance = {of: sizes for of, mix in found.mixes.items() if (sizes := mix.importance(seen.get(of, runs)))}
     return replace(found, errors=errors, importance=importance), mixed, Z_90 * found.width * deviation
 
 
@@ -278,15 +294,16 @@ def measured_clocks(runs: Runs) -> tuple[float, float]:
 
 
 def bucket_errors(measured: SourceRuns, answers: Mapping[str, tuple[Floats, Floats]]) -> dict[str, float]:
-    """Median errors by `BUCKETS`, of cross-fitted answers (n,) on log(measured / physics) of time and of power.
+    """Median errors by `JUDGED` and `PARTS`, of cross-fitted answers (n,) on log(measured / physics) of time and power.
 
     ``answers``: of runs whose models are not among the others, and of runs whose are. Energy is time and power
-    together, against what was measured of both. Clocks are distinguished of the first.
+    together, against what was measured of both; memory is as the physics has it. Clocks are distinguished of the first.
     """
     top, found = measured.runs.features[CLOCK] >= BELOW_TOP, dict[str, float]()
     for of, (time, power) in answers.items():
         each = {"time": time - measured.residual, "power": power - measured.log_power}
         each["energy"] = each["time"] + each["power"]
+        each |= {} if measured.log_memory is None else {"memory": -measured.log_memory}
         for quantity, off in each.items():
             parts = {of: top | ~top} | ({"at top": top, "below top": ~top} if of == "of new" and not top.all() else {})
             for part, which in parts.items():
@@ -346,7 +363,7 @@ def best_process_weight(
     found = [
         (replace(part, time=mix), mix, answer)
         for part, mean in parts
-        for mix, answer in mixes((mean, own.of_known * near), trees, measured.runs.names, swept)
+        for mix, answer in mixes((mean, own.of_known * near), trees, measured.runs.time_names, swept)
     ]
     return choose(found, measured.residual, folds)
 
@@ -410,8 +427,7 @@ def learn_targets(
     """
     errors, by_group, targets = dict[str, float](), dict(own.group_errors), dict[str, OwnTarget]()
     power = np.full((2, len(measured.residual)), np.nan)
-    of_physics = {"power": (measured.log_power, measured.static_w / measured.static_share)} | dict(measured.heat)
-    for name, (log_ratio, values) in of_physics.items():
+    for name, (log_ratio, values) in measured.of_physics.items():
         rows = np.flatnonzero(np.isfinite(log_ratio) & np.isfinite(values)).astype(np.int64)
         if len(rows) >= LEAST_RUNS:
             static_w = np.nan if name in HEAT_NAMES and name != PEAK else measured.static_w  # a temperature has no line
@@ -451,10 +467,17 @@ class TargetLearner:
         static_w = self.measured.static_w
         return power_scale(self.log_ratio[rows], static_w / self.values[rows], static_w)
 
-    def shown(self, rows: Ints, scale: PowerScale) -> tuple[Floats, Floats]:
-        """What trees of some of the runs are shown: features, and what their line ``scale`` leaves over."""
-        rest = self.log_ratio[rows] - np.log(scale.over(self.values[rows]))
-        return inputs(self.measured.runs.take(rows), self.measured.runs.power_names), rest
+    @functools.cached_property
+    def runs(self) -> Runs:
+        """The runs, with what the physics says of them among their features."""
+        return with_predicted(self.measured.runs, self.values)
+
+    def shown(self, rows: Ints, scale: PowerScale) -> tuple[Floats, Floats, Slopes]:
+        """What trees of some of the runs are shown: features, and the rest of their line ``scale`` and of slopes."""
+        runs = self.runs.take(rows)
+        rest = np.clip(self.log_ratio[rows] - np.log(scale.over(self.values[rows])), -LARGEST, LARGEST)
+        slopes = fit_slopes(runs, rest)
+        return inputs(runs, runs.power_names), rest - sloped(slopes, runs).sum(axis=1), slopes
 
     def cross_fitted(self, fold: Ints) -> tuple[Floats, Floats, Floats]:
         """Answers by a line at each clock (k, n) and at those of the runs (n,), and by trees at each clock (k, n)."""
@@ -463,9 +486,11 @@ class TargetLearner:
         def answer(fit: Ints, at: Ints) -> Floats:
             scale = self.scale(fit)
             lines = np.log(scale.over(np.concatenate([every[:, at], self.values[None, at]])))
-            runs = swept_runs(self.measured.runs.take(at), self.swept)
-            trees = boosted(*self.shown(fit, scale), random_state=self.seed)
-            found = np.asarray(trees.predict(inputs(runs, self.measured.runs.power_names)), np.float64)
+            runs = with_predicted(swept_runs(self.measured.runs.take(at), self.swept), every[:, at].ravel())
+            *shown, slopes = self.shown(fit, scale)
+            trees = boosted(*shown, random_state=self.seed)
+            found = np.asarray(trees.predict(inputs(runs, runs.power_names)), np.float64)
+            found += sloped(slopes, runs).sum(axis=1)
             return np.concatenate([lines, found.reshape(-1, len(at))])
 
         found, count = cross_fitted(fold, answer), len(every)
@@ -481,13 +506,14 @@ class TargetLearner:
         limits_w = self.measured.limits_w if self.name == HEAT_NAMES[PEAK] else None
         overshoot, most = peak_cut(folds[0], log_ratio, self.values, limits_w)
         every, lines, trees = zip(*map(self.cross_fitted, folds), strict=True)
-        found = mixes(every, trees, runs.power_names, self.swept, beyond=True)
+        found = mixes(every, trees, self.runs.power_names, self.swept, beyond=True)
         mix, answer, error = choose([(one, one, np.minimum(of, most)) for one, of in found], log_ratio, folds)
         errors = {f"{self.name} physics": -log_ratio, f"{self.name} process": np.minimum(lines[0], most) - log_ratio}
         spread = held_half_width(answer[0] - log_ratio, len(np.unique(units_left_out(runs)[0]))) / Z_90
         scale = self.scale(all_rows)
-        shown = self.shown(all_rows, scale)
-        mix = replace(mix, trees=fit_trees(*shown, random_state=self.seed)) if mix.weight else Mix()
+        *shown, slopes = self.shown(all_rows, scale)
+        fitted = fit_trees(*shown, random_state=self.seed) if mix.weight else None
+        mix = replace(mix, trees=fitted, slopes=slopes) if fitted else Mix()
         target = OwnTarget(replace(scale, log_sd=spread), mix, overshoot)
         of_parts = {key: median_error(each, folds[0]) for key, each in errors.items()}
         return target, answer, of_parts | {self.name: error}

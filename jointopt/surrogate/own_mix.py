@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import CONSTANTS, Floats, Ints
+from jointopt.core.schema import CONSTANTS, OCCUPANCY, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.curves import Curves
@@ -22,6 +22,9 @@ from jointopt.surrogate.trees import Trees, boosted, fit_trees
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
+PREDICTED = "log2_predicted"  # what the physics says of the quantity that is learned, as a feature of its trees
+RIDGE = 30.0  # runs of a feature's usual deviation, as many as a slope of 0 counts for
+Slopes = Mapping[str, tuple[float, float, float, float]]  # by feature: slope, mean, least and most of the runs
 _Part = TypeVar("_Part")
 SENSITIVITY = "sensitivity to "
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
@@ -31,19 +34,22 @@ MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they ar
 class Mix:
     """Trees stacked on a Gaussian process: ``weight`` of the answer is theirs, (1 - weight) the process's.
 
-    Where ``beyond``, trees were trained on the residual of the process, and ``weight`` times theirs is added to it.
+    Where ``beyond``, trees were trained on the residual of the process, and ``weight`` times theirs is added to it;
+    ``slopes``: what they were trained on the rest of, and is added to theirs.
     """
 
     trees: Trees | None = None
     weight: float = 0.0
     beyond: bool = False
     names: tuple[str, ...] = ()  # features of the trees, before all sensitivities
+    slopes: Slopes = field(default_factory=dict)
 
     def __call__(self, process: Floats, runs: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs``; ``process`` (n,): the same by the process alone."""
         if self.trees is None or not self.weight or not len(runs):
             return process
-        return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
+        trees = self.trees.predict(inputs(runs, self.names)) + sloped(self.slopes, runs).sum(axis=1)
+        return _blend(process, trees, self.weight, self.beyond)
 
     def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
         """(Names of the k features; what each adds to the logarithm, and what is common to all, (n, k + 1)).
@@ -53,7 +59,9 @@ class Mix:
         names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
         if self.trees is None or not self.weight:
             return names, np.zeros((len(runs), len(names) + 1))
-        return names, self.weight * self.trees.contributions(inputs(runs, self.names))
+        found = self.trees.contributions(inputs(runs, self.names))
+        found[:, [names.index(name) for name in self.slopes]] += sloped(self.slopes, runs)
+        return names, self.weight * found
 
     def importance(self, runs: Runs) -> dict[str, float]:
         """Mean size of what features add to the logarithm by the trees: of those that add most, the largest first."""
@@ -68,7 +76,8 @@ _WORDS = {
     "occupancy": "SM occupancy", "efficiency": "FLOPs utilization of kernels", "moe": "mixture of experts",
     "log2_rank_tokens": "tokens per rank", "log2_width": "hidden size per tensor rank", "log2_gpus": "number of GPUs",
     "log2_hidden": "hidden size", "log2_tp_nodes": "nodes of a tensor group", "log2_dp_nodes": "nodes of a data group",
-    "log2_peak": "peak FLOP/s", "log2_memory": "memory of a GPU",
+    "log2_peak": "peak FLOP/s", "log2_memory": "memory of a GPU", PREDICTED: "value by the physics",
+    "log2_aligned_width": "alignment of hidden size per tensor rank", "log2_queries_per_key": "query heads per KV head",
 }  # fmt: skip
 
 
@@ -84,6 +93,35 @@ def feature_words(name: str) -> str:
 def inputs(runs: Runs, names: Sequence[str]) -> Floats:
     """Features of trees (n, k): those of ``names``, then every sensitivity."""
     return np.hstack([runs.matrix(names), runs.sensitivity])
+
+
+def with_predicted(runs: Runs, values: Floats) -> Runs:
+    """Runs with `PREDICTED` among their features; ``values`` (n,): what the physics says of each."""
+    return replace(runs, features=dict(runs.features) | {PREDICTED: np.log2(np.maximum(values, _LEAST_SQUARE))})
+
+
+def fit_slopes(runs: Runs, target: Floats) -> Slopes:
+    """Slopes of a ridge regression of ``target`` (n,) (Hoerl and Kennard 1970), 0 at the mean of the ``runs``.
+
+    On shares of time, clock and `PREDICTED`: power follows smoothly what a GPU does, of which trees would need many
+    steps.
+    """
+    every = [name for name in runs.power_names if name.startswith("share_") or name in (*OCCUPANCY, CLOCK, PREDICTED)]
+    columns = runs.matrix(every)
+    middle, spread = columns.mean(axis=0), columns.std(axis=0)
+    kept = np.flatnonzero(spread > _LEAST_SPREAD)
+    z = (columns[:, kept] - middle[kept]) / spread[kept]
+    slope = np.linalg.solve(z.T @ z + RIDGE * np.eye(len(kept)), z.T @ (target - target.mean())) / spread[kept]
+    found = np.stack([slope, middle[kept], columns.min(axis=0)[kept], columns.max(axis=0)[kept]], axis=1)
+    return {every[at]: tuple(one) for at, one in zip(kept.tolist(), found.tolist(), strict=True)}
+
+
+def sloped(slopes: Slopes, runs: Runs) -> Floats:
+    """What each feature of ``slopes`` adds to runs, (n, k), at the nearest value that was learned from."""
+    if not slopes:
+        return np.zeros((len(runs), 0))
+    slope, middle, low, high = np.array([*slopes.values()], np.float64).T
+    return np.asarray(slope * (np.clip(runs.matrix([*slopes]), low, high) - middle))
 
 
 def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Floats:
@@ -213,6 +251,7 @@ LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the las
 COVERAGE = 0.9
 _PLANS = {"layouts": CLOCK, "runs": ""}  # and the feature that does not count: repeats of a plan are one of these
 _DIGITS = 9  # of an error, beyond which learners are alike, and the first is taken
+_LEAST_SPREAD = 1e-9  # of a feature, below which it is the same in all runs
 _LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 
 
@@ -303,7 +342,7 @@ def signal_share(mean: Floats, half_width: Floats) -> Floats:
 # Power, peak power and temperature as runs teach them: a line in what the physics predicts, and trees on its rest.
 
 
-LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
+LINE_CLOCKS, LEAST_APART = 6, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
 REST_SHARE = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
@@ -322,12 +361,16 @@ class OwnTarget:
 
     def log_ratio(self, runs: Runs, values: Floats) -> Floats:
         """log(measured / predicted) (n,) of ``runs``, which the physics has at ``values`` (n,)."""
-        return self.mix(np.log(self.scale.over(values)), runs)
+        return self.mix(np.log(self.scale.over(values)), with_predicted(runs, values))
 
     def at_shares(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> Floats:
         """The measured value of each of ``runs`` at each clock, (clocks, n), as `line` takes its arguments."""
-        swept = at_clocks(runs, clocks)
-        return np.asarray(values * np.exp(self.log_ratio(swept, values.ravel())).reshape(values.shape))
+        ratio = self.log_ratio(at_clocks(runs, clocks), values.ravel())
+        return np.asarray(values * np.exp(ratio).reshape(values.shape))
+
+    def swept(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> Runs:
+        """What trees see of each of ``runs`` at each clock, one after the other; arguments as of `line`."""
+        return with_predicted(at_clocks(runs, clocks), values.ravel())
 
     def curves(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
         """As `line`, through every clock's value, and beside that a line which none of these is below."""

@@ -46,6 +46,7 @@ from jointopt.surrogate.held_out import (
     with_calibrated_widths,
 )
 from jointopt.surrogate.kernel import CLOCK, Kernel, Runs, joined_runs, learn
+from jointopt.surrogate.memory import memory_log_ratio
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
 from jointopt.surrogate.own_cluster import (
     BROKEN,
@@ -81,6 +82,7 @@ class TrainingSet:
     use: tuple[Use, ...] = ()  # by source, in the order of their names
     log_power: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), (n,), NaN: not measured
     heat: Mapping[str, Floats] = field(default_factory=dict)  # the same of peak power and temperature over the air
+    log_memory: Floats = field(default_factory=lambda: np.empty(0))  # and of peak memory
     fingerprints: Fingerprints = field(default_factory=lambda: np.empty(0, np.uint64))  # of the runs' rows, (n,)
 
     def of(self, names: set[str]) -> Ints:
@@ -128,7 +130,8 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
         _log.warning("%s", line)
     return TrainingSet(
         origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses),
-        power_log_ratio(timed, known), heat_log_ratios(timed, known, named), fingerprints(known.works, time_s)[rows],
+        power_log_ratio(timed, known), heat_log_ratios(timed, known, named), memory_log_ratio(timed, known),
+        fingerprints(known.works, time_s)[rows],
     )  # fmt: skip
 
 
@@ -454,7 +457,8 @@ def source_runs(data: TrainingSet, rows: Ints) -> SourceRuns:
     share = static_w / known.physics["avg_power_w"][rows]
     heat = {name: (ratio[rows], known.physics[name][rows]) for name, ratio in data.heat.items()}
     of_power = data.log_power[rows], share, static_w
-    return SourceRuns(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
+    own = SourceRuns(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
+    return replace(own, log_memory=data.log_memory[rows])
 
 
 def with_own_runs(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:

@@ -149,6 +149,20 @@ def test_shape_features_describe_the_plan_and_depend_on_no_name(shipped_physics,
     assert all((other[name] == values).all() for name, values in features.items())
 
 
+def test_a_hidden_size_of_640_per_rank_is_aligned_to_128_and_heads_that_share_keys_are_counted(
+    shipped_physics, one_clock
+):
+    physics = shipped_physics(0)
+    model = replace(physics.job.model, hidden_size=5120, num_attention_heads=40, num_query_groups=10)
+    layouts = {name: values[:3] for name, values in physics.layouts.items()} | {"tp": np.array([1, 4, 8])}
+    found = shape_columns(replace(physics.job, model=model), layouts, one_clock(physics, 705.0)[:3])
+    assert (2 ** found["log2_aligned_width"]).tolist() == [1024, 256, 128]  # of 5120, 1280 and 640
+    assert found["log2_queries_per_key"].tolist() == [2.0] * 3
+    without = replace(model, num_attention_heads=0, num_query_groups=0)  # of state spaces
+    other = shape_columns(replace(physics.job, model=without), layouts, one_clock(physics, 705.0)[:3])
+    assert other["log2_queries_per_key"].tolist() == [0.0] * 3
+
+
 def test_framework_and_kernel_are_categories_and_may_be_unknown(shipped_physics, one_clock):
     physics = shipped_physics(0)
     job, clocks = physics.job, one_clock(physics, 705.0)

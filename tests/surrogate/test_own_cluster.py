@@ -23,11 +23,13 @@ from jointopt.surrogate.own_mix import (
     at_rest_w,
     choose,
     count_distinct,
+    fit_slopes,
     folds_by_layout,
     folds_by_model,
     held_half_width,
     median_error,
     mixes,
+    sloped,
     units_left_out,
 )
 from jointopt.surrogate.posterior import condition
@@ -79,7 +81,7 @@ def test_trees_count_where_the_truth_has_steps_and_their_line_states_it(learned:
     assert learned.time.weight > 0.0
     assert learned.errors["time"] < 0.9 * min(learned.errors["process"], learned.errors.get("kernel", 1.0))
     before, after, physics = (100 * learned.errors[name] for name in ("process", "time", "physics"))
-    _, time, power, _ = learned.to_text().splitlines()
+    _, time, power, *_ = learned.to_text().splitlines()
     kernel, mix = "own" if learned.kernel else "shared", learned.time
     process, rest = (1, " on its rest") if mix.beyond else (1 - mix.weight, "")
     errors = f"{before:.1f} -> {after:.1f} % on held-out models (physics {physics:.1f} %)"
@@ -334,9 +336,10 @@ def test_a_mix_without_weight_is_the_process() -> None:
 
 @pytest.mark.parametrize(
     ("clocks", "read"),
-    [((0.4, 1.0), (0.4, 0.6, 0.8, 1.0)), ((0.98, 1.0), (1.0,)), ((0.94, 1.0), (0.94, 0.96, 0.98, 1.0))],
-)
-def test_learned_power_is_read_at_four_clocks_over_those_measured(clocks, read) -> None:
+    [((0.4, 1.0), (0.4, 0.52, 0.64, 0.76, 0.88, 1.0)), ((0.98, 1.0), (1.0,)),
+     ((0.95, 1.0), (0.95, 0.96, 0.97, 0.98, 0.99, 1.0))],
+)  # fmt: skip
+def test_learned_power_is_read_at_six_clocks_over_those_measured(clocks, read) -> None:
     assert OwnRuns(SOURCE, clocks=clocks).power_clocks == pytest.approx(read)
 
 
@@ -374,6 +377,30 @@ def test_a_kernel_is_learned_anew_without_each_fold_up_to_400_runs(
     own_cluster.cross_fitted_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
     assert len(learned_on) == again
     assert sum(learned_on) == (count if again else 0)
+
+
+def test_power_that_follows_a_share_of_the_time_has_its_slope_which_ends_where_runs_do() -> None:
+    some = runs()
+    share = some.features["share_compute"]
+    slopes = fit_slopes(some, 2.0 * share + noise(120))
+    assert slopes["share_compute"][0] == pytest.approx(2.0, rel=0.3)  # a ridge makes it smaller
+    middle, far = (replace(some, features=some.features | {"share_compute": 0.0 * share + at}) for at in (0.15, 9.0))
+    (nearest,) = set(sloped(slopes, far)[:, list(slopes).index("share_compute")].tolist())
+    assert nearest == pytest.approx(slopes["share_compute"][0] * (share.max() - share.mean()))
+    assert abs(sloped(slopes, middle)[0, list(slopes).index("share_compute")]) < 0.05
+    assert sloped({}, some).shape == (120, 0)
+
+
+def test_a_table_has_the_errors_of_every_quantity_measured_on_models_seen_and_not_and_by_clock() -> None:
+    some = runs()
+    measured = replace(timed(some, noise(120)), log_memory=np.full(120, np.log(1.25)))
+    own = learn_own(SOURCE, measured, KERNEL)[0]
+    head, *rows = (line.strip() for line in own.to_text().splitlines()[2:6])
+    assert head.split() == ["median", "errors", "on", "runs", "left", "out,", "%", "time", "memory"]
+    assert [row.split()[-1] for row in rows] == ["20.0"] * 3  # memory is as the physics has it: 1 / 1.25
+    assert rows[0].split()[-2] == f"{100 * own.errors['time of new']:.1f}"
+    assert rows[0].startswith("models not seen")
+    assert max(map(len, own.to_text().splitlines()[2:])) <= 80
 
 
 def test_power_that_is_a_line_in_that_of_the_physics_is_learned_as_one() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.core.schema import CONSTANTS, OCCUPANCY
+from jointopt.core.schema import CONSTANTS, KERNEL_SHAPES, OCCUPANCY
 from jointopt.physics.sensitivities import SHARES
 from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.job_model import _GROUPS, group_words, learned_sentence, target_sentences
@@ -72,6 +72,17 @@ def test_reasons_name_what_of_the_plan_made_the_runs_slower_and_faster() -> None
     assert "common to all of these runs" in sentence(known.take(np.array([0])))
 
 
+def test_slopes_add_what_they_give_of_each_feature_to_that_of_the_trees() -> None:
+    known = runs()
+    trees = own().time.trees
+    mix = Mix(trees, 0.5, True, NAMES, {"log2_tp": (0.1, 1.5, 0.0, 2.0)})
+    names, added = mix.contributions(known)
+    np.testing.assert_allclose(added.sum(axis=1), mix(np.zeros(len(known)), known), atol=1e-6)
+    bare = replace(mix, slopes={}).contributions(known)[1]
+    tp = np.minimum(known.features["log2_tp"], 2.0)
+    np.testing.assert_allclose((added - bare)[:, names.index("log2_tp")], 0.5 * 0.1 * (tp - 1.5), atol=1e-6)
+
+
 def test_the_sentence_states_the_factor_at_the_plan_s_clocks_where_it_differs_from_that_at_the_top() -> None:
     low = learned_sentence(OwnRuns("lab"), np.log(1.304), np.log(1.268), runs(1))
     assert low.endswith("time by +30.4% at the top clock and +26.8% at this plan's.")
@@ -110,7 +121,9 @@ def test_cards_and_plots_name_features_as_engineers_do(name: str, words: str) ->
 def test_every_feature_and_constant_is_of_one_group() -> None:
     features = [name for names in _GROUPS.values() for name in names]
     assert len(features) == len(set(features))
-    assert {*CONSTANTS, *FEATURES, *(f"share_{part}" for part in SHARES), *OCCUPANCY} - {*features} == set()
+    assert {*CONSTANTS, *FEATURES, *(f"share_{part}" for part in SHARES), *OCCUPANCY, *KERNEL_SHAPES} - {
+        *features
+    } == set()
 
 
 def own_heat(weight: float = 0.75) -> OwnRuns:
@@ -127,8 +140,9 @@ def moved(own: OwnRuns, one: Runs, power_w: float, peak_w: float) -> tuple[str, 
     """Sentences on a plan of such power and peak by the physics, of 40 K over the air."""
     values = {"power": np.array([power_w]), PEAK: np.array([peak_w]), RISE: np.array([40.0])}
     clocks = own.power_clocks
-    lines = {name: of.line(one, np.tile(values[name], (len(clocks), 1)), clocks) for name, of in own.targets.items()}
-    return target_sentences(own, one, lines, values)
+    swept = {name: np.tile(values[name], (len(clocks), 1)) for name in own.targets}
+    lines = {name: of.line(one, swept[name], clocks) for name, of in own.targets.items()}
+    return target_sentences(own, one, lines, swept, values)
 
 
 def test_power_its_peak_and_temperature_have_a_sentence_each_with_the_trees_reasons_where_they_count() -> None:
