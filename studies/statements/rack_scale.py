@@ -389,7 +389,10 @@ STATEMENTS = (
         _least_comm,
         "whether figure 10 has the full input rows of IV.A, which ranks gather, would tell; 32 GPUs are a count of the "
         "feed-forward's, attention's unfused scores, 4 GiB, go from one product's GPUs to the next",
-        (("attention", functools.partial(_comm_energies, "attention", 24)), ("a whole training", rack_training.least_comm)),
+        (
+            ("attention", functools.partial(_comm_energies, "attention", 24)),
+            ("a whole training", rack_training.least_comm),
+        ),
     ),
     Statement(
         "R26", "IV.C", "dp takes the least energy", "least", _least_energy,
