@@ -278,10 +278,6 @@ def _comm_energies(kind: str, gpus: int, c: Constants, gathers: bool = False) ->
     return order(words, [joules[mode] / joules["pp+tp"] for mode in ("dp", "tp")])
 
 
-def _least_comm_attention(c: Constants) -> Finding:
-    return _comm_energies("attention", 24, c)
-
-
 def _least_energy(c: Constants) -> Finding:
     """Of both blocks, with an H100's power at rest beside so many units, and without any."""
     parts = []
@@ -339,7 +335,7 @@ STATEMENTS = (
         "moments takes 16 to 18, as every framework of the catalogue holds it",
         varies=False,
     ),
-    Statement("R4", "I", "utilization of 35 to 45 % at small scales", "35-45 %", _mfu),
+    Statement("R4", "I", "MFU of 35 to 45 % at small scales", "35-45 %", _mfu),
     Statement(
         "R5", "I", "GPT-3's training took 1,287 MWh", "1,287 MWh", _gpt3_energy,
         "the estimate counts 10,000 V100 at 24.6 TFLOP/s: the size is partly chance",
@@ -393,7 +389,10 @@ STATEMENTS = (
         _least_comm,
         "whether figure 10 has the full input rows of IV.A, which ranks gather, would tell; 32 GPUs are a count of the "
         "feed-forward's, attention's unfused scores, 4 GiB, go from one product's GPUs to the next",
-        (("attention", _least_comm_attention), ("a whole training", rack_training.least_comm)),
+        (
+            ("attention", functools.partial(_comm_energies, "attention", 24)),
+            ("a whole training", rack_training.least_comm),
+        ),
     ),
     Statement(
         "R26", "IV.C", "dp takes the least energy", "least", _least_energy,

@@ -230,3 +230,9 @@ def test_every_gpu_of_the_measured_tables_is_known() -> None:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             for name in {row["gpu"] for row in csv.DictReader(lines)}:
                 load_gpu(name)
+
+
+def test_the_host_of_grace_is_the_same_beside_hopper_and_blackwell_and_slower_than_x86() -> None:
+    factors = {gpu: load_gpu(gpu).host_time_factor for gpu in ("gh200-96gb", "gb200", "gb300", "h100-sxm5-80gb")}
+    assert factors.pop("h100-sxm5-80gb") is None
+    assert set(factors.values()) == {1.4}
