@@ -75,6 +75,16 @@ def test_money_follows_the_shares_of_the_bill(make_proposal: Proposals, make_fro
     assert found["money"].percent == pytest.approx(found["energy"].percent) == pytest.approx(-2.0)
 
 
+def test_what_hosts_draw_at_rest_follows_the_time(make_proposal: Proposals, make_front: Fronts, job: Job) -> None:
+    host_w = 9000.0 / job.cluster.nodes  # as much as the GPUs of the reference
+    priced = replace(job.cluster, price_per_kwh=1.0, price_per_gpu_hour=0.0, host_power_w=host_w, host_load_share=0.0)
+    ends = {"time_vs_first_percent_low": -2.0, "time_vs_first_percent_high": 2.0,
+            "energy_vs_first_percent_low": -10.0, "energy_vs_first_percent_high": 0.0}  # fmt: skip
+    front = make_front(1, **{name: np.array([value]) for name, value in ends.items()})
+    found = make_proposal(job=replace(job, cluster=priced), front=front).decision.differences[-1]
+    assert (found.name, found.low, found.high) == ("money", pytest.approx(-6.0), pytest.approx(1.0))
+
+
 def test_the_document_names_the_plan_by_its_number(make_proposal: Proposals) -> None:
     decision = make_proposal(5).to_dict()["decision"]
     assert (decision["plan_number"], decision["against_reference"]["time"]["percent"]) == (1, 0.0)
