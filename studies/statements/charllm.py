@@ -61,6 +61,7 @@ OPEN = {key: span for key, span in SPANS.items() if key != "batch"}
 FAST, SLOW = 12.5, 0.8
 _SWEPT = [(model, strategy) for model in DENSE for strategy in PIPELINES[model]]
 _EVERY = [(model, strategy) for model in DENSE for strategy in STRATEGIES["h200"][model]]
+_SHARDED = [(model, SHARDED) for model in DENSE]
 _INLET_C = 22.0
 _FIRST, _SECOND = (0, 1, 2, 3), (4, 5, 6, 7)  # local ranks of half a node
 
@@ -129,12 +130,6 @@ def _scale_up_energy(c: Constants) -> Finding:
     pairs = [beside(model, None, c) for model in BESIDE]
     ratios = [many.energy_j / few.energy_j for few, many in pairs]
     return order(f"64 H100 take {min(ratios):.2f} to {max(ratios):.2f} of the energy", ratios, EXPERT_ENERGY)
-
-
-def _scale_up_per_gpu(c: Constants) -> Finding:
-    slow = _bound(SLOW, 0, c)
-    words = f"at {SLOW} GB/s an H200 does {2 * min(slow):.2f} to {2 * max(slow):.2f} of an H100's work"
-    return order(words, 2.0 * np.array(slow))
 
 
 def _tuned(c: Constants) -> Finding:
@@ -217,14 +212,6 @@ def _larger(c: Constants, strategies: Sequence[tuple[str, str]] = _EVERY) -> Fin
         order(f"hottest moment {min(hotter):+.0f} to {max(hotter):+.0f} K", heat, POWER),
         order(f"clocks {1.0 / max(clocks) - 1.0:+.1%} to {1.0 / min(clocks) - 1.0:+.1%}", clocks, POWER),
     )
-
-
-def _larger_piped(c: Constants) -> Finding:
-    return _larger(c, _SWEPT)
-
-
-def _larger_sharded(c: Constants) -> Finding:
-    return _larger(c, [(model, SHARDED) for model in DENSE])
 
 
 def _over_options(c: Constants, first: str, second: str) -> list[tuple[str, Outcome, Outcome]]:
@@ -385,7 +372,7 @@ STATEMENTS = (
         "C4", "abstract, readings", "32 H200 outperform where communication binds: GPT-3 TP2-PP16", "higher", _scale_up,
         _HALF,
         (
-            ("fastest strategies", _scale_up_fastest), ("per GPU", _scale_up_per_gpu),
+            ("fastest strategies", _scale_up_fastest),
             ("tuned against untuned", _tuned),
         ),
     ),
@@ -419,7 +406,10 @@ STATEMENTS = (
     ),
     Statement(
         "C12", "abstract, readings", "larger micro-batches: bursty, higher peaks, hotter, lower clocks, faster or not",
-        "all", _larger, _MEAN, (("pipelines", _larger_piped), ("TP8-FSDP", _larger_sharded)),
+        "all", _larger, _MEAN,
+        (
+            ("pipelines", partial(_larger, strategies=_SWEPT)), ("TP8-FSDP", partial(_larger, strategies=_SHARDED)),
+        ),
     ),
     Statement("C15", "abstract, readings", "recomputation costs time and energy, frees memory", "costs", _recompute),
     Statement(

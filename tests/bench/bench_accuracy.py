@@ -6,9 +6,9 @@ Prints a table of `SOURCES`; with ``--write`` also replaces the table in docs/ap
 what pages quote of it (docs/figures.json); with ``--quantiles`` prints the quantiles of measured over predicted that
 jointopt/jobs/catalog/physics_error.yaml holds, with ``--nodes`` what a doubling of the nodes adds to times beyond the
 prediction, between runs that differ in data ranks alone, with ``--spans`` alone the attention, recipes of low precision
-and the shortest layer that it names. The default folder is ../shared/data beside the repository. Tables of other sources there
-are judged by bench_classes.py. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the
-peak.
+and the shortest layer that it names. The default folder is ../shared/data beside the repository. Tables of other
+sources there are judged by bench_classes.py. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at
+least 5 % of the peak.
 """
 
 from __future__ import annotations
