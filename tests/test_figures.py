@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.studies import figures
+from jointopt.workflows.answers import ReferencePlan
 from jointopt.workflows.propose import propose
 from tests.places import ROOT
 
@@ -174,7 +175,7 @@ def test_a_saving_of_joint_or_not_has_the_interval_that_a_proposal_states_of_tha
 ) -> None:
     case = next(case for case in joint_or_not.cases() if case["model"] == "opt-2.7b")
     found = propose(joint_or_not.job_of(case, None))
-    saved = joint_or_not._saved_later("later", found, found.front)
+    saved = joint_or_not._saved_later("later", ReferencePlan(found.model, found.reference), found.front)
     row = np.abs(found.front["energy_vs_first_percent"] + 100.0 * saved["later"]).argmin()
     stated = [-found.front[f"energy_vs_first_percent_{end}"][row] / 100.0 for end in ("high", "low")]
     assert [saved["later_low"], saved["later_high"]] == pytest.approx(stated)

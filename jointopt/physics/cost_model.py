@@ -131,7 +131,8 @@ def unscaled_heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> C
     same = np.array([[1.0], [0.0]])
 
     def as_predicted(some: Ints) -> HeatScale:
-        return HeatScale(*(np.repeat(same, len(some), 1) for _ in range(2)))
+        lines = np.repeat(same, len(some), 1)
+        return HeatScale(lines, lines)
 
     alone = physics.corrected(np.ones_like(physics.time_factor), heat_scale=as_predicted)
     return alone.heat(index, stage_clock_mhz)

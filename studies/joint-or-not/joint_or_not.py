@@ -97,8 +97,9 @@ def rows_of(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _facts(found: Proposal) -> dict[str, Any]:
     """The savings of a proposal, the fastest layout, and the layout that saves most beside it."""
-    if found.joint is None:
+    if found.joint is None or found.model is None:
         return {}
+    compared = ReferencePlan(found.model, found.reference)
     joint, two_step, front = found.joint.document(), found.joint.two_step, found.front
     within = np.flatnonzero(front["iteration_time_s"] <= joint["at_time_s"] * (1.0 + 1e-9))
     best = within[front["energy_j"][within].argmin()] if len(within) else 0
@@ -108,22 +109,22 @@ def _facts(found: Proposal) -> dict[str, Any]:
     saved = {f"energy_saving{end}": joint[f"largest_energy_saving{end}"] for end in ("", *ENDS, "_probability")}
     return {
         **saved, "time_saving": joint["largest_time_saving"], "slower_by": late,
-        **_saved_later("two_step_later", found, two_step), **_saved_later("joint_later", found, front),
+        **_saved_later("two_step_later", compared, two_step), **_saved_later("joint_later", compared, front),
         "feasible_layouts": found.feasible_layouts, **shape, **other,
     }  # fmt: skip
 
 
-def _saved_later(name: str, found: Proposal, plans: Columns) -> dict[str, float]:
-    """Share of the energy of the fastest plan at the top clock that plans save within `LATER` more time, its interval.
+def _saved_later(name: str, compared: ReferencePlan, plans: Columns) -> dict[str, float]:
+    """Share of the energy of the reference that plans save within `LATER` more time, and its interval.
 
     The interval is that of the difference of the two plans, as a proposal states it.
     """
-    time_s, energy_j = (float(found.reference[name][0]) for name in ("iteration_time_s", "energy_j"))
+    time_s, energy_j = (float(compared.reference[name][0]) for name in ("iteration_time_s", "energy_j"))
     within = np.flatnonzero(plans["iteration_time_s"] <= time_s * (1.0 + LATER) * (1.0 + 1e-9))
     if plans["energy_j"][within].min(initial=energy_j) >= energy_j:
         return dict.fromkeys((name, *(name + end for end in ENDS)), 0.0)
     best = take(plans, within[[plans["energy_j"][within].argmin()]])
-    apart, _ = ReferencePlan(found.model, found.reference).differences(best)
+    apart, _ = compared.differences(best)
     others = {"": "", "_low": "_high", "_high": "_low"}
     return {name + end: -float(apart[f"energy_vs_first_percent{of}"][0]) / 100.0 for end, of in others.items()}
 
@@ -169,7 +170,7 @@ def by_property(found: pd.DataFrame) -> pd.DataFrame:
     for name, holds in _properties(known).items():
         for group, part in known.groupby(holds, observed=True):
             saved, clear = 100.0 * part["energy_saving"], 100.0 * (part["two_step_later_low"] > 0.0).mean()
-            best, clocks = part.loc[saved.idxmax()], 100.0 * part["two_step_later"].median()
+            best, clocks = part.iloc[int(saved.argmax())], 100.0 * part["two_step_later"].median()
             paying = 100.0 * (part["energy_saving"] >= PAYS).mean()
             ends = [100.0 * best["energy_saving" + end] for end in ENDS]
             rows.append((name, group, len(part), paying, saved.median(), saved.max(), *ends, clocks, clear))
