@@ -99,7 +99,7 @@ def _facts(found: Proposal) -> dict[str, Any]:
     """The savings of a proposal, the fastest layout, and the layout that saves most beside it."""
     if found.joint is None or found.model is None:
         return {}
-    compared = ReferencePlan(found.model, found.reference)
+    compared = ReferencePlan(found.predicting_model, found.reference)
     joint, two_step, front = found.joint.document(), found.joint.two_step, found.front
     within = np.flatnonzero(front["iteration_time_s"] <= joint["at_time_s"] * (1.0 + 1e-9))
     best = within[front["energy_j"][within].argmin()] if len(within) else 0
