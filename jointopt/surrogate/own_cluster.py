@@ -197,7 +197,8 @@ class OwnRuns:
         table = {"median errors on runs left out, %": known} if known else {}
         for part, words in PARTS.items():
             found = [percents.get(f"{of} {part}", "-") for of in known]
-            table |= {words: found} if {*found} - {"-"} else {}
+            if {*found} - {"-"}:
+                table[words.replace("models", "groups" if self.held_out == "groups" else "models")] = found
         return [f"{head:33}{''.join(f'{cell:>8}' for cell in cells)}" for head, cells in table.items()]
 
     def _gain(self, mix: Mix, others: str, parts: Sequence[str], counts: float = 1.0) -> str:

@@ -20,7 +20,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.studies.learning import truths
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.own_cluster import LEAST_BELOW, measured_clocks
+from jointopt.surrogate.own_cluster import LEAST_BELOW, PARTS, measured_clocks
 from jointopt.surrogate.own_mix import swept_runs
 from jointopt.surrogate.training import swept, training_set
 from jointopt.workflows.explain import explain
@@ -169,9 +169,12 @@ def test_a_surrogate_with_a_clock_response_of_an_earlier_version_asks_to_be_retr
 
 
 def test_a_card_of_own_runs_names_errors_by_models_seen_or_not_and_by_clock(folder: Path) -> None:
-    own, printed = load(folder).own[0], " ".join((folder.parent / "printed.txt").read_text().split())
-    for name, words in {"time of known": "of models with runs", "power below top": "below it"}.items():
-        assert f"{words} {100 * own.errors[name]:.1f} %" in printed
+    own, printed = load(folder).own[0], (folder.parent / "printed.txt").read_text().splitlines()
+    (head,) = (number for number, line in enumerate(printed) if "median errors on runs left out, %" in line)
+    assert printed[head].split()[-3:] == [*RESULTS]
+    for line, (part, words) in zip(printed[head + 1 :], PARTS.items(), strict=False):
+        assert line.split()[-3:] == [f"{100 * own.errors[f'{of} {part}']:.1f}" for of in RESULTS]
+        assert line.strip().startswith(words.strip().replace("models", own.held_out))
 
 
 def test_runs_that_went_wrong_are_counted_and_said_to_count_less(tmp_path: Path) -> None:

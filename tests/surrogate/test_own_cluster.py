@@ -277,7 +277,8 @@ def test_trees_of_power_are_evaluated_once_for_all_clocks_and_jobs_of_a_source()
     known, *parts = (replace(runs(n, n), sensitivity=np.full((n, len(CONSTANTS)), 0.1)) for n in (9, 5, 3, 1))
     surrogate = Surrogate(default_kernel(len(CONSTANTS)), known, noise(9), own=(own,))
     correction, rng = Correction(surrogate, SOURCE, True), np.random.default_rng(0)
-    watts = [np.sort(rng.uniform(200.0, 650.0, (5, len(part))), axis=0) for part in parts]
+    clocks = len(correction.power_clocks or ())
+    watts = [np.sort(rng.uniform(200.0, 650.0, (clocks, len(part))), axis=0) for part in parts]
     described = [Described(part, part, None, of) for part, of in zip(parts, watts, strict=True)]
     together = correction.plan_corrections(described)
     assert trees.calls == 1

@@ -30,7 +30,7 @@ from jointopt.surrogate.files import CARD, load, load_surrogate, save, write_car
 from jointopt.surrogate.intervals import with_measured_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_cluster import OwnRuns, SourceRuns
-from jointopt.surrogate.own_mix import Mix, OwnTarget, at_rest_w, limit_overshoot, peak_cut
+from jointopt.surrogate.own_mix import Mix, OwnTarget, at_rest_w, limit_overshoot, peak_cut, with_predicted
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import training_set
@@ -267,7 +267,8 @@ def test_features_that_make_the_steps_of_peaks_are_the_most_important_of_their_t
     importance = own.importance[PEAK]
     assert set(list(importance)[:3]) == {"tp", "pp", "vpp"}
     assert list(importance.values()) == sorted(importance.values(), reverse=True)
-    names, added = own.heat[PEAK].mix.contributions(runs(120))
+    values = np.random.default_rng(5).uniform(200.0, 600.0, 120)  # of `own_of_steps`
+    names, added = own.heat[PEAK].mix.contributions(with_predicted(runs(120), values))
     assert importance["tp"] == pytest.approx(np.abs(added[:, names.index("log2_tp")]).mean(), abs=1e-4)
     assert set(own.importance) == {of for of, mix in own.mixes.items() if mix.weight}
 
