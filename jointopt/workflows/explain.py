@@ -60,9 +60,13 @@ def explain(
     plain = not is_of_trial(plan)
     stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) and plain else ()
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
+    ready = None
     if ranked or not plain:
-        from jointopt.workflows.feasible_layouts import layout_rank, plan_of_trial  # imports the search
-    record = (parsed := parse_plan(plan if plain else plan_of_trial(model, plan), model.job)).record
+        from jointopt.workflows import feasible_layouts as of_search  # imports the search
+    if not plain:
+        ready = of_search.prepare_search(model, of_search.Stopwatch(quiet=True))
+        plan = of_search.plan_of_trial(ready.problem, plan)
+    record = (parsed := parse_plan(plan, model.job)).record
     check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
@@ -78,7 +82,7 @@ def explain(
     rank = None
     if ranked and not (broken or exceeded):
         with suppress(InfeasibleError):  # no layout is feasible that it could be compared with
-            rank = layout_rank(model, parsed.layouts)
+            rank = of_search.layout_rank(model, parsed.layouts, ready)
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
         exceeded=exceeded, shortage=short, hangs_on=() if broken else settings_of_plan(model, parsed.layouts),
