@@ -138,7 +138,7 @@ def expected_saving(predicted: Columns, measured: Columns, *, objectives: tuple[
 def _expected_improvement(best: float, mean: Floats, deviation: Floats) -> Floats:
     """By how much normal values (n,) lie below the ``best`` in the mean; 0 where they lie above."""
     z = (best - mean) / deviation
-    return np.maximum(deviation * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)), 0.0)
+    return np.asarray(np.maximum(deviation * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)), 0.0))
 
 
 def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats, Floats]:

@@ -185,10 +185,14 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
     return PreparedSearch(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
-def plan_of_trial(problem: Problem, params: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The plan that the parameters of a trial stand for (`Parameters`), a mapping or JSON; PlanError for others."""
+def plan_of_trial(model: JobModel, params: str | Mapping[str, Any]) -> tuple[dict[str, Any], PreparedSearch]:
+    """The plan that the parameters of a trial stand for (`Parameters`), a mapping or JSON, and the search of its job.
+
+    PlanError for others.
+    """
+    problem = (ready := prepare_search(model, Stopwatch(quiet=True))).problem
     layout, clock, slack = (space := Parameters(problem)).decode(parameters_of_trial(params))
-    return space.record(layout, problem.decode_clocks(layout, clock, slack))
+    return space.record(layout, problem.decode_clocks(layout, clock, slack)), ready
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:
