@@ -6,7 +6,7 @@ Everything is judged in logarithms, so that one per cent counts the same at ever
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import gammaln, ndtr, stdtr
+from scipy.special import ndtr
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.pareto import front_order, hypervolume, is_beaten, nadir, non_dominated
@@ -17,15 +17,12 @@ _WORTHWHILE = 0.1  # of the best plan's gain per cost, below which a plan of ano
 _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
-# Degrees of freedom of what a plan errs by: some are far off for reasons of their own. With normal errors plans of slim
-# chances to fit in memory were run before those that the model was surely wrong about (bench_replay.py).
-_TAIL = 4.0
-_PEAK = float(np.exp(gammaln((_TAIL + 1) / 2) - gammaln(_TAIL / 2)) / np.sqrt(_TAIL * np.pi))  # of Student's density
+_LEAST_DEVIATION = 1e-6
 
 
 def acquire(
     predicted: Columns, measured: Columns, costs: Floats, k: int, rng: np.random.Generator, *,
-    objectives: tuple[str, ...], allowed: Bools, draws: Columns | None = None, apart: Columns | None = None,
+    objectives: tuple[str, ...], allowed: Bools, draws: Columns | None = None, spread: Columns | None = None,
     first: int | None = None, families: Ints | None = None,
 ) -> Ints:  # fmt: skip
     """Indices of at most ``k`` plans to run next as one batch, the one of most expected gain per cost first.
@@ -33,12 +30,12 @@ def acquire(
     ``predicted`` (n): each objective with ``_low`` and ``_high`` (90 % interval of a log-normal), and
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
     ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them errors
-    of plans are independent. ``apart`` (n): standard deviation of each objective's logarithm without the error that all
-    plans share, for the time before anything is measured. Plans outside ``allowed`` (n) are not chosen. ``first``: the
-    plan that the batch begins with. ``families`` (n): numbers of which a batch holds each once, as long as others
+    of plans are independent. ``spread`` (n): standard deviation of each objective's logarithm that gains are looked for
+    in, by default that of the intervals. Plans outside ``allowed`` (n) are not chosen. ``first``: the plan that the
+    batch begins with. ``families`` (n): numbers of which a batch holds each once, as long as others
     promise a tenth as much.
     """
-    gain = expected_gain(predicted, measured, rng, objectives=objectives, apart=apart)
+    gain = expected_gain(predicted, measured, rng, objectives=objectives, spread=spread)
     eligible = np.flatnonzero(allowed & np.isfinite(gain))
     if not len(eligible):
         return np.empty(0, np.int64)
@@ -93,27 +90,24 @@ def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -
 
 def expected_gain(
     predicted: Columns, measured: Columns, rng: np.random.Generator, *, objectives: tuple[str, ...],
-    apart: Columns | None = None,
+    spread: Columns | None = None,
 ) -> Floats:  # fmt: skip
     """Expected gain (n,) in logarithms if each plan alone were run; a plan that fails gains nothing.
 
-    One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15), of Student's
-    errors. More: mean gain in hypervolume of such draws, independent. Before the first run the incumbents are the best
-    predictions that are likely to fit, and what all plans err by (see ``apart``) moves these as well.
+    One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15). More: mean gain in
+    hypervolume of draws, independent. Before the first run the incumbents are the best predictions that are likely to
+    fit. ``spread`` as for `acquire`.
     """
     mean, deviation = _log_normal(predicted, objectives)
-    if apart is not None and not len(measured[objectives[0]]):
-        deviation = np.stack([apart[name] for name in objectives], axis=1)
+    if spread is not None:
+        deviation = np.maximum(np.stack([spread[name] for name in objectives], axis=1), _LEAST_DEVIATION)
     known = _known(predicted, measured, objectives)
     if len(objectives) == 1:
-        z = (float(known.min()) - mean[:, 0]) / deviation[:, 0]
-        density = _PEAK * (1.0 + z**2 / _TAIL) ** (-(_TAIL + 1) / 2)
-        gain = deviation[:, 0] * (z * stdtr(_TAIL, z) + (_TAIL + z**2) / (_TAIL - 1) * density)
-        gain = np.maximum(gain, 0.0)
+        gain = _expected_improvement(float(known.min()), mean[:, 0], deviation[:, 0])
     else:
         # the draws are common to all plans, so that plans differ by what is predicted alone
         everything, count = np.concatenate([known, mean]), len(objectives)
-        draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, count))
+        draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal((1, SAMPLES, count))
         added = added_volume(known, draws.reshape(-1, count), everything)
         gain = added.reshape(len(mean), SAMPLES).mean(axis=1)
     return np.asarray(gain * predicted["probability_fits"])
@@ -125,14 +119,12 @@ def expected_saving(predicted: Columns, measured: Columns, *, objectives: tuple[
     ``predicted`` and ``measured`` as for `acquire`, with a run that succeeded. One objective: expected improvement of
     the logarithm, as a share. More: of the least share by which every measured plan is worse in some objective, the
     additive epsilon indicator of logarithms (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132), which does not
-    depend on how wide a front is. Errors are normal here: what makes a run err far makes it slower, so that Student's
-    tail would promise savings that no run shows (docs/appendix/benchmarks.md).
+    depend on how wide a front is.
     """
     mean, deviation = _log_normal(predicted, objectives)
     known = _known(predicted, measured, objectives)
     if len(objectives) == 1:
-        z = (known.min() - mean[:, 0]) / deviation[:, 0]
-        saved = deviation[:, 0] * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi))
+        saved = _expected_improvement(float(known.min()), mean[:, 0], deviation[:, 0])
     else:
         draws = np.random.default_rng(0).standard_normal((1, SAMPLES, mean.shape[1]))  # common: plans alone differ
         points = mean[:, None, :] + deviation[:, None, :] * draws
@@ -140,14 +132,20 @@ def expected_saving(predicted: Columns, measured: Columns, *, objectives: tuple[
         for front in known:
             np.minimum(ahead, (front - points).max(axis=2), out=ahead)
         saved = np.maximum(ahead, 0.0).mean(axis=1)
-    return np.asarray(-np.expm1(-np.maximum(saved, 0.0)) * predicted["probability_fits"])
+    return np.asarray(-np.expm1(-saved) * predicted["probability_fits"])
+
+
+def _expected_improvement(best: float, mean: Floats, deviation: Floats) -> Floats:
+    """By how much normal values (n,) lie below the ``best`` in the mean; 0 where they lie above."""
+    z = (best - mean) / deviation
+    return np.asarray(np.maximum(deviation * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)), 0.0))
 
 
 def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats, Floats]:
     """Means and standard deviations of the objectives' logarithms, (n, objectives) each."""
     mean = np.log(np.stack([predicted[name] for name in objectives], axis=1))
     span = np.log(np.stack([predicted[f"{n}_high"] / predicted[f"{n}_low"] for n in objectives], axis=1))
-    return mean, np.maximum(span / _INTERVAL, 1e-6)
+    return mean, np.maximum(span / _INTERVAL, _LEAST_DEVIATION)
 
 
 def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:

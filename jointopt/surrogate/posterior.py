@@ -28,6 +28,9 @@ SAMPLES = ((200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
 ONE_NOISE: Mapping[float, float] = {1.0: 1.0}
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
+# Of what a plan errs by alone, in looking for gains: twins of a plan that ran are as good at chance as any other, and
+# were run one after the other (tests/bench/bench_runs.py). With none the best of plans that err by nothing else ties.
+OWN_NOISE = 0.1
 _ROUNDED = 1e-12  # of the sum of variances, added to each where some are 0 but for rounding
 LARGE = 256  # rows of a matrix, above which its root is multiplied
 Singles = npt.NDArray[np.float32]
@@ -68,10 +71,13 @@ class Joint:
         """Standard deviations (n,), each plan's own noise included."""
         return np.asarray(np.sqrt((self.loadings**2).sum(axis=1) + self.noise**2))
 
-    @property
-    def own_deviation(self) -> Floats:
-        """Standard deviations (n,) less the error that all plans have in common."""
-        return np.asarray(np.sqrt(((self.loadings - self.loadings.mean(axis=0)) ** 2).sum(axis=1) + self.noise**2))
+    def reducible_deviation(self, measured: bool) -> Floats:
+        """Standard deviations (n,) of what runs of plans alike would show; of each plan's own noise a tenth counts.
+
+        Unless a run was ``measured``, less the error that all plans have in common.
+        """
+        loadings = self.loadings - (0.0 if measured else self.loadings.mean(axis=0))
+        return np.asarray(np.sqrt((loadings**2).sum(axis=1) + (OWN_NOISE * self.noise) ** 2))
 
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Joint draws (n, count): plans alike are wrong alike."""

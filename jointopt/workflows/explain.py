@@ -62,7 +62,8 @@ def explain(
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
     if ranked or not plain:
         from jointopt.workflows.feasible_layouts import layout_rank, plan_of_trial  # imports the search
-    record = (parsed := parse_plan(plan if plain else plan_of_trial(model, plan), model.job)).record
+    plan, ready = (plan, None) if plain else plan_of_trial(model, plan)
+    record = (parsed := parse_plan(plan, model.job)).record
     check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
@@ -78,7 +79,7 @@ def explain(
     rank = None
     if ranked and not (broken or exceeded):
         with suppress(InfeasibleError):  # no layout is feasible that it could be compared with
-            rank = layout_rank(model, parsed.layouts)
+            rank = layout_rank(model, parsed.layouts, ready)
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
         exceeded=exceeded, shortage=short, hangs_on=() if broken else settings_of_plan(model, parsed.layouts),
@@ -101,9 +102,8 @@ def explain(
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0]))
                    for name in (*RESULTS, *HEAT) if f"{name}_low" in answer},
         in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
-        fit_probability=float(model.fit_probability(physics)[0]),
+        fit_probability=float(model.fit_probability(physics)[0]), rank=rank,
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
-        rank=rank,
     )  # fmt: skip
 
 

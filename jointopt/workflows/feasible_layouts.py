@@ -185,11 +185,14 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
     return PreparedSearch(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
-def plan_of_trial(model: JobModel, params: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The plan that the parameters of a trial stand for (`Parameters`), a mapping or JSON; PlanError for others."""
-    problem = prepare_search(model, Stopwatch(quiet=True)).problem
+def plan_of_trial(model: JobModel, params: str | Mapping[str, Any]) -> tuple[dict[str, Any], PreparedSearch]:
+    """The plan that the parameters of a trial stand for (`Parameters`), a mapping or JSON, and the search of its job.
+
+    PlanError for others.
+    """
+    problem = (ready := prepare_search(model, Stopwatch(quiet=True))).problem
     layout, clock, slack = (space := Parameters(problem)).decode(parameters_of_trial(params))
-    return space.record(layout, problem.decode_clocks(layout, clock, slack))
+    return space.record(layout, problem.decode_clocks(layout, clock, slack)), ready
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:
@@ -429,12 +432,12 @@ def _top_times_s(model: JobModel, physics: CostModel) -> Floats:
 # The place of one plan's layout among all layouts of its job.
 
 
-def layout_rank(model: JobModel, layout: Columns) -> Rank:
+def layout_rank(model: JobModel, layout: Columns, ready: PreparedSearch | None = None) -> Rank:
     """The rank of a layout (columns of one row) at the GPU's highest clock, its time and energy beside the first's.
 
-    InfeasibleError where no layout is feasible.
+    Among the layouts of the search that is ``ready``, or of `prepare_search`: InfeasibleError where none is feasible.
     """
-    ready = prepare_search(model, Stopwatch(quiet=True))
+    ready = ready or prepare_search(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
     first = fastest_layout(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
     own, best = plan_at_top_clock(alone, 0)[0], plan_at_top_clock(ready.physics, first)[0]

@@ -333,7 +333,7 @@ class _TuneLoop(Campaign):
             self._note_once(APART)
         return acquire(
             columns, measured, self.job.cluster.num_gpus * seconds, count, self._rng, objectives=objectives,
-            allowed=left, draws=posterior.draws, apart=posterior.apart, first=first, families=self.families,
+            allowed=left, draws=posterior.draws, spread=posterior.spread, first=first, families=self.families,
         )  # fmt: skip
 
     def _run(

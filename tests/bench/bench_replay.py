@@ -218,8 +218,8 @@ def gain(found: Joint, fits: np.ndarray, draws: dict, known: np.ndarray, left: n
     }  # fmt: skip
     costs = 120.0 + 20.0 * columns["iteration_time_s"]
     measured = {"iteration_time_s": known}
-    apart = {"iteration_time_s": found.own_deviation}
-    return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws, apart=apart)
+    spread = {"iteration_time_s": found.reducible_deviation(len(known) > 0)}
+    return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws, spread=spread)
 
 
 def best_predicted(found: Joint, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):

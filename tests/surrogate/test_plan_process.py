@@ -97,7 +97,16 @@ def test_a_lower_bound_beyond_what_is_expected_moves_plans_up_and_one_below_does
 
 def test_what_all_plans_share_is_no_difference_between_them():
     found = after_runs(plan_kernel(9.0, 0.1, 0.0), RUNS, NONE, np.empty(0)).joint(RUNS, FLAT)
-    np.testing.assert_allclose(found.own_deviation, 0.1 * np.sqrt((FEATURES**2).sum(axis=1)), atol=1e-4)
+    away = 0.1 * np.sqrt((FEATURES**2).sum(axis=1))
+    np.testing.assert_allclose(found.reducible_deviation(measured=False), away, atol=1e-4)
+    np.testing.assert_allclose(found.reducible_deviation(measured=True), np.hypot(away, 9.0), rtol=1e-4)
+
+
+def test_what_a_twin_of_a_run_errs_by_alone_is_no_gain_to_look_for():
+    twins = RUNS.take(np.array([0, 0, 3]))
+    found = after_runs(USUAL, twins, np.array([0]), np.zeros(1)).joint(twins, np.zeros(3))
+    assert found.deviation[1] > 0.5 * found.deviation[2]
+    assert found.reducible_deviation(measured=True)[1] < 0.3 * found.reducible_deviation(measured=True)[2]
 
 
 def test_a_run_left_out_is_predicted_from_the_others_alone():

@@ -14,6 +14,7 @@ from jointopt.jobs.job import Constraints
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.search.studies.study_plans import read_study
+from jointopt.workflows import feasible_layouts
 
 JOB = jointopt.load_job("opt-350m-2x4-a100")
 SAMPLERS = {name: getattr(optuna.samplers, f"{name}Sampler") for name in ("TPE", "NSGAII", "NSGAIII", "GP", "CmaEs")}
@@ -54,6 +55,16 @@ def test_what_is_asked_can_be_explained_and_told(form):
         assert found.plan == objective.plan(trial)
         study.tell(trial, [found.iteration_time_s, found.energy_j])
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 7
+
+
+def test_a_trial_is_explained_with_its_rank_by_one_search_of_the_job(monkeypatch):
+    searches, prepare = [], feasible_layouts.prepare_search
+    monkeypatch.setattr(feasible_layouts, "prepare_search", lambda *one: searches.append(one) or prepare(*one))
+    study, objective = optuna.create_study(directions=["minimize"] * 2), jointopt.optuna_objective(JOB)
+    trial = study.ask(objective.distributions)
+    found = jointopt.explain(JOB, trial.params, ranked=True)
+    assert (found.plan, len(searches)) == (objective.plan(trial), 1)
+    assert found.rank == jointopt.explain(JOB, found.plan, ranked=True).rank
 
 
 def test_any_sampler_goes_on_with_a_study_that_propose_stored(url):

@@ -62,7 +62,7 @@ class Expectations:
 
     columns: Columns  # objectives with _low and _high (90 %); probability_fits: of memory and constraints
     draws: Columns  # (n, draws): joint draws of the objectives, and whether they fit
-    apart: Columns  # standard deviations of the objectives' logarithms, without what all candidates err by
+    spread: Columns  # standard deviations of the objectives' logarithms that runs of plans alike would lessen
     basis: str  # what the predicted time rests on, in words
     likely: Bools  # to fit in memory; plans that are not are run last
     kept: Floats  # probability of keeping the job's constraints, memory aside
@@ -112,9 +112,10 @@ class Outlook:
             every = every * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
         columns["probability_fits"] = probability * every
-        apart = {name: found[name].own_deviation for name in objectives}
+        ran = any(row["status"] == STATUSES[0] for row in rows)
+        spread = {name: found[name].reducible_deviation(ran) for name in objectives}
         basis = known["iteration_time_s"].source if "iteration_time_s" in known else _PHYSICS
-        return Expectations(columns, draws, apart, basis, probability >= FEASIBLE, every)
+        return Expectations(columns, draws, spread, basis, probability >= FEASIBLE, every)
 
     def _of_parts(self, direct: _Estimate, time: _Estimate, power: _Estimate) -> _Estimate:
         """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
