@@ -18,6 +18,7 @@ _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leav
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
 _LEAST_DEVIATION = 1e-6
+_TAIL = 4.0  # Student's degrees of freedom of what plans err by where several goals count: some are far off
 
 
 def acquire(
@@ -95,8 +96,8 @@ def expected_gain(
     """Expected gain (n,) in logarithms if each plan alone were run; a plan that fails gains nothing.
 
     One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15). More: mean gain in
-    hypervolume of draws, independent. Before the first run the incumbents are the best predictions that are likely to
-    fit. ``spread`` as for `acquire`.
+    hypervolume of Student's draws, independent. Before the first run the incumbents are the best predictions that are
+    likely to fit. ``spread`` as for `acquire`.
     """
     mean, deviation = _log_normal(predicted, objectives)
     if spread is not None:
@@ -107,7 +108,7 @@ def expected_gain(
     else:
         # the draws are common to all plans, so that plans differ by what is predicted alone
         everything, count = np.concatenate([known, mean]), len(objectives)
-        draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal((1, SAMPLES, count))
+        draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, count))
         added = added_volume(known, draws.reshape(-1, count), everything)
         gain = added.reshape(len(mean), SAMPLES).mean(axis=1)
     return np.asarray(gain * predicted["probability_fits"])

@@ -71,13 +71,13 @@ class Joint:
         """Standard deviations (n,), each plan's own noise included."""
         return np.asarray(np.sqrt((self.loadings**2).sum(axis=1) + self.noise**2))
 
-    def reducible_deviation(self, measured: bool) -> Floats:
-        """Standard deviations (n,) of what runs of plans alike would show; of each plan's own noise a tenth counts.
+    def reducible_deviation(self, measured: bool, own_noise: float = OWN_NOISE) -> Floats:
+        """Standard deviations (n,) of what runs of plans alike would show, with that share of each plan's own noise.
 
         Unless a run was ``measured``, less the error that all plans have in common.
         """
         loadings = self.loadings - (0.0 if measured else self.loadings.mean(axis=0))
-        return np.asarray(np.sqrt((loadings**2).sum(axis=1) + (OWN_NOISE * self.noise) ** 2))
+        return np.asarray(np.sqrt((loadings**2).sum(axis=1) + (own_noise * self.noise) ** 2))
 
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Joint draws (n, count): plans alike are wrong alike."""

@@ -144,6 +144,20 @@ def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(ma
     assert errors[0] < 0.8 * errors[1]
 
 
+def test_by_one_goal_gains_are_looked_for_in_what_plans_err_by_together_and_by_two_in_all(make_runs, job: Job) -> None:
+    candidates = listed_candidates(ReplayLauncher(make_runs()).candidates(job), job)
+    time_s, energy_j = (candidates.predicted[name][0] for name in ("iteration_time_s", "energy_j"))
+    rows = [{"status": "ok", "iteration_time_s": time_s, "energy_j": energy_j, "num_gpus": 8}]
+    shares = []
+    for goals in (("iteration_time_s",), ("iteration_time_s", "energy_j")):
+        outlook = Outlook(job, candidates, EarlierRuns(), USUAL, np.random.default_rng(0))
+        found = outlook.after(goals, np.zeros(1, np.int64), rows)
+        high, middle = (found.columns[f"iteration_time_s{end}"][0] for end in ("_high", ""))
+        shares.append(found.spread["iteration_time_s"][0] / (np.log(high / middle) / 1.645))
+    assert shares[0] < 0.7
+    assert shares[1] == pytest.approx(1.0, rel=1e-3)
+
+
 def test_an_interval_of_90_per_cent_is_as_wide_below_as_above_and_a_tighter_memory_makes_a_plan_fit_less(
     make_runs, job: Job
 ) -> None:
