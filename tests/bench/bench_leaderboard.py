@@ -212,7 +212,7 @@ def board(folder: Path, names: list[str], draws: int) -> tuple[str, dict[str, fl
     shipped, every = load_surrogate("default"), tables(folder)
     assert shipped is not None
     data = training_set(pd.concat([every[name] for name in shipped.card["data"]], ignore_index=True))
-    scores, new = cross_validate(data, set(data.source.tolist()), 0.0), new_sources(data)
+    scores, new = cross_validate(data, set(data.source.tolist())), new_sources(data)
     lines: dict[str, dict[str, Any]] = {"own": {}, "refitted": {}, "generic": {}}
     for name in names or list(every):
         surrogate = without(data, scores, name)
