@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.progress import steps
+from jointopt.core.schema import Bools, Floats
 from jointopt.physics.renewal import Run
 
 _LANES = 8192  # runs that are played together: their arrays then stay in the cache
+_UP = 1.0 + 1e-9  # of quotients that rounding may leave just below a whole number
 _SWEEP = 64  # events after which runs that have ended make room
 _OF_RUN = ("work_s", "iteration_s", "interval_s", "checkpoint_s", "failure_s", "restart_s")
 
@@ -21,7 +23,11 @@ def simulated_times_s(run: Run, runs: int, seed: int = 0) -> Floats:
     rng = np.random.default_rng(seed)
     figures = {name: np.broadcast_to(np.asarray(getattr(run, name), np.float64), (runs,)) for name in _OF_RUN}
     parts = [slice(start, start + _LANES) for start in range(0, runs, _LANES)]
-    return np.concatenate([_Lanes(run, {k: v[part] for k, v in figures.items()}, rng).played() for part in parts])
+    played = [
+        _Lanes(run, {name: values[part] for name, values in figures.items()}, rng).played()
+        for part in steps(parts, "runs played")
+    ]
+    return np.concatenate(played)
 
 
 class _Lanes:
@@ -30,7 +36,7 @@ class _Lanes:
     def __init__(self, run: Run, figures: dict[str, Floats], rng: np.random.Generator) -> None:
         self.run, self.rng, self.figures = run, rng, figures
         work, interval = figures["work_s"], figures["interval_s"]
-        whole = np.floor(work / interval * (1.0 + 1e-9))
+        whole = np.floor(work / interval * _UP)
         rest = np.where((left := work - whole * interval) > 1e-9 * interval, left, 0.0)
         self.state = figures | {
             "lane": np.arange(len(work), dtype=np.float64), "time": np.zeros(len(work)), "whole": whole, "rest": rest,
@@ -51,7 +57,7 @@ class _Lanes:
             alive = alive[alive]
         return self.ended
 
-    def _step(self, alive: np.ndarray) -> np.ndarray:
+    def _step(self, alive: Bools) -> Bools:
         """The next event of every run; which of them are left.
 
         A run waits until it trains again, has ``worked`` of an interval and ``saved`` of its checkpoint.
@@ -83,12 +89,12 @@ class _Lanes:
         s["wait"] = s["wait"] - np.minimum(moving, s["wait"])
         s["until"] = s["until"] - moving * pace
         self._take(passes <= repaired)
-        return alive & ~ends
+        return np.asarray(alive & ~ends)
 
-    def _take(self, fails: np.ndarray) -> None:
+    def _take(self, fails: Bools) -> None:
         """What failures undo, and the nodes that break or are repaired."""
         s, shop = self.state, self.run.shop
-        kept = 0.0 if self.run.rolls_back else np.floor(s["worked"] / s["iteration_s"]) * s["iteration_s"]
+        kept = 0.0 if self.run.rolls_back else np.floor(s["worked"] / s["iteration_s"] * _UP) * s["iteration_s"]
         s["worked"], s["saved"] = np.where(fails, kept, s["worked"]), np.where(fails, 0.0, s["saved"])
         s["wait"] = np.where(fails, s["restart_s"], s["wait"])
         s["until"] = np.where(fails, self.rng.standard_exponential(len(fails)) * s["failure_s"], s["until"])

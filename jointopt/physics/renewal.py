@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import lambertw, ndtri
 
 from jointopt.core.schema import Floats
 from jointopt.physics.repair import RepairShop
 
-Array = npt.ArrayLike
+Array = float | Floats
 LOSSES = ("work", "checkpoint", "restart", "idle", "degraded")
 _TURNS = 4  # of the run's length and of the repairs within it, each of which hangs on the other
 _ROUNDING = 1e-9
@@ -52,7 +51,8 @@ class Run:
 
     def at_speed(self, factor: float) -> Run:
         """The run as it counts in the work of a slower one: its checkpoints and restarts are shorter."""
-        return replace(self, checkpoint_s=np.multiply(self.checkpoint_s, factor), restart_s=np.multiply(self.restart_s, factor))
+        checkpoint_s, restart_s = (np.multiply(each, factor) for each in (self.checkpoint_s, self.restart_s))
+        return replace(self, checkpoint_s=checkpoint_s, restart_s=restart_s)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class Expected:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
         return max(self.time_s + float(ndtri(share)) * self.deviation_s, least_s)
 
+    def energy_j(self, work_s: float, training_w: float, idle_w: float) -> float:
+        """Energy in J of GPUs that together draw ``training_w`` in useful and lost work, else ``idle_w``."""
+        trained_s = work_s + self.lost_s["work"]
+        return training_w * trained_s + idle_w * (self.time_s - trained_s)
+
 
 def attempts_s(length_s: Array, failure_s: Array) -> Floats:
     """Expected seconds until a piece of that length has passed without a failure: M (e^(x/M) - 1), Daly 2006."""
@@ -75,7 +80,7 @@ def attempts_s(length_s: Array, failure_s: Array) -> Floats:
 
 
 def expected_parts(run: Run) -> dict[str, Floats]:
-    """Expected failures, and seconds of work lost, checkpoints and restarts, of a run that waits for no repair.
+    """Expected seconds of work lost, checkpoints and restarts of a run that waits for no repair.
 
     With the work they are M e^(R/M) (e^((tau+C)/M) - 1) per interval tau with its checkpoint C, for restarts R and a
     mean time between failures M (Daly 2006, A higher order estimate of the optimum checkpoint interval, equation 10).
@@ -85,7 +90,7 @@ def expected_parts(run: Run) -> dict[str, Floats]:
     tried = (counts * attempts_s(lengths, run.failure_s)).sum(axis=0)
     planned = (counts * lengths).sum(axis=0)
     return {
-        "failures": failures, "work": tried - planned, "checkpoint": planned - run.work_s,
+        "work": tried - planned, "checkpoint": planned - run.work_s,
         "restart": failures * attempts_s(run.restart_s, run.failure_s),
     }  # fmt: skip
 
@@ -120,7 +125,8 @@ def best_interval_s(checkpoint_s: Array, failure_s: Array) -> Floats:
     its limits for C much below M.
     """
     share = np.divide(checkpoint_s, failure_s)
-    return np.asarray(failure_s * np.maximum(1.0 + lambertw(-np.exp(-1.0 - share)).real, 0.0))
+    root = np.nan_to_num(lambertw(-np.exp(-1.0 - share)).real, nan=-1.0)  # its branch point, which rounding misses
+    return np.asarray(failure_s * np.maximum(1.0 + root, 0.0))
 
 
 def young_s(checkpoint_s: Array, failure_s: Array) -> Floats:
@@ -155,4 +161,5 @@ def expected(run: Run) -> Expected:
         "idle": stops * running, "degraded": done / factor - done,
     }  # fmt: skip
     variance = (float(variance_s2(at)) * (1.0 + stops) ** 2 + spread * running) / factor**2
-    return Expected(float(run.work_s) + sum(lost.values()), parts["failures"], lost, float(np.sqrt(variance)))
+    failures = running * factor / float(run.failure_s)
+    return Expected(float(run.work_s) + sum(lost.values()), failures, lost, float(np.sqrt(variance)))

@@ -51,10 +51,16 @@ class RepairShop:
         rates, found, steps = (births * shares)[:-1], [], np.zeros(len(births) - 1)
         for cost in (stop, 1.0 - self.speed):
             mean = float(shares @ cost)
-            gap = -np.cumsum(shares * (cost - mean))[:-1]
+            gap = _partial_sums(shares, shares * (cost - mean))
             step = np.divide(gap, rates, out=np.zeros_like(gap), where=rates > 0.0)
             head_start = float(step @ np.cumsum(shares[::-1])[::-1][1:])
             found.append(max(mean - head_start / running_s, 0.0))
             steps += step
         waits = 2.0 * births[-1] * shares[-1] * wait_s**2
         return found[0], found[1], float(2.0 * (rates * steps**2).sum() + waits)
+
+
+def _partial_sums(shares: Floats, terms: Floats) -> Floats:
+    """Sums of the terms after each but the last, which all add up to 0: added from the end where less is lost."""
+    before, after = -np.cumsum(terms)[:-1], np.cumsum(terms[::-1])[::-1][1:]
+    return np.where(np.cumsum(shares)[:-1] < 0.5, before, after)
