@@ -145,9 +145,9 @@ def expected(run: Run) -> Expected:
     """What one run comes to in the mean: `expected_parts`, and what the repairs of broken nodes cost.
 
     Where replicas miss, the others work on more slowly, and fail less often: as if time were longer and checkpoints and
-    restarts shorter by their mean speed.
+    restarts shorter by their mean speed. Of restarts, in which most replicas miss, speed takes nothing.
     """
-    at, factor, stops, spread = run, 1.0, 0.0, 0.0
+    at, factor, stops, slow, spread = run, 1.0, 0.0, 0.0, 0.0
     for _ in range(_TURNS if run.shop else 1):
         at = run.at_speed(factor)
         parts = {name: float(values) for name, values in expected_parts(at).items()}
@@ -155,11 +155,13 @@ def expected(run: Run) -> Expected:
         running = (done + parts["checkpoint"] + parts["restart"]) / factor
         if run.shop is not None:
             stops, slow, spread = run.shop.losses(running, float(run.failure_s))
-            factor = 1.0 - slow
+            in_restarts = run.shop.slow_in_restarts(slow, float(run.restart_s), float(run.failure_s))
+            restarts = parts["restart"] / factor / running
+            factor = 1.0 - (slow - restarts * in_restarts) / (1.0 - restarts)
     lost = {
         "work": parts["work"], "checkpoint": parts["checkpoint"] / factor, "restart": parts["restart"] / factor,
         "idle": stops * running, "degraded": done / factor - done,
     }  # fmt: skip
     variance = (float(variance_s2(at)) * (1.0 + stops) ** 2 + spread * running) / factor**2
-    failures = running * factor / float(run.failure_s)
+    failures = running * (1.0 - slow) / float(run.failure_s)
     return Expected(float(run.work_s) + sum(lost.values()), failures, lost, float(np.sqrt(variance)))

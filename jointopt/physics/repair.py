@@ -59,6 +59,17 @@ class RepairShop:
         waits = 2.0 * births[-1] * shares[-1] * wait_s**2
         return found[0], found[1], float(2.0 * (rates * steps**2).sum() + waits)
 
+    def slow_in_restarts(self, slow: float, restart_s: float, failure_s: float) -> float:
+        """The share of speed that is missing in the mean over restarts, of which ``slow`` is that of all time.
+
+        A restart begins with one broken node more than a failure found, of which repairs take their toll: exact where
+        any number of nodes is repaired at once and none is spare, else close.
+        """
+        found = self.shares_of_time(failure_s) * self.speed
+        after = float(found @ np.append(1.0 - self.speed[1:], 1.0 - self.speed[-1])) / float(found.sum())
+        elapsed = restart_s / self.repair_s
+        return slow + (after - slow) * (-np.expm1(-elapsed) / elapsed if elapsed else 1.0)
+
 
 def _partial_sums(shares: Floats, terms: Floats) -> Floats:
     """Sums of the terms after each but the last, which all add up to 0: added from the end where less is lost."""

@@ -88,7 +88,7 @@ class Goodput(Result):
     young_s: float
     daly_s: float
     copies: float  # replicas that hold the same state
-    worth: Mapping[str, float]  # seconds of the run that a minute less per restart, and one more spare, would save
+    worth: Mapping[str, float | None]  # seconds and money that a minute less per restart, and one more spare, save
     simulated: Simulated | None = None
     assumed: tuple[Assumption, ...] = ()
 
@@ -115,11 +115,12 @@ class Goodput(Result):
         """Ratio and time, where the time goes, checkpoints and failures, what would help, and what was assumed."""
         best, spread = self.chosen, "simulated" if self.simulated else "by a normal approximation"
         ends = " to ".join(days(end) for end in (best.p10, best.p90))
-        head = [f"{self.job.name}: {100 * best.effective_time_ratio:.1f} % of the time to train is useful training.",
-                f"Time to train {days(best.time_to_train_s)} ({ends} in 80 % of runs, {spread})."]  # fmt: skip
-        yield [
-            line for sentence in (*head, f"Plan: {plan_words(self.explained.plan, ())}") for line in _lines(sentence)
-        ]
+        head = (
+            f"{self.job.name}: {100 * best.effective_time_ratio:.2f} % of the time to train is useful training.",
+            f"Time to train {days(best.time_to_train_s)} ({ends} in 80 % of runs, {spread}).",
+            f"Plan: {plan_words(self.explained.plan, ('stage_clock_mhz',))}",
+        )
+        yield [line for sentence in head for line in _lines(sentence)]
         yield [self._parts()]
         yield [line for sentence in self._sentences() for line in _lines(sentence)]
         if self.assumed:
@@ -157,13 +158,19 @@ class Goodput(Result):
             yield f"Other policies: {', '.join(others)}."
         if math.isfinite(best.useful_energy_j):
             factor, unit = unit_of(best.useful_energy_j, RUN_ENERGY_UNITS)
-            cost = "" if best.money is None else f"; GPUs and electricity {best.money:,.0f} {self.job.cluster.currency}"
+            cost = "" if best.money is None else f"; cost {best.money:,.0f} {self.job.cluster.currency}"
             yield f"Energy of the GPUs {best.useful_energy_j / factor:.4g} {unit}{cost.rstrip()}."
-        more = f", one more spare {days(self.worth['spare_s'])}" if stated.spares is not None else ""
-        yield f"A minute less per restart saves {days(self.worth['restart_minute_s'])}{more}."
+        spare = f"; one more spare {self._saved('spare')}" if stated.spares is not None else ""
+        yield f"A minute less per restart saves {self._saved('restart_minute')}{spare}."
         if self.simulated:
             ratio, error = (100 * part for part in (self.simulated.effective_time_ratio, self.simulated.standard_error))
             yield f"{self.simulated.runs:,} simulated runs: {ratio:.2f} ± {error:.2g} % useful training."
+
+    def _saved(self, what: str) -> str:
+        """The time, and where there are prices the money, that a change saves."""
+        seconds, money = (self.worth[f"{what}_{unit}"] or 0.0 for unit in ("s", "money"))
+        words = f"{days(seconds)} and {money:,.0f}" if money > 0.0 else f"{days(seconds)} for {-money:,.0f}"
+        return f"{words} {self.job.cluster.currency}".rstrip() if money else days(seconds)
 
 
 def _lines(sentence: str) -> list[str]:

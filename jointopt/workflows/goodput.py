@@ -81,7 +81,11 @@ def goodput(
         ends: dict[str, Any] = {end: float(np.quantile(times_s, share)) for end, share in _ENDS.items()}
         best = replace(best, **ends)
         outcomes = [best if one.policy == best.policy else one for one in outcomes]
-    worth = {"restart_minute_s": _minute_worth_s(chosen, best), "spare_s": _spare_worth_s(chosen, best)}
+    worth = {
+        f"{name}_{unit}": value
+        for name, other in _improved(chosen).items()
+        for unit, value in _saving(best, _outcome(job, explained, best.policy, other)).items()
+    }
     return Goodput(
         job=job, explained=explained, reliability=stated, outcomes=tuple(outcomes), chosen=best,
         failure_s=float(run.failure_s), interval_s=float(run.interval_s),
@@ -163,15 +167,14 @@ def _simulated(run: renewal.Run, outcome: Outcome, runs: int, seed: int) -> Floa
     return simulated_times_s(run, runs, seed)
 
 
-def _minute_worth_s(run: renewal.Run, outcome: Outcome) -> float:
-    """Seconds that a restart of a minute less saves in all; of less than a minute, none at all."""
-    shorter = replace(run, restart_s=max(float(run.restart_s) - _MINUTE_S, 0.0))
-    return outcome.time_to_train_s - renewal.expected(shorter).time_s
+def _improved(run: renewal.Run) -> dict[str, renewal.Run]:
+    """The run with restarts of a minute less (none where they take less), and with one more spare."""
+    shop = run.shop and replace(run.shop, spares=run.shop.spares + 1)
+    faster = replace(run, restart_s=max(float(run.restart_s) - _MINUTE_S, 0.0))
+    return {"restart_minute": faster, "spare": replace(run, shop=shop)}
 
 
-def _spare_worth_s(run: renewal.Run, outcome: Outcome) -> float:
-    """Seconds that one more spare saves in all; 0 where a replacement is always at hand."""
-    if run.shop is None:
-        return 0.0
-    more = replace(run, shop=replace(run.shop, spares=run.shop.spares + 1))
-    return outcome.time_to_train_s - renewal.expected(more).time_s
+def _saving(before: Outcome, after: Outcome) -> dict[str, float | None]:
+    """Seconds and money that one outcome takes less than another."""
+    money = None if before.money is None or after.money is None else before.money - after.money
+    return {"s": before.time_to_train_s - after.time_to_train_s, "money": money}

@@ -48,6 +48,27 @@ def test_repairs_cost_what_simulated_runs_lose_by_them(shop: RepairShop) -> None
     assert found.deviation_s == pytest.approx(simulated.std(), rel=0.2)
 
 
+def test_every_policy_is_within_half_a_percent_of_simulated_runs_in_random_cases() -> None:
+    rng, off = np.random.default_rng(5), []
+    for _ in range(40):
+        failure_s, places = 10 ** rng.uniform(3, 5), int(rng.choice([1, 4, 32]))
+        checkpoint_s, restart_s, repair_s = failure_s * 10 ** rng.uniform([-4, -3, -2], [-1, -1, 0.3])
+        shop = RepairShop(int(rng.choice([0, 1, 4])), repair_s, places, 1 / places)
+        interval_s = float(best_interval_s(checkpoint_s, failure_s))
+        times = 300 * failure_s, interval_s / 20, interval_s, checkpoint_s, failure_s, restart_s
+        run = Run(*times, rolls_back=bool(rng.random() < 0.5), shop=shop)
+        times_s = simulated_times_s(run, 2_000)
+        off.append(abs(expected(run).time_s / times_s.mean() - 1) - 3 * times_s.std() / times_s.mean() / 2_000**0.5)
+    assert max(off) < 0.005
+
+
+def test_the_published_97_percent_of_bytedance_follow_from_fast_restarts_and_checkpoints() -> None:
+    # assumed: the rate of Llama 3, six minutes to restart, checkpoints that stop training for a second
+    failure_s = 3_600 / (1.97e-5 * 9_600)
+    run = Run(90 * DAY_S, 5.0, float(best_interval_s(1.0, failure_s)), 1.0, failure_s, 360.0)
+    assert run.work_s / expected(run).time_s == pytest.approx(0.97, abs=0.01)
+
+
 def test_the_parts_and_the_work_add_up_to_the_time_of_daly() -> None:
     found = expected(replace(RUN, work_s=100 * 1_500.0))
     per_interval_s = 10_800 * math.exp(360 / 10_800) * math.expm1(1_520 / 10_800)
