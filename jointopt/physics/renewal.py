@@ -83,7 +83,7 @@ def expected_parts(run: Run) -> dict[str, Floats]:
     """Expected seconds of work lost, checkpoints and restarts of a run that waits for no repair.
 
     With the work they are M e^(R/M) (e^((tau+C)/M) - 1) per interval tau with its checkpoint C, for restarts R and a
-    mean time between failures M (Daly 2006, A higher order estimate of the optimum checkpoint interval, equation 10).
+    mean time between failures M (Daly 2006, A higher order estimate of the optimum checkpoint interval).
     """
     lengths, counts = run.pieces
     failures = (counts * np.expm1(lengths / run.failure_s)).sum(axis=0)
@@ -135,7 +135,7 @@ def young_s(checkpoint_s: Array, failure_s: Array) -> Floats:
 
 
 def daly_s(checkpoint_s: Array, failure_s: Array) -> Floats:
-    """Daly's interval in s (Daly 2006, equation 37); that of checkpoints beyond twice the time between failures, M."""
+    """Daly's interval in s (Daly 2006); that of checkpoints beyond twice the time between failures, M."""
     share = np.divide(checkpoint_s, np.multiply(2.0, failure_s))
     series = young_s(checkpoint_s, failure_s) * (1.0 + np.sqrt(share) / 3.0 + share / 9.0) - checkpoint_s
     return np.where(share < 1.0, series, failure_s)

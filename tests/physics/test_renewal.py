@@ -121,6 +121,13 @@ def test_replicas_miss_in_proportion_to_their_repairs() -> None:
     assert shop.speed[50] == pytest.approx(0.5)
 
 
+def test_replicas_that_are_back_before_a_restart_ends_slow_no_training() -> None:
+    run = replace(RUN, restart_s=0.5 * HOUR_S, shop=RepairShop(0, HOUR_S / 6, 2, 0.5))
+    found = expected(run)
+    assert found.time_s == pytest.approx(simulated_times_s(run, 2_000).mean(), rel=0.002)
+    assert found.lost_s["degraded"] < 0.002 * found.time_s
+
+
 def test_a_run_begins_with_all_nodes_whole() -> None:
     shop = RepairShop(2, DAY_S)
     assert shop.losses(1.5 * DAY_S, DAY_S)[0] < 0.7 * shop.losses(1e12, DAY_S)[0]

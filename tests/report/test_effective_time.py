@@ -19,7 +19,7 @@ def test_the_text_states_parts_interval_policy_and_what_would_help() -> None:
     text = small(simulate=100, cluster__price_per_gpu_hour=2.0, reliability__spares=1).text()
     for words in ("useful training", "lost work", "waits for repair", "Young", "Daly", "1 spare.",
                   "80 % of runs, simulated)",
-                  "A minute less per restart saves", "one more spare", "cost 1", "100 simulated runs",
+                  "A minute less per restart saves", "one more spare", "; cost ", "100 simulated runs",
                   "Assumed (--json has the sources): detection_s 60"):  # fmt: skip
         assert words in text.replace("\n  ", " ")
 
