@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from jointopt.core.progress import steps
 from jointopt.core.schema import Bools, Floats
-from jointopt.physics.renewal import Run
+from jointopt.physics.renewal import ROUNDING, Run
 
 _LANES = 8192  # runs that are played together: their arrays then stay in the cache
-_UP = 1.0 + 1e-9  # of quotients that rounding may leave just below a whole number
 _SWEEP = 64  # events after which runs that have ended make room
 _OF_RUN = ("work_s", "iteration_s", "interval_s", "checkpoint_s", "failure_s", "restart_s")
 
@@ -33,17 +35,15 @@ def simulated_times_s(run: Run, runs: int, seed: int = 0) -> Floats:
 class _Lanes:
     """Runs that are played together, an entry of each array for every one that has not ended."""
 
-    def __init__(self, run: Run, figures: dict[str, Floats], rng: np.random.Generator) -> None:
+    def __init__(self, run: Run, figures: dict[str, Any], rng: np.random.Generator) -> None:
         self.run, self.rng, self.figures = run, rng, figures
-        work, interval = figures["work_s"], figures["interval_s"]
-        whole = np.floor(work / interval * _UP)
-        rest = np.where((left := work - whole * interval) > 1e-9 * interval, left, 0.0)
+        whole, rest = replace(run, **figures).intervals
         self.state = figures | {
-            "lane": np.arange(len(work), dtype=np.float64), "time": np.zeros(len(work)), "whole": whole, "rest": rest,
-            "worked": np.zeros(len(work)), "saved": np.zeros(len(work)), "wait": np.zeros(len(work)),
-            "broken": np.zeros(len(work)), "until": rng.standard_exponential(len(work)) * figures["failure_s"],
+            "lane": np.arange(len(whole), dtype=np.float64), "time": np.zeros(len(whole)), "whole": whole, "rest": rest,
+            "worked": np.zeros(len(whole)), "saved": np.zeros(len(whole)), "wait": np.zeros(len(whole)),
+            "broken": np.zeros(len(whole)), "until": rng.standard_exponential(len(whole)) * figures["failure_s"],
         }  # fmt: skip
-        self.ended = np.empty(len(work))
+        self.ended = np.empty(len(whole))
 
     def played(self) -> Floats:
         """The times of all runs."""
@@ -94,7 +94,11 @@ class _Lanes:
     def _take(self, fails: Bools) -> None:
         """What failures undo, and the nodes that break or are repaired."""
         s, shop = self.state, self.run.shop
-        kept = 0.0 if self.run.rolls_back else np.floor(s["worked"] / s["iteration_s"] * _UP) * s["iteration_s"]
+        kept = (
+            0.0
+            if self.run.rolls_back
+            else np.floor(s["worked"] / s["iteration_s"] * (1.0 + ROUNDING)) * s["iteration_s"]
+        )
         s["worked"], s["saved"] = np.where(fails, kept, s["worked"]), np.where(fails, 0.0, s["saved"])
         s["wait"] = np.where(fails, s["restart_s"], s["wait"])
         s["until"] = np.where(fails, self.rng.standard_exponential(len(fails)) * s["failure_s"], s["until"])

@@ -17,7 +17,7 @@ from jointopt.physics.repair import RepairShop
 Array = float | Floats
 LOSSES = ("work", "checkpoint", "restart", "idle", "degraded")
 _TURNS = 4  # of the run's length and of the repairs within it, each of which hangs on the other
-_ROUNDING = 1e-9
+ROUNDING = 1e-9  # of a quotient, which may leave it just below a whole number
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,25 @@ class Run:
     shop: RepairShop | None = None  # None: a replacement is always at hand
 
     @property
+    def intervals(self) -> tuple[Floats, Floats]:
+        """Whole intervals of the work, and the seconds of the rest; 0 where they are those of rounding."""
+        whole = np.floor(np.divide(self.work_s, self.interval_s) * (1.0 + ROUNDING))
+        rest = np.asarray(self.work_s - whole * self.interval_s)
+        return np.asarray(whole), np.where(rest > ROUNDING * np.asarray(self.interval_s), rest, 0.0)
+
+    @property
     def pieces(self) -> tuple[Floats, Floats]:
         """Seconds of the pieces of a run that are done whole or again, and how many of each it has, (2, ...) each.
 
         With a checkpoint at its end each: whole intervals, then the rest; iterations and checkpoints where nothing
         rolls back.
         """
-        work, interval, checkpoint = np.broadcast_arrays(self.work_s, self.interval_s, self.checkpoint_s)
-        whole = np.floor(work / interval * (1.0 + _ROUNDING))
-        rest = np.maximum(work - whole * interval, 0.0)
-        left = rest > _ROUNDING * interval
-        if self.rolls_back:
-            return np.stack([interval + checkpoint, np.where(left, rest + checkpoint, 0.0)]), np.stack([whole, left])
-        iteration = np.broadcast_to(self.iteration_s, work.shape)
-        return np.stack([iteration, checkpoint]), np.stack([work / iteration, whole + left])
+        (whole, rest), stop = self.intervals, np.asarray(self.checkpoint_s)
+        left = rest > 0.0
+        lengths, counts = [self.interval_s + stop, np.where(left, rest + stop, 0.0)], [whole, left]
+        if not self.rolls_back:
+            lengths, counts = [np.asarray(self.iteration_s), stop], [self.work_s / self.iteration_s, whole + left]
+        return np.stack(np.broadcast_arrays(*lengths)), np.stack(np.broadcast_arrays(*counts))
 
     def at_speed(self, factor: float) -> Run:
         """The run as it counts in the work of a slower one: its checkpoints and restarts are shorter."""
