@@ -94,11 +94,8 @@ class _Lanes:
     def _take(self, fails: Bools) -> None:
         """What failures undo, and the nodes that break or are repaired."""
         s, shop = self.state, self.run.shop
-        kept = (
-            0.0
-            if self.run.rolls_back
-            else np.floor(s["worked"] / s["iteration_s"] * (1.0 + ROUNDING)) * s["iteration_s"]
-        )
+        iterations = np.floor(s["worked"] / s["iteration_s"] * (1.0 + ROUNDING))
+        kept = 0.0 if self.run.rolls_back else iterations * s["iteration_s"]
         s["worked"], s["saved"] = np.where(fails, kept, s["worked"]), np.where(fails, 0.0, s["saved"])
         s["wait"] = np.where(fails, s["restart_s"], s["wait"])
         s["until"] = np.where(fails, self.rng.standard_exponential(len(fails)) * s["failure_s"], s["until"])

@@ -49,9 +49,11 @@ class Run:
         """
         (whole, rest), stop = self.intervals, np.asarray(self.checkpoint_s)
         left = rest > 0.0
-        lengths, counts = [self.interval_s + stop, np.where(left, rest + stop, 0.0)], [whole, left]
+        lengths = [np.asarray(self.interval_s + stop), np.where(left, rest + stop, 0.0)]
+        counts = [whole, np.asarray(left, np.float64)]
         if not self.rolls_back:
-            lengths, counts = [np.asarray(self.iteration_s), stop], [self.work_s / self.iteration_s, whole + left]
+            lengths = [np.asarray(self.iteration_s), stop]
+            counts = [np.asarray(self.work_s / self.iteration_s), whole + left]
         return np.stack(np.broadcast_arrays(*lengths)), np.stack(np.broadcast_arrays(*counts))
 
     def at_speed(self, factor: float) -> Run:
