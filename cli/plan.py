@@ -54,7 +54,7 @@ class PlanType(click.ParamType[Any]):
 
 
 def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:
-    """The required option ``--plan`` of a command; ``more`` ends its help."""
+    """The option ``--plan`` of a command, required unless ``settings`` say otherwise; ``more`` ends its help."""
     words = "Words such as dp=4 tp=2, a JSON mapping, FILE.json of propose, select or explain (FILE.json:2: row 2), or "
     words += "STUDY:2"
-    return click.option("--plan", *names, type=PlanType(), required=True, help=f"{words}{more}.", **settings)
+    return click.option("--plan", *names, type=PlanType(), help=f"{words}{more}.", **{"required": True} | settings)

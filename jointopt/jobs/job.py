@@ -10,6 +10,7 @@ from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
+from jointopt.jobs.reliability import Reliability
 from jointopt.jobs.slurm import Slurm
 
 TF32 = "tf32"  # a dtype of job files: fp32 numbers whose products run on tensor cores
@@ -308,6 +309,7 @@ class Job:
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
     slurm: Slurm = field(default_factory=Slurm)
+    reliability: Reliability = field(default_factory=Reliability)
 
     def __repr__(self) -> str:
         """The job in a line, for a prompt; `jointopt.jobs.jobfile.dump_job` has all of it."""

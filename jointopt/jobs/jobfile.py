@@ -67,13 +67,14 @@ from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
 from jointopt.jobs.pattern import layer_mappings
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, quoted_value, read_text
+from jointopt.jobs.reliability import RELIABILITY_KEYS, Reliability, read_reliability
 from jointopt.jobs.shape import BLOCK_KEYS, inline_model, read_size
 from jointopt.jobs.slurm import SLURM_KEYS, Slurm, read_slurm
 
 # Changes of a job file by its keys, ``cluster.nodes`` for the key ``nodes`` of its section ``cluster``.
 
 
-JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
+JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm", "reliability")
 TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
@@ -83,6 +84,7 @@ _SECTIONS = {
     "search": SEARCH_KEYS,
     "constraints": CONSTRAINT_KEYS,
     "slurm": SLURM_KEYS,
+    "reliability": RELIABILITY_KEYS,
 }
 
 
@@ -235,7 +237,10 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     for objective in objectives:
         if (rate := OBJECTIVE_COLUMNS[objective].rate) and getattr(cluster, rate) is None:
             raise JobError(f"objectives: {objective} needs cluster.{rate}; state it, or leave {objective} out.")
-    return Job(name, model, training, cluster, search, Constraints(**constraints), objectives, read_slurm(section))
+    return Job(
+        name, model, training, cluster, search, Constraints(**constraints), objectives, read_slurm(section),
+        read_reliability(section, cluster),
+    )  # fmt: skip
 
 
 def job_from_options(
@@ -371,7 +376,6 @@ def job_mapping(job: Job) -> dict[str, Any]:
         del training[key]
     shape = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
     shape |= {"layers": layer_mappings(model.layers)} if model.layers else {}
-    usual = _filled(Slurm())
     mapping = {
         "name": job.name,
         "model": model.name if is_of_catalogue(model) else shape,
@@ -380,7 +384,8 @@ def job_mapping(job: Job) -> dict[str, Any]:
         "search": _search_mapping(job),
         "constraints": _filled(job.constraints),
         "objectives": list(job.objectives),
-        "slurm": {key: value for key, value in _filled(job.slurm).items() if value != usual.get(key)},
+        "slurm": _differing(job.slurm, Slurm()),
+        "reliability": _differing(job.reliability, Reliability()),
     }
     return {key: value for key, value in mapping.items() if value != {}}
 
@@ -394,6 +399,11 @@ def is_of_catalogue(model: Model) -> bool:
 def _filled(item: Any) -> dict[str, Any]:
     """The fields of a dataclass that are not None, as plain YAML values."""
     return {key: _plain(value) for key, value in vars(item).items() if value is not None}
+
+
+def _differing(item: Any, usual: Any) -> dict[str, Any]:
+    """The fields that are not what they usually are, as plain YAML values."""
+    return {key: value for key, value in _filled(item).items() if value != _filled(usual).get(key)}
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from jointopt.report.comparison import Compared
 from jointopt.report.diagnosis import Diagnosis, Feature
+from jointopt.report.effective_time import Goodput, Outcome
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.polished import Polished, PolishedPoint
 from jointopt.report.proposal import Proposal, WorkerSummary
@@ -17,8 +18,10 @@ __all__ = [
     "Evaluation",
     "Explanation",
     "Feature",
+    "Goodput",
     "Limit",
     "MeasuredRun",
+    "Outcome",
     "Polished",
     "PolishedPoint",
     "Proposal",

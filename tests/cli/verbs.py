@@ -35,6 +35,7 @@ VERBS = {
     "script": ("script", JOB, "--launcher", "slurm", "--folder", "new", "--plan", "tp=2 pp=2 mbs=1"),
     "check": ("check", JOB),
     "compare": ("compare", JOB, *PLAN, "--plan", "dp=4 tp=2", *PHYSICS),
+    "goodput": ("goodput", JOB, "--plan", "dp=8 mbs=1", "--run-tokens", "1e11", *PHYSICS),
     "polish": ("polish", "opt-350m-8x4-gh200", "--plan", "dp=8 pp=4 mbs=16 clock=1980", "--solver", "linear", *PHYSICS),
     "calibrate": ("calibrate", "profile.csv", "--gpu", "a100-sxm4-40gb", "--out", "cal.yaml"),
     "put clocks back": ("clocks", "restore"),

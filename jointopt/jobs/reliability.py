@@ -1,0 +1,89 @@
+"""What stops a training run, and how it goes on: the section ``reliability`` of a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from jointopt.core.errors import JobError
+from jointopt.core.facts import Assumption
+from jointopt.jobs.catalog.catalog_files import cite, read_yaml
+from jointopt.jobs.catalog.limits import limited_number
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.reading import Section
+
+POLICIES = {  # what a run does after a failure, by its name
+    "restart": "all restart from the last checkpoint",
+    "spare": "a spare takes over, with the state of another replica",
+    "drop_replica": "without a spare, the other replicas go on",
+    "nonuniform_tp": "without a spare, the broken replica goes on with a GPU less",
+}
+_FILE = "reliability.yaml"
+_RATES = ("failures_per_gpu_hour", "failures_per_node_hour")
+_FROM_ZERO = ("detection_s", "restart_s", "checkpoint_s")
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Rates and times of failures, checkpoints and repairs; ``None`` = not stated."""
+
+    failures_per_gpu_hour: float | None = None  # of what stops the run
+    failures_per_node_hour: float | None = None
+    detection_s: float | None = None
+    restart_s: float | None = None  # from the decision to the first useful step
+    checkpoint_s: float | None = None  # in which a checkpoint stops training; None = from bytes and the storage
+    storage_gbytes_per_s: float | None = None  # that a node writes
+    checkpoint_interval_s: float | None = None  # of training; None = the best one
+    spares: int | None = None  # nodes; None = a replacement is always at hand
+    repair_s: float | None = None
+    policy: tuple[str, ...] = ("restart",)  # of `POLICIES`; of several the one of least time
+
+    def failure_s(self, cluster: Cluster) -> float:
+        """Mean time between failures of a run on all of the cluster's GPUs, in s."""
+        of_gpus = (self.failures_per_gpu_hour or 0.0) * cluster.num_gpus
+        return _HOUR_S / (of_gpus + (self.failures_per_node_hour or 0.0) * cluster.nodes)
+
+
+RELIABILITY_KEYS = tuple(field.name for field in fields(Reliability))
+
+
+def read_reliability(job: Section, cluster: Cluster) -> Reliability:
+    """The section ``reliability`` of a job file; JobError where its figures cannot be, or exclude each other."""
+    section, found = job.section("reliability", RELIABILITY_KEYS), {}
+    if all(map(section.has, _RATES)):
+        raise JobError(f"{section.at(_RATES[0])} and {_RATES[1]} state the same rate twice; leave one of them out.")
+    numbers = [key for key in RELIABILITY_KEYS if section.has(key) and key not in ("spares", "policy")]
+    for key in numbers:
+        found[key] = limited_number(section, key, f"reliability.{key}", zero=key in _FROM_ZERO)
+    spares = section.whole("spares", 0, cluster.nodes, why=", the cluster's nodes") if section.has("spares") else None
+    policies = _policies(section) if section.has("policy") else Reliability.policy
+    if spares == 0 and "spare" in policies:
+        raise JobError(f"{section.at('policy')}: spare needs reliability.spares of 1 or more, or none stated; got 0.")
+    return Reliability(**found, spares=spares, policy=policies)
+
+
+def _policies(section: Section) -> tuple[str, ...]:
+    value: Any = section.values["policy"]
+    names: Sequence[Any] = value if isinstance(value, list) and value else [value]
+    found = [Section({"policy": name}, section.where).choice("policy", POLICIES) for name in names]
+    return tuple(dict.fromkeys(found))
+
+
+def with_defaults(stated: Reliability) -> tuple[Reliability, tuple[Assumption, ...]]:
+    """The figures with those of the catalogue in place of what is not stated, and what was assumed."""
+    cells, needed = read_yaml(_FILE)["defaults"], {"detection_s", "restart_s"}
+    needed |= {"failures_per_gpu_hour"} if stated.failures_per_node_hour is None else set()
+    needed |= {"storage_gbytes_per_s"} if stated.checkpoint_s is None else set()
+    needed |= {"repair_s"} if stated.spares is not None else set()
+    missing = [key for key in cells if key in needed and getattr(stated, key) is None]
+    assumed = tuple(
+        Assumption.not_given(f"reliability.{key}", cells[key][0], f"{cells[key][0]:g}", _sentence(key, cells[key]))
+        for key in missing
+    )
+    return replace(stated, **{key: cells[key][0] for key in missing}), assumed
+
+
+def _sentence(key: str, cell: list[Any]) -> str:
+    return f"{cell[0]:g} is assumed ({cite(cell, _FILE)})"

@@ -1,0 +1,121 @@
+"""A whole run with its failures: the parts of its time, its policies, and what published runs came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import jointopt
+from jointopt.core.errors import InfeasibleError, JobError, UsageError
+from jointopt.jobs.jobfile import load_job
+from jointopt.report.effective_time import Goodput
+from jointopt.workflows.goodput import goodput
+
+LLAMA = "tp=8 pp=16 dp=128 mbs=1 zero_stage=1 recompute=full"
+SMALL = "tp=2 dp=4 zero_stage=0 mbs=1"
+SLOW = {"reliability__restart_s": 86_400, "reliability__detection_s": 86_400}
+DOCUMENT = {
+    "time_to_train_s", "useful_energy_j", "effective_time_ratio", "lost", "checkpoint_interval_s", "spares", "p10",
+    "p50", "p90", "policy",
+}  # fmt: skip
+
+
+def llama(tokens: float = 6e12, **reliability: Any) -> Goodput:
+    changes = {f"reliability.{key}": value for key, value in reliability.items()}
+    job = load_job("llama-3-405b-2048x8-h100", {"training.run_tokens": tokens} | changes)
+    return goodput(job, LLAMA, surrogate="none")
+
+
+def small(simulate: int = 0, **changes: Any) -> Goodput:
+    often = {"training.run_tokens": 1e11, "reliability.failures_per_gpu_hour": 0.01, "reliability.checkpoint_s": 20}
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return goodput(load_job("llama-3-8b-1x8-h100", often | changes), SMALL, simulate=simulate, surrogate="none")
+
+
+def test_the_run_of_llama_3_was_effective_for_more_than_its_published_90_percent() -> None:
+    assumed = {"detection_s": 60, "restart_s": 300, "checkpoint_s": 10}
+    for found in (llama(**assumed), llama()):  # failures are those of its table; without any word, a faster checkpoint
+        assert found.failure_s == pytest.approx(54 * 86_400 / 419, rel=0.002)
+        assert 0.9 < found.chosen.effective_time_ratio < 0.97
+
+
+def test_the_document_has_the_keys_of_the_contract_and_its_shares_add_up() -> None:
+    found = llama(spares=8, policy=["restart", "drop_replica"]).to_dict()
+    assert found.keys() >= DOCUMENT
+    assert list(found["lost"]) == ["work", "checkpoint", "restart", "idle", "degraded"]
+    for one in (found, *found["policies"]):
+        assert one["effective_time_ratio"] + sum(one["lost"].values()) == pytest.approx(1.0, abs=1e-12)
+        assert one["p10"] < one["p50"] < one["p90"]
+    assert "simulated" not in found
+
+
+def test_simulated_runs_agree_and_give_the_spread() -> None:
+    alone, found = small(), small(simulate=2_000).to_dict()
+    assert found["simulated"]["effective_time_ratio"] == pytest.approx(alone.chosen.effective_time_ratio, rel=0.005)
+    assert 0.0 < found["simulated"]["standard_error"] < 0.001
+    assert found["distribution"] == "simulated"
+    assert found["p90"] == pytest.approx(alone.chosen.p90, rel=0.01)
+
+
+def test_of_several_policies_the_one_of_least_time_is_chosen() -> None:
+    found = small(reliability__spares=0, reliability__policy=["restart", "drop_replica", "nonuniform_tp"])
+    times = {one.policy: one.time_to_train_s for one in found.outcomes}
+    assert times["nonuniform_tp"] < times["drop_replica"] < times["restart"]
+    assert found.chosen.policy == "nonuniform_tp"
+    assert found.chosen.lost["idle"] < 0.01 < found.outcomes[0].lost["idle"]
+    assert found.outcomes[0].lost["degraded"] == 0.0
+
+
+def test_nothing_rolls_back_where_another_replica_holds_the_state() -> None:
+    found = small(reliability__policy=["restart", "spare"])
+    restart, spare = found.outcomes
+    assert (restart.rolls_back, spare.rolls_back) == (True, False)
+    assert spare.lost["work"] < 0.02 * restart.lost["work"]
+    assert goodput(found.job, "dp=8 zero_stage=1 mbs=1", surrogate="none").outcomes[1].rolls_back
+
+
+def test_spares_and_faster_restarts_are_worth_what_they_save() -> None:
+    one, two = (small(reliability__spares=count, cluster__nodes=1) for count in (0, 1))
+    assert one.worth["spare_s"] == pytest.approx(one.chosen.time_to_train_s - two.chosen.time_to_train_s)
+    assert one.worth["spare_money"] is None
+    faster = small(reliability__spares=0, reliability__restart_s=240)
+    assert one.worth["restart_minute_s"] == pytest.approx(one.chosen.time_to_train_s - faster.chosen.time_to_train_s)
+
+
+def test_spares_cost_power_and_money() -> None:
+    prices = {"cluster__price_per_gpu_hour": 2.0, "cluster__price_per_kwh": 0.1}
+    none, one = small(**prices), small(**prices, reliability__spares=1, reliability__repair_s=1)
+    seconds = one.chosen.time_to_train_s
+    more_j = one.chosen.useful_energy_j - none.chosen.useful_energy_j
+    assert more_j == pytest.approx(8 * float(one.job.cluster.gpu.idle_w or 0) * seconds, rel=0.01)
+    assert one.chosen.money > 16 * 2.0 * seconds / 3600  # type: ignore[operator]
+    assert small().chosen.money is None
+
+
+def test_a_stated_interval_is_kept_and_the_best_one_is_at_least_an_iteration() -> None:
+    assert small(reliability__checkpoint_interval_s=900).interval_s == 900.0
+    found = small(reliability__checkpoint_s=0)
+    assert found.interval_s == found.explained.iteration_time_s
+
+
+def test_the_plan_is_by_default_the_one_that_propose_recommends() -> None:
+    job = load_job("opt-350m-2x4-a100", {"training.run_tokens": 1e11})
+    found = jointopt.goodput(job, surrogate="none")
+    assert found.explained.plan["dp"] == jointopt.propose(job, surrogate="none").recommended.plan["dp"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"training__run_tokens": None}, JobError, "training.run_tokens is missing; expected the tokens"),
+        ({"reliability__checkpoint_interval_s": 1e7}, JobError, "choose a shorter interval"),
+        ({"reliability__failures_per_gpu_hour": 0.1} | SLOW, InfeasibleError, "The run does not end: it fails"),
+        ({"simulate": 1}, UsageError, "simulate must be a number of runs from 2"),
+        ({"simulate": 1_000_000, "training__run_tokens": 1e14}, UsageError, "take too long to simulate"),
+    ],
+)  # fmt: skip
+def test_runs_that_cannot_be_are_refused_in_a_sentence(changes: dict[str, Any], error: type, words: str) -> None:
+    with pytest.raises(error) as refused:
+        small(**changes)
+    assert words in str(refused.value)
