@@ -64,6 +64,16 @@ def test_a_sentence_is_graded_by_its_worst_part_and_an_open_question_is_told_onl
     assert [either(good, other).grade for other in (good, bad)] == [Grade.REPRODUCED, Grade.UNTOLD]
 
 
+def test_a_row_shows_readings_that_count_apart_from_variants_that_do_not() -> None:
+    def reads(*grades: Grade) -> Finding:
+        return either(*(Finding(grade.value, grade) for grade in grades))
+
+    first, second = Grade.REPRODUCED, Grade.TIE
+    assert [reads(first, first, last).grade for last in (first, second)] == [first, Grade.UNTOLD]
+    row = Statement("X1", "1", "", "", lambda _: reads(first, second), "a note", (("aside", lambda _: reads(second)),))
+    assert row.ours() == f"{first}; or {second} (aside: {second}) *a note*"
+
+
 def test_no_constant_of_the_catalogue_is_fitted_to_a_paper_that_is_judged() -> None:
     found = set()
     for file in sorted((Path(jointopt.__file__).parent / "jobs" / "catalog").glob("*.yaml")):

@@ -114,9 +114,11 @@ def name(strategy: str) -> str:
 
 
 @functools.cache
-def swept(model: str, strategy: str, c: Constants, sizes: tuple[int, ...] = SIZES) -> tuple[Outcome, ...]:
+def swept(
+    model: str, strategy: str, c: Constants, sizes: tuple[int, ...] = SIZES, link: float | None = None
+) -> tuple[Outcome, ...]:
     """Figure 13: one strategy on 32 H200 over micro-batch sizes, with recomputation."""
-    job = harness_job(model, "h200")
+    job = harness_job(model, "h200", link)
     return tuple(outcomes(job, [plan(strategy, size) for size in sizes], replace(c, batch=1.0)))
 
 

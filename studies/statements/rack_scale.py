@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -41,9 +42,10 @@ def block(
     return MODES[mode](kind, batch, gpus, machine(threads, c, whole_gpu))
 
 
-def _ratio(kind: str, first: str, second: str, gpus: int, c: Constants, threads: int = 1024) -> float:
-    """Compute latency of the first mode over the second's."""
-    return block(kind, first, gpus, threads, c).compute_s / block(kind, second, gpus, threads, c).compute_s
+def _ratio(kind: str, gpus: int, c: Constants, whole_gpu: bool, threads: int = 1024) -> float:
+    """Compute latency of pp+tp over tp's."""
+    pipeline, tensor = (block(kind, mode, gpus, threads, c, whole_gpu).compute_s for mode in ("pp+tp", "tp"))
+    return pipeline / tensor
 
 
 def _comm_j(kind: str, mode: str, gpus: int, c: Constants) -> float:
@@ -89,7 +91,7 @@ def _gpt3_energy(c: Constants) -> Finding:
     site = job.cluster.pue * (found.energy_j + job.cluster.nodes * job.cluster.host_power_w * found.iteration_time_s)
     mwh, rate = site * steps / _KWH_J / 1e3, _v100_rate(job, found.iteration_time_s)
     words = f"{mwh:,.0f} MWh with hosts and cooling, on 1,024 V100 at {rate:.0f} TFLOP/s each"
-    return whole(near(mwh, 1287.0, words), Finding("", Grade.ORDER))
+    return near(mwh, 1287.0, words)
 
 
 def _v100_rate(job: Job, seconds: float) -> float:
@@ -124,48 +126,48 @@ def _diminishing(c: Constants) -> Finding:
 _UNITS = {"Timeloop's units": False, "an H100's": True}  # whose rate the paper leaves open
 
 
-def _alike(c: Constants) -> Finding:
+def _by_units(check: Callable[[Constants, bool], Finding], c: Constants) -> Finding:
     """With either compute unit."""
-    found = []
-    for words, whole_gpu in _UNITS.items():
-        dp, tp = ([_compute_s(mode, n, c, whole_gpu) for n in COUNTS] for mode in ("dp", "tp"))
-        ratios = np.divide(tp, dp)
-        found.append(alike(f"{words}: tp over dp {ratios.min():.2f} to {ratios.max():.2f}", ratios))
-    return either(*found)
+    found = [(words, check(c, whole_gpu)) for words, whole_gpu in _UNITS.items()]
+    return either(*(replace(one, ours=f"{words}: {one.ours}") for words, one in found))
+
+
+def _alike(c: Constants, whole_gpu: bool) -> Finding:
+    dp, tp = ([_compute_s(mode, n, c, whole_gpu) for n in COUNTS] for mode in ("dp", "tp"))
+    ratios = np.divide(tp, dp)
+    return alike(f"tp over dp {ratios.min():.2f} to {ratios.max():.2f}", ratios)
 
 
 def _compute_s(mode: str, gpus: int, c: Constants, whole_gpu: bool, threads: int = 1024) -> float:
     return block("feed-forward", mode, gpus, threads, c, whole_gpu).compute_s
 
 
-def _steps(kind: str, mode: str, counts: tuple[int, ...], c: Constants) -> Floats:
-    """Compute latency on so many GPUs over that on the next more."""
-    times = np.array([block(kind, mode, n, c=c).compute_s for n in counts])
+def _pipeline_steps(c: Constants, whole_gpu: bool) -> Floats:
+    """Compute latency of the attention's pipelines over that on twice as many GPUs."""
+    times = np.array([block("attention", "pp+tp", n, 1024, c, whole_gpu).compute_s for n in PIPELINES])
     return np.asarray(times[:-1] / times[1:])
 
 
-def _both_fall(c: Constants) -> Finding:
-    """With either compute unit."""
-    found, counts = [], (4, 8, 16, 32)
-    for words, whole_gpu in _UNITS.items():
-        times = np.array([[_compute_s(mode, n, c, whole_gpu) for n in counts] for mode in ("dp", "tp")])
-        (first, last), (second, end) = 1e3 * times[:, [0, -1]]
-        words += f": dp {first:,.1f} to {last:,.1f} ms, tp {second:,.1f} to {end:,.1f} ms"
-        found.append(order(words, times[:, :-1] / times[:, 1:]))
-    return either(*found)
+def _both_fall(c: Constants, whole_gpu: bool) -> Finding:
+    times = np.array([[_compute_s(mode, n, c, whole_gpu) for n in (4, 8, 16, 32)] for mode in ("dp", "tp")])
+    (first, last), (second, end) = 1e3 * times[:, [0, -1]]
+    words = f"dp {first:,.1f} to {last:,.1f} ms, tp {second:,.1f} to {end:,.1f} ms"
+    return order(words, times[:, :-1] / times[:, 1:])
 
 
-def _traffic(mode: str, kind: str, c: Constants) -> Finding:
-    """Memory traffic over dp's on 16 GPUs: forward, and as a job with its backward pass, by rack-scale-jobs."""
-    joules = {one: block("feed-forward", one, 16, c=c) for one in (mode, "dp")}
-    of, dp = (one.read_j if kind == "read" else one.written_j for one in joules.values())
+def _traffic(mode: str, others: tuple[str, ...], kind: str, c: Constants) -> Finding:
+    """Memory traffic over others' on 16 GPUs: forward, and as a job with its backward pass, by rack-scale-jobs."""
+    name, forward = {"read": "read_j", "written": "written_j"}[kind], functools.partial(block, "feed-forward")
     table = pd.read_csv(STUDIES / "rack-scale-jobs" / "table.csv")
     table = table[(table["sweep"] == "GPUs") & (table["block"] == "feed-forward") & (table["GPUs"] == 16)]
-    job, plain = (float(table.loc[table["mode"] == one, f"memory {kind} J"].item()) for one in (mode, "dp"))
-    return either(
-        order(f"{kind} {of / dp:.1f} times dp's on 16 GPUs", of / dp),
-        order(f"with its backward pass {job / plain:.2f} times", job / plain),
-    )
+    job = table.set_index("mode")[f"memory {kind} J"]
+    ratios = [getattr(forward(mode, 16, c=c), name) / getattr(forward(one, 16, c=c), name) for one in others]
+    both = [float(job[mode] / job[one]) for one in others]
+    words = [
+        ", ".join(f"{value:.2f} times {one}'s" for one, value in zip(others, each, strict=True))
+        for each in (ratios, both)
+    ]
+    return either(order(f"{kind} {words[0]} on 16 GPUs", ratios), order(f"with its backward pass {words[1]}", both))
 
 
 def _repeated_weights(_: Constants) -> Finding:
@@ -175,69 +177,62 @@ def _repeated_weights(_: Constants) -> Finding:
     )
 
 
-def _stops_at_the_batch(c: Constants) -> Finding:
-    """With either compute unit."""
-    found = []
-    for words, whole_gpu in _UNITS.items():
-        at = {
-            mode: [block("attention", mode, n, 1024, c, whole_gpu).latency_s for n in (16, 32)] for mode in ("dp", "tp")
-        }
-        words += ": " + ", ".join(f"{mode} {1e3 * a:.1f} to {1e3 * b:.1f} ms" for mode, (a, b) in at.items())
-        found.append(whole(order(words, at["tp"][0] / at["tp"][1]), alike("", at["dp"][0] / at["dp"][1])))
-    return either(*found)
+def _stops_at_the_batch(c: Constants, whole_gpu: bool) -> Finding:
+    """Compute latency, as its figure has it."""
+    at = {mode: [block("attention", mode, n, 1024, c, whole_gpu).compute_s for n in (16, 32)] for mode in ("dp", "tp")}
+    words = ", ".join(f"{mode} {1e3 * a:.2f} to {1e3 * b:.2f} ms" for mode, (a, b) in at.items())
+    return whole(order(words, at["tp"][0] / at["tp"][1]), alike("", at["dp"][0] / at["dp"][1]))
 
 
-def _pipeline_slower(c: Constants) -> Finding:
-    ratios = np.array([_ratio("feed-forward", "pp+tp", "tp", gpus, c) for gpus in COUNTS])
+def _pipeline_slower(c: Constants, whole_gpu: bool) -> Finding:
+    ratios = np.array([_ratio("feed-forward", gpus, c, whole_gpu) for gpus in COUNTS])
     return order(f"{ratios.min():.2f} to {ratios.max():.2f} times tp", ratios)
 
 
-def _plateau(c: Constants) -> Finding:
-    gain = block("feed-forward", "pp+tp", 8, c=c).compute_s / block("feed-forward", "pp+tp", 32, c=c).compute_s
-    return alike(f"8 to 32 GPUs: {gain:.1f} times faster", gain)
+def _plateau(c: Constants, whole_gpu: bool) -> Finding:
+    few, many = (_compute_s("pp+tp", n, c, whole_gpu) for n in (8, 32))
+    return alike(f"8 to 32 GPUs: {few / many:.1f} times faster", few / many)
 
 
-def _gains_diminish(c: Constants) -> Finding:
-    first, second = _steps("attention", "pp+tp", PIPELINES, c)
+def _gains_diminish(c: Constants, whole_gpu: bool) -> Finding:
+    first, second = _pipeline_steps(c, whole_gpu)
     return order(f"{first:.2f} times faster from 12 to 24 GPUs, {second:.2f} from 24 to 48", first / second)
 
 
-def _modest(c: Constants) -> Finding:
+def _modest(c: Constants, whole_gpu: bool) -> Finding:
     """Modest: a quarter more at most."""
-    ratios = np.array([_ratio("attention", "pp+tp", "tp", gpus, c) for gpus in PIPELINES[:2]])
+    ratios = np.array([_ratio("attention", gpus, c, whole_gpu) for gpus in PIPELINES[:2]])
     words = f"{ratios.min():.2f} to {ratios.max():.2f} times tp at 12 and 24 GPUs"
-    return whole(order(words, ratios, sized=ratios.max() < 1.25), order("", _steps("attention", "pp+tp", PIPELINES, c)))
+    return whole(order(words, ratios, sized=ratios.max() < 1.25), order("", _pipeline_steps(c, whole_gpu)))
 
 
-def _small_blocks(c: Constants) -> Finding:
-    times = {mode: block("attention", mode, 6 if mode == "pp+tp" else 4, 64, c).latency_s for mode in MODES}
+def _latency_s(mode: str, threads: int, c: Constants, whole_gpu: bool) -> float:
+    """Of the attention on few GPUs, communication among it."""
+    return block("attention", mode, 6 if mode == "pp+tp" else 4, threads, c, whole_gpu).latency_s
+
+
+def _small_blocks(c: Constants, whole_gpu: bool) -> Finding:
+    times = {mode: _latency_s(mode, 64, c, whole_gpu) for mode in MODES}
     words = ", ".join(f"{mode} {1e3 * seconds:.1f} ms" for mode, seconds in times.items())
     return order(f"64 threads: {words}", [times[mode] / times["dp"] for mode in ("tp", "pp+tp")])
 
 
-def _sooner(c: Constants) -> Finding:
+def _sooner(c: Constants, whole_gpu: bool) -> Finding:
     """Dp gains nothing from more threads, the others do."""
-    gains = {}
-    for mode in MODES:
-        small, large = (block("attention", mode, 6 if mode == "pp+tp" else 4, n, c).latency_s for n in (256, 1024))
-        gains[mode] = small / large
+    gains = {mode: _latency_s(mode, 256, c, whole_gpu) / _latency_s(mode, 1024, c, whole_gpu) for mode in MODES}
     words = ", ".join(f"{mode} {gain:.1f} times" for mode, gain in gains.items())
     later = [gains[mode] / gains["dp"] for mode in ("tp", "pp+tp")]
     return whole(alike(f"256 to 1,024 threads: {words} as fast", gains["dp"]), order("", later))
 
 
-def _identical(c: Constants) -> Finding:
-    """With either compute unit."""
-    found = []
-    for words, whole_gpu in _UNITS.items():
-        dp, tp = ([_compute_s(mode, 4, c, whole_gpu, n) for n in THREADS] for mode in ("dp", "tp"))
-        ratios = np.divide(tp, dp)
-        found.append(alike(f"{words}: tp over dp {ratios.min():.2f} to {ratios.max():.2f}", ratios))
-    return either(*found)
+def _identical(c: Constants, whole_gpu: bool) -> Finding:
+    dp, tp = ([_compute_s(mode, 4, c, whole_gpu, n) for n in THREADS] for mode in ("dp", "tp"))
+    ratios = np.divide(tp, dp)
+    return alike(f"tp over dp {ratios.min():.2f} to {ratios.max():.2f}", ratios)
 
 
-def _orders(c: Constants) -> Finding:
-    ratio = max(_ratio("feed-forward", "pp+tp", "tp", 4, c, threads) for threads in THREADS)
+def _orders(c: Constants, whole_gpu: bool) -> Finding:
+    ratio = max(_ratio("feed-forward", 4, c, whole_gpu, threads) for threads in THREADS)
     return near(ratio, 100.0, f"{ratio:.2f} times tp at most")
 
 
@@ -261,10 +256,14 @@ def _no_forward_comm(c: Constants) -> Finding:
 
 
 def _least_comm(c: Constants) -> Finding:
-    """Whether the next stage gathers whole rows or not; and its latency is the higher one."""
-    late = _ratio("feed-forward", "pp+tp", "tp", 32, c)
+    """Whether the next stage gathers whole rows or not; and its latency is the higher one, with either unit."""
     sent = either(_comm_energies("feed-forward", 32, c), _comm_energies("feed-forward", 32, c, gathers=True))
-    return whole(sent, order(f"{late:.2f} times tp's latency", late))
+    return whole(sent, _by_units(_later, c))
+
+
+def _later(c: Constants, whole_gpu: bool) -> Finding:
+    late = _ratio("feed-forward", 32, c, whole_gpu)
+    return order(f"{late:.2f} times tp's latency", late)
 
 
 def _comm_energies(kind: str, gpus: int, c: Constants, gathers: bool = False) -> Finding:
@@ -296,15 +295,12 @@ def _energy_j(kind: str, mode: str, gpus: int, rest: float, c: Constants) -> flo
     return found.energy_j - (1.0 - rest) * found.at_rest_j
 
 
-def _not_dominant(c: Constants) -> Finding:
-    """Forward and backward, which computes twice as much, with either compute unit: less than half of the time."""
-    found = []
-    for words, whole_gpu in _UNITS.items():
-        priced = [block("feed-forward", "tp", n, c=c, whole_gpu=whole_gpu) for n in COUNTS]
-        sent = [one.forward_comm_s + one.backward_comm_s for one in priced]
-        shares = np.divide(sent, [3.0 * one.compute_s + s for one, s in zip(priced, sent, strict=True)])
-        found.append(order(f"{words}: at most {shares.max():.1%} of both passes", 0.5 / shares))
-    return either(*found)
+def _not_dominant(c: Constants, whole_gpu: bool) -> Finding:
+    """Forward and backward, which computes twice as much: less than half of the time."""
+    priced = [block("feed-forward", "tp", n, c=c, whole_gpu=whole_gpu) for n in COUNTS]
+    sent = [one.forward_comm_s + one.backward_comm_s for one in priced]
+    shares = np.divide(sent, [3.0 * one.compute_s + s for one, s in zip(priced, sent, strict=True)])
+    return order(f"at most {shares.max():.1%} of both passes", 0.5 / shares)
 
 
 def _between_racks(c: Constants) -> Finding:
@@ -322,6 +318,7 @@ _REVERSED = (
     "which passes the figure has would tell: with the backward one, as the package prices an ordinary job, gradients "
     "of weights, whole on every GPU of dp, are most of the traffic"
 )
+_LEVELS = "The paper has a main memory beside that of GPUs, the model has theirs alone, which stands for both"
 _RATE = (
     "the rate of the paper's compute units would tell: by Timeloop's blocks are bound by them, as the paper has it, by "
     "an H100's they are not"
@@ -343,42 +340,60 @@ STATEMENTS = (
     Statement("R6", "II.A", "data parallelism scales to hundreds of GPUs above 85 %", "> 85 %", _weak_scaling),
     Statement("R7", "I", "energy efficiency diminishes with scale", "diminishes", _diminishing),
     Statement(
-        "R8", "2", "feed-forward: dp and tp have similar latency, 4 to 32 GPUs", "equivalent", _alike, _RATE,
+        "R8", "2", "feed-forward: dp and tp have similar latency, 4 to 32 GPUs", "equivalent",
+        functools.partial(_by_units, _alike), _RATE,
     ),
-    Statement("R9", "2", "feed-forward: both fall with GPUs", "fall", _both_fall),
+    Statement("R9", "2", "feed-forward: both fall with GPUs", "fall", functools.partial(_by_units, _both_fall)),
     Statement(
         "R10", "6", "tp: higher energy of memory reads than dp", "noticeably",
-        functools.partial(_traffic, "tp", "read"), _REVERSED,
+        functools.partial(_traffic, "tp", ("dp",), "read"), f"{_REVERSED}. {_LEVELS}",
     ),
     Statement("R11", "IV.A", "dp loads weights again, tp does not", "repeated", _repeated_weights, varies=False),
     Statement(
         "R12", "4, IV.C", "attention: dp stops at its batch of 16, tp goes on", "16 GPUs",
-        _stops_at_the_batch, f"{_RATE}; in a whole training all-reduces cross between domains from 16 GPUs on",
+        functools.partial(_by_units, _stops_at_the_batch),
+        "that dp stops is put in, it splits by sequences; in a whole training all-reduces cross between domains from "
+        "16 GPUs on",
         (("a whole training, tp", rack_training.tensor_goes_on),),
     ),
-    Statement("R13", "3", "feed-forward: pp+tp is significantly slower", "significant", _pipeline_slower),
-    Statement("R14", "3", "feed-forward: pp+tp plateaus after 8 GPUs", "plateau", _plateau, _MAPPER),
-    Statement(
-        "R15", "6", "pp+tp: more energy of main memory reads", "marked",
-        functools.partial(_traffic, "pp+tp", "read"), "as R10",
+    Statement("R13", "3", "feed-forward: pp+tp is significantly slower", "significant",
+        functools.partial(_by_units, _pipeline_slower),
+    ),
+    Statement("R14", "3", "feed-forward: pp+tp plateaus after 8 GPUs", "plateau",
+        functools.partial(_by_units, _plateau), _MAPPER,
     ),
     Statement(
-        "R16", "6", "pp+tp: more energy of memory writes", "marked",
-        functools.partial(_traffic, "pp+tp", "written"), "as R10",
+        "R15", "6", "pp+tp: more energy of main memory reads than dp and tp", "marked",
+        functools.partial(_traffic, "pp+tp", ("dp", "tp"), "read"), "as R10",
     ),
     Statement(
-        "R17", "5", "attention: pp+tp is modestly slower than tp, and falls with GPUs", "modest", _modest,
-        "two thirds more is not modest",
+        "R16", "6", "pp+tp: more energy of memory writes than dp and tp", "marked",
+        functools.partial(_traffic, "pp+tp", ("dp", "tp"), "written"),
+        "forward tp, with its backward pass dp writes the most: either reverses a pair. Memories as R10",
     ),
-    Statement("R32", "IV.C", "attention: pp+tp gains less with each doubling", "diminish", _gains_diminish),
-    Statement("R18", "7", "attention, small GPUs: dp is the fastest", "dp", _small_blocks, "by .007 % before tp"),
     Statement(
-        "R19", "7", "attention: dp plateaus sooner with GPU size than tp and pp+tp", "sooner", _sooner,
+        "R17", "5", "attention: pp+tp is modestly slower than tp, and falls with GPUs", "modest",
+        functools.partial(_by_units, _modest),
+        f"{_RATE}; two thirds more is not modest",
+    ),
+    Statement("R32", "IV.C", "attention: pp+tp gains less with each doubling", "diminish",
+        functools.partial(_by_units, _gains_diminish),
+    ),
+    Statement("R18", "7", "attention, small GPUs: dp is the fastest", "dp",
+        functools.partial(_by_units, _small_blocks), "by .007 % before tp",
+    ),
+    Statement(
+        "R19", "7", "attention: dp plateaus sooner with GPU size than tp and pp+tp", "sooner",
+        functools.partial(_by_units, _sooner),
         "all are bound by their compute units at every size; with those of an H100 what does not shrink is tp's "
         "communication",
     ),
-    Statement("R20", "8", "feed-forward: dp and tp nearly identical at every size", "identical", _identical),
-    Statement("R21", "8", "feed-forward: pp+tp two orders of magnitude slower", "100 times", _orders, "as R14"),
+    Statement("R20", "8", "feed-forward: dp and tp nearly identical at every size", "identical",
+        functools.partial(_by_units, _identical),
+    ),
+    Statement("R21", "8", "feed-forward: pp+tp two orders of magnitude slower", "100 times",
+        functools.partial(_by_units, _orders), "as R14",
+    ),
     Statement(
         "R22", "9", "energy does not depend on block size", "not significant", _same_energy,
         "operations and bytes are the same by definition; what a GPU of few units draws at rest would tell",
@@ -398,7 +413,9 @@ STATEMENTS = (
         "R26", "IV.C", "dp takes the least energy", "least", _least_energy,
         "what a GPU of few units draws at rest would tell", (("a whole training", rack_training.least_energy),),
     ),
-    Statement("R27", "11", "tp's communication does not dominate", "not dominant", _not_dominant, _RATE),
+    Statement("R27", "11", "tp's communication does not dominate", "not dominant",
+        functools.partial(_by_units, _not_dominant), _RATE,
+    ),
     Statement(
         "R36", "IV.A", "communication grows with GPUs, most where it leaves a rack", "slower", _between_racks,
         "the paper's bandwidths and ring, put in",

@@ -67,9 +67,8 @@ class Statement:
 
     def ours(self) -> str:
         """The model's answer, those to variants, and the note."""
-        variants = [f"{name}: {check(NOMINAL).ours}" for name, check in self.also]
-        note = f"*{self.note}*" if self.note else ""
-        return " ".join(filter(None, ("; ".join(filter(None, (self.found().ours, *variants))), note)))
+        variants = [f"({name}: {check(NOMINAL).ours})" for name, check in self.also]
+        return " ".join(filter(None, (self.found().ours, *variants, self.note and f"*{self.note}*")))
 
     def share(self, draws: Sequence[Constants]) -> float | None:
         """Share of the draws in which the grade is today's; None where there is nothing to vary."""
@@ -119,7 +118,8 @@ def whole(*parts: Finding) -> Finding:
     return Finding("; ".join(filter(None, (part.ours for part in parts))), worst.grade)
 
 
-def either(first: Finding, second: Finding) -> Finding:
-    """One question under two readings that the paper leaves open: told where both have one grade."""
-    grade = first.grade if first.grade is second.grade else Grade.UNTOLD
-    return Finding(f"{first.ours}; {second.ours}", grade)
+def either(*readings: Finding) -> Finding:
+    """One question under readings that the paper leaves open: told where all have one grade."""
+    grades = {one.grade for one in readings}
+    words = "; or ".join(filter(None, (one.ours for one in readings)))
+    return Finding(words, grades.pop() if len(grades) == 1 else Grade.UNTOLD)

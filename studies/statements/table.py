@@ -36,7 +36,7 @@ class Row:
         return one.key, one.where, one.says, one.paper, one.ours(), grade, share
 
 
-HEADER = ("", "where", "statement", "paper", "ours; variants, *and a note*", "grade", "stays in")
+HEADER = ("", "where", "statement", "paper", "ours (variants), *and a note*", "grade", "stays in")
 
 
 def rows(sensitive: bool = True) -> list[tuple[str, Row]]:
