@@ -87,6 +87,12 @@ def url(_empty_database: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _texts_are_as_wide_as_in_a_pipe() -> None:
+    """What starts the tests may state the width of its terminal, by which texts would be laid out."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _cores_stand_in_for_gpus() -> None:
     """Here trainings on cores count as those on the stand-in driver's GPUs; launchers refuse that to everybody else."""
     os.environ[FOR_TESTS] = "1"

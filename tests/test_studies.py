@@ -75,12 +75,6 @@ def test_one_port_a_node_is_the_reading_whose_hours_are_nearest_to_those_that_th
     assert charllm_plans.harness_job("gpt3-175b", "h200").cluster.inter_node_gbytes_per_s == 12.5 / 8
 
 
-def test_the_front_of_figure_5_at_a_batch_of_256_is_made_of_two_layouts() -> None:
-    found = pd.read_csv(STUDIES / "euromlsys26-figure-5" / "table.csv")
-    owners = found[(found["batch"] == 256) & found["layout"].str.startswith("A ")]["front"].item()
-    assert owners.split()[::2] == ["A", "B"]
-
-
 def test_tensor_active_is_the_same_operations_over_fewer_cycles_and_less_than_sm_active() -> None:
     job, plan = shipped_job("opt-350m-2x4-a100"), "dp=8 micro_batch_size=4 stage_clock_mhz={}"
     found = outcomes(job, [plan.format(mhz) for mhz in (1410, 810)])

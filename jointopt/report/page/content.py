@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import objective_words
@@ -144,7 +145,7 @@ def _choice(job: Job, document: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     axes, study = figures.Axes(front), (document.get("study") or {}).get("name")
     target = (document.get("next") or {}).get("to")
-    started = f"jointopt export --plan {study}:NUMBER" + (f" --to {target}" if target else "") if study else ""
+    started = our_command("export", plan=f"{study}:NUMBER", to=target) if study else ""
     return {
         "time_s": [entry["iteration_time_s"] for entry in front], "energy_j": [entry["energy_j"] for entry in front],
         "fits": [probability_of_fitting(entry) for entry in front],
