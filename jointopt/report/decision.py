@@ -154,14 +154,15 @@ class Decision(Result):
         count = len(front["pp"])
         of = f" (of {count:,} Pareto plans)" if count > 1 else ""
         head = [f"{_job_words(self.job)}.", *self._warnings(plan), f"Recommended{of}: {self.reason}"]
-        yield (first := [line for sentence in head for line in _lines(sentence)] + self._plan_lines(plan))
-        yield (second := [*self._difference_lines(), *settings_lines(self.hangs_on, SETTINGS, width=WIDTH)])
+        first = [line for sentence in head for line in _lines(sentence)] + self._plan_lines(plan)
+        second = [*self._difference_lines(), *settings_lines(self.hangs_on, SETTINGS, width=WIDTH)]
+        yield from ([first], [second])
         last = [line for part in self._commands() for line in part]
         width, fewest, most = PICTURE
         height = min(most, LINES - len([*first, *second, *last]) - 4)  # with blank lines between, and an axis
         if count > 1 and height >= fewest and np.isfinite(front["energy_j"]).all():
-            yield front_picture(front, self.reference, self.row, width, height)
-        yield last
+            yield [front_picture(front, self.reference, self.row, width, height)]
+        yield [last]
 
     def _plan_lines(self, plan: Mapping[str, Any]) -> list[str]:
         """The plan as ``--plan`` takes it, and its time with its interval, energy, power, MFU and memory."""

@@ -16,7 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.jobs.catalog.recipes import best_mfu, model_kind
 from jointopt.jobs.job import Job
-from jointopt.report.tables import TextColumn, fit_columns, lay_out, line_width, paragraphs, result_text
+from jointopt.report.tables import TextColumn, fit_columns, lay_out, paragraphs, result_text
 from jointopt.surrogate.files import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
@@ -87,7 +87,7 @@ def settings_lines(
     changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
     columns = [TextColumn("", [f"  {change}" for change in changes])]
     columns += [TextColumn("", settings, left=True), TextColumn("", notes, left=True, spare=True)]
-    columns = fit_columns(columns, width or line_width())
+    columns = fit_columns(columns, width) if width else columns
     return [*paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"]), *lay_out(columns)[1:]]
 
 

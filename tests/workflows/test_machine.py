@@ -190,7 +190,7 @@ def test_every_command_that_predicts_takes_a_machine(name: str) -> None:
 
 
 def test_explain_states_where_links_are_from_and_another_machine_is_refused(tmp_path: Path) -> None:
-    words = ["explain", "opt-350m-2x4-a100", "--plan", "dp=4 tp=2 mbs=1", "--storage", "none", "--machine"]
+    words = ["explain", "opt-350m-2x4-a100", "-v", "--plan", "dp=4 tp=2 mbs=1", "--storage", "none", "--machine"]
     save_machine(replace(SLOW, figures={"intra_node_gbytes_per_s": 250.0}), tmp_path / "slow.yaml")
     text = " ".join(CliRunner().invoke(jointopt, [*words, str(tmp_path / "slow.yaml")]).stdout.split())
     assert "250 GB/s inside a node (measured), 3.125 GB/s between nodes (stated), 4 µs between nodes (assumed)" in text

@@ -175,8 +175,6 @@ def test_the_plan_of_least_energy_in_a_report_of_many_objectives_has_the_least(s
     chosen = {plan.name: plan.entry for plan in chosen_plans(document["front"], document["reference"])}
     assert chosen["least energy"]["energy_j"] == pytest.approx(front.min())
     assert front[-1] > 1.1 * front.min()  # the slowest is the best in memory
-    cards = {label: value for label, value, _ in stored[0].report().page.content["cards"]}
-    assert cards["Least energy"] == f"{front.min() / front[0] - 1:+.1%}"
 
 
 def priced(objectives: str, rates: str = "{price_per_kwh: 0.1, carbon_kg_per_kwh: 0.4}") -> Job:

@@ -47,16 +47,18 @@ def chosen_plans(
 
     Those are the plan of least energy and the fastest of other layouts.
     """
-    rows = dict.fromkeys([0], "fastest")
+    names = {0: ["fastest"]}  # of rows
     if recommended is not None:
-        rows[recommended] = "recommended"
+        names.setdefault(recommended, []).append("recommended")
     time_s, energy_j = (np.array([entry.get(name) for entry in front], np.float64) for name in OBJECTIVES)
     if np.isfinite(energy_j).all():
         knee = int(below_chord(time_s, energy_j).argmax())
         least = int(energy_j.argmin())  # the slowest, unless there are objectives beside time and energy
         if least:
-            rows.setdefault(least, "least energy")
-        rows.setdefault(knee, "knee")
+            names.setdefault(least, []).append("least energy")
+        if knee not in names:
+            names[knee] = ["knee"]
+    rows = {row: ", ".join(words) for row, words in names.items()}
     shown = {layout_key(front[row]) for row in rows}
     for row, entry in enumerate(front):
         if layout_key(entry) not in shown and len(rows) < MOST - 1:

@@ -88,7 +88,7 @@ def content(
         "title": str(document["job"]), "alert": "" if most >= FEASIBLE else alert,
         "lead": lead + (f" Assumed {job.assumed_clocks}." if job.assumed_clocks else ""),
         "recommended": _recommended(job, front),
-        "letter": next((plan.letter for plan in plans if plan.chosen.name == "recommended"), plans[0].letter),
+        "letter": next((plan.letter for plan in plans if "recommended" in plan.chosen.name), plans[0].letter),
         "cards": _cards(job, document),
         "plans": _plan_table(plans), "layouts": _layout_table(document), "costs": _cost_table(job, plans),
         "rates": rate_words(job, plans[0].chosen.entry), "joint": joint_words(joint) if joint else "",
