@@ -237,7 +237,7 @@ def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
 
 # Changes of two constants (logarithms) that runs are tried under, and the share of clusters that each is expected of:
 # how much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has
-# no such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.sensitivities` changes it). Their effect on time is not
+# no such floor (0.9, 2.2, 4.5 or 9.5 ms of an x86 host, as `jointopt.physics.sensitivities` changes it). Their effect on time is not
 # linear: far from zero, sensitivities to the slower network explain every error as one of the network (three runs of
 # nanotron, one of them broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at
 # all. Floors of profiles are left alone: ten of nanotron's runs, of which some wait for other things, made it twenty
@@ -245,7 +245,7 @@ def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
 PRIOR_UNCHANGED = 0.5
 FAR_PRIORS: Mapping[int, Mapping[float, float]] = {
     NETWORK: {1.0: 0.12, 1.5: 0.1, 2.0: 0.08, 2.5: 0.05, 3.0: 0.02, -1.0: 0.05},
-    HOST: {1.0: 0.04, 2.0: 0.03, 3.0: 0.01},
+    HOST: {1.0: 0.03, 1.7: 0.03, 2.3: 0.02, 3.0: 0.01},
 }
 PRICED_NETWORKS = (-1.0, 0.0, 1.5, 3.0)  # changes that runs are priced at; between them times are interpolated
 LEAST_CHANGE = 0.3  # of a logarithm, by residual or linear sensitivity: below it no large change is tried
