@@ -237,11 +237,11 @@ def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
 
 # Changes of two constants (logarithms) that runs are tried under, and the share of clusters that each is expected of:
 # how much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has
-# no such floor (0.9, 2.2, 4.5 or 9.5 ms of an x86 host, as `jointopt.physics.sensitivities` changes it). Their effect on time is not
-# linear: far from zero, sensitivities to the slower network explain every error as one of the network (three runs of
-# nanotron, one of them broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at
-# all. Floors of profiles are left alone: ten of nanotron's runs, of which some wait for other things, made it twenty
-# times as high.
+# no such floor (0.9, 2.2, 4.5 or 9.5 ms of an x86 host, as `jointopt.physics.sensitivities` changes it). Their effect
+# on time is not linear: far from zero, sensitivities to the slower network explain every error as one of the network
+# (three runs of nanotron, one of them broken, 23 % instead of 4 %), and a host that no run waits for at first has no
+# sensitivity at all. Floors of profiles are left alone: ten of nanotron's runs, of which some wait for other things,
+# made it twenty times as high.
 PRIOR_UNCHANGED = 0.5
 FAR_PRIORS: Mapping[int, Mapping[float, float]] = {
     NETWORK: {1.0: 0.12, 1.5: 0.1, 2.0: 0.08, 2.5: 0.05, 3.0: 0.02, -1.0: 0.05},
