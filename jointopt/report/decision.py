@@ -50,8 +50,8 @@ def recommended_row(job: Job, front: Columns) -> tuple[int, str]:
     that surely fit in memory go before others.
     """
     time_s, energy_j = (front[name] for name in OBJECTIVES)
-    if not np.isfinite(energy_j).any():
-        return int(time_s.argmin()), "the fastest"
+    if len(time_s) == 1 or not np.isfinite(energy_j).any():
+        return int(time_s.argmin()), "the one plan that no other beats" if len(time_s) == 1 else "the fastest"
     paid = bill(job, time_s, energy_j)
     score, within, why = energy_j, np.full(len(time_s), True), "least energy within the deadline"
     if all(name in paid for name in _MONEY):

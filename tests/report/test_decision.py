@@ -44,8 +44,9 @@ def test_a_plan_that_surely_fits_goes_before_a_leaner_one(job: Job, make_front: 
 
 
 def test_without_energies_it_takes_the_fastest(job: Job, make_front: Fronts) -> None:
-    unknown = make_front(1, energy_j=np.array([np.nan]))
+    unknown = make_front(2, energy_j=np.array([np.nan, np.nan]))
     assert recommended_row(job, unknown) == (0, "the fastest")
+    assert recommended_row(job, make_front(1)) == (0, "the one plan that no other beats")
 
 
 def test_the_answer_has_at_most_25_lines_of_80_characters(make_proposal: Proposals) -> None:

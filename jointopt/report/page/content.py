@@ -109,7 +109,7 @@ def content(
 def _recommended(job: Job, front: Sequence[Entry]) -> str:
     """Which plan is recommended, and why."""
     row, reason = recommended_entry(job, front)
-    return f"Plan {row + 1:,} of {len(front):,}: {reason}." if len(front) > 1 else f"The only plan: {reason}."
+    return f"Plan {row + 1:,} of {len(front):,}: {reason}." if len(front) > 1 else f"{reason.capitalize()}."
 
 
 def _cards(job: Job, document: Mapping[str, Any]) -> list[Card]:
