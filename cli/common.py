@@ -344,6 +344,10 @@ def job_of(
         if given:
             raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")
         job = load_job(path, changes)
+        if stored and not _is_alike(job, parse_job(stored, "job", Path())):
+            raise click.UsageError(
+                f"The study of --plan is of another job than {path}; leave JOB out, or give its own."
+            )
     else:
         if missing := [_option(name) for name in _NEEDED if name not in given]:
             raise click.UsageError(f"Give a JOB, or all of its options; missing: {', '.join(missing)}.")
@@ -353,6 +357,12 @@ def job_of(
         with writing("--save-job"):
             write_whole(save_to, dump_job(job))
     return job
+
+
+def _is_alike(job: Job, other: Job) -> bool:
+    """Whether plans of one job may be plans of the other: the same model on as many of the same GPUs."""
+    first, second = ((one.model.name, one.cluster.gpu.id, one.cluster.num_gpus) for one in (job, other))
+    return first == second
 
 
 def _option(name: str) -> str:

@@ -13,6 +13,7 @@ from jointopt.cli.plan import option as plan_option
 
 @click.command(cls=common.Command, short_help="Take one plan apart.")
 @click.argument("job", required=False)
+@common.shape_options
 @plan_option()
 @common.allow_tight
 @common.pue
@@ -22,7 +23,7 @@ from jointopt.cli.plan import option as plan_option
 @common.verbose
 def explain(
     job: str | None, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
-    allow_tight: bool, verbose: bool,
+    allow_tight: bool, verbose: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
@@ -35,5 +36,5 @@ def explain(
     """
     from jointopt.workflows import explain as workflow
 
-    found = workflow.explain(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis)
+    found = workflow.explain(common.job_of(job, shape, pue, changes), plan, ranked=True, **basis)
     common.answer(found, as_json, allow_tight=allow_tight, brief=not verbose)

@@ -14,7 +14,7 @@ from jointopt.cli.common import STORED_JOB
 Plan = str | dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 _JSON_FILE = re.compile(r"(\S.*\.json)(?::(\d+))?")
-_STUDY = re.compile(r"([^\s:={}]+):(\d+)")
+_STUDY = re.compile(r"([^={}]+):(-?\d+)")
 _ANY_FILE = re.compile(r"(.+?)(?::(\d+))?")
 
 

@@ -164,7 +164,7 @@ def expected(run: Run) -> Expected:
             stops, slow, spread = run.shop.losses(running, float(run.failure_s))
             in_restarts = run.shop.slow_in_restarts(slow, float(run.restart_s), float(run.failure_s))
             restarts = parts["restart"] / factor / running
-            factor = 1.0 - (slow - restarts * in_restarts) / (1.0 - restarts)
+            factor = 1.0 - max(slow - restarts * in_restarts, 0.0) / (1.0 - restarts)
     lost = {
         "work": parts["work"], "checkpoint": parts["checkpoint"] / factor, "restart": parts["restart"] / factor,
         "idle": stops * running, "degraded": done / factor - done,

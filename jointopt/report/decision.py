@@ -54,7 +54,7 @@ def recommended_row(job: Job, front: Columns) -> tuple[int, str]:
         return int(time_s.argmin()), "the one plan that no other beats" if len(time_s) == 1 else "the fastest"
     paid = bill(job, time_s, energy_j)
     score, within, why = energy_j, np.full(len(time_s), True), "least energy within the deadline"
-    if all(name in paid for name in _MONEY):
+    if all(name in paid for name in _MONEY) and float(np.max(paid["cost"] + paid["gpu_cost"])) > 0.0:
         score, why = paid["cost"] + paid["gpu_cost"], "least money for GPUs and electricity"
     elif job.constraints.iteration_time_s is None:
         within = time_s <= (1.0 + SLOWER) * time_s.min()
@@ -95,6 +95,7 @@ class Decision(Result):
     reference: Columns
     surrogate: str = ""
     baseline: str = ""  # what runs today, where that is the reference
+    reference_breaks: Sequence[str] = ()  # why the reference could not be run, a sentence each
     hangs_on: Sequence[OpenSetting] = ()
     next_command: Mapping[str, str] | None = None
     study: tuple[str, str] | None = None  # its name and storage
@@ -135,6 +136,8 @@ class Decision(Result):
         if not all(name in before for name in _MONEY):
             return
         total, cluster = float(before["cost"] + before["gpu_cost"]), self.job.cluster
+        if total <= 0.0:
+            return
         of_gpus_j = cluster.pue * (1.0 + cluster.host_load_share) * float(reference["energy_j"] or math.nan)
         share = float(before["cost"]) * of_gpus_j / float(before["facility_energy_j"]) / total
         low, high = ((1.0 - share) * t + share * e for t, e in ((time.low, energy.low), (time.high, energy.high)))
@@ -155,7 +158,8 @@ class Decision(Result):
         of = f" (of {count:,} Pareto plans)" if count > 1 else ""
         head = [f"{_job_words(self.job)}.", *self._warnings(plan), f"Recommended{of}: {self.reason}"]
         first = [line for sentence in head for line in _lines(sentence)] + self._plan_lines(plan)
-        second = [*self._difference_lines(), *settings_lines(self.hangs_on, SETTINGS, width=WIDTH)]
+        hangs_on = self.hangs_on if OBJECTIVES[0] in self.job.objectives else ()
+        second = [*self._difference_lines(), *settings_lines(hangs_on, SETTINGS, width=WIDTH)]
         yield from ([first], [second])
         last = [line for part in self._commands() for line in part]
         width, fewest, most = PICTURE
@@ -199,7 +203,8 @@ class Decision(Result):
         names, changes, intervals = zip(*(one.cells for one in found), strict=True)
         columns = [TextColumn("", names, left=True), TextColumn("", changes)]
         columns += [TextColumn("", [f"(90 %: {text})" if text else "" for text in intervals], left=True)]
-        return [*_lines(f"Against {against}"), *lay_out(columns)[1:], *self._slower_lines()]
+        breaks = f", which could not be run: {self.reference_breaks[0]}" if self.reference_breaks else ""
+        return [*_lines(f"Against {against}{breaks}"), *lay_out(columns)[1:], *self._slower_lines()]
 
     def _slower_lines(self) -> list[str]:
         """The knee of the front where that is slower than the plan: what waiting buys."""

@@ -119,6 +119,7 @@ class Goodput(Result):
             f"{self.job.name}: {100 * best.effective_time_ratio:.2f} % of the time to train is useful training.",
             f"Time to train {days(best.time_to_train_s)} ({ends} in 80 % of runs, {spread}).",
             f"Plan: {plan_words(self.explained.plan, ('stage_clock_mhz',))}",
+            *([] if self.explained.feasible else [f"NOT FEASIBLE: {' '.join(self.explained.against)}"]),
         )
         yield [line for sentence in head for line in _lines(sentence)]
         yield [self._parts()]
@@ -140,7 +141,8 @@ class Goodput(Result):
     def _sentences(self) -> Iterator[str]:
         best, stated = self.chosen, self.reliability
         count = f"{self.interval_iterations:,} iteration{'s' * (self.interval_iterations != 1)}"
-        why = "the best" if self.job.reliability.checkpoint_interval_s is None else "as stated"
+        best_for = "the best" if best.rolls_back else "the best for restarts, kept for the loss of all copies"
+        why = best_for if self.job.reliability.checkpoint_interval_s is None else "as stated"
         yield (
             f"A checkpoint every {days(self.interval_s)} of training ({count}), {days(stated.checkpoint_s or 0.0)} "
             f"each: {why}. Young {days(self.young_s)}, Daly {days(self.daly_s)}."

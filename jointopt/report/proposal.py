@@ -157,7 +157,15 @@ class Proposal(Result):
         """The recommended plan, and what it gives against the reference."""
         study = (self.study_name, self.storage) if self.study_name and self.storage else None
         return Decision(
-            self.job, self.front, self.reference, self.surrogate, self.baseline, self.hangs_on, self.next_command, study
+            self.job,
+            self.front,
+            self.reference,
+            self.surrogate,
+            self.baseline,
+            self.reference_breaks,
+            self.hangs_on,
+            self.next_command,
+            study,
         )
 
     def __repr__(self) -> str:
@@ -262,7 +270,9 @@ class Proposal(Result):
 
     def __getitem__(self, row: int) -> ProposedPlan:
         """The plan of a row of the front, from 0; IndexError beyond it."""
-        return ProposedPlan(self, range(len(self))[row])
+        if not isinstance(row, int | np.integer) or not -len(self) <= row < len(self):
+            raise IndexError(f"The front has plans 0 to {len(self) - 1}; got {row!r}.")
+        return ProposedPlan(self, int(row) % len(self))
 
     @property
     def recommended(self) -> ProposedPlan:

@@ -106,6 +106,11 @@ def _run(job: Job, explained: Explanation, stated: Reliability) -> renewal.Run:
             f"reliability.checkpoint_interval_s is {interval_s:,.0f} s and the run trains for {work_s:,.0f} s in all; "
             "choose a shorter interval, or leave it out for the best one."
         )
+    if interval_s is not None and interval_s < iteration_s:
+        raise JobError(
+            f"reliability.checkpoint_interval_s is {interval_s:g} s and an iteration takes {iteration_s:.4g} s; "
+            "choose one iteration or more, or leave it out for the best one."
+        )
     if interval_s is None:
         interval_s = min(max(float(renewal.best_interval_s(stopped_s, failure_s)), iteration_s), work_s)
     if max(interval_s + stopped_s, restart_s) > _MOST_TRIES * failure_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -32,6 +32,7 @@ INSTRUCTIONS = (
 )
 JobGiven = str | dict[str, Any]
 PlanGiven = str | dict[str, Any]
+Kind = Literal["gpus", "models", "frameworks", "clusters", "jobs", "recipes"]
 Tool = Callable[..., dict[str, Any]]
 
 
@@ -66,6 +67,8 @@ class Tools:
         "megatron-lm"}. `baseline`: the plan that runs today, to be compared with. The answer has the decision as text,
         plans of the front, and the settings that the time hangs on.
         """
+        if baseline and not (set(baseline) & set("={")):  # a file, and no plan in words
+            baseline = str(self._inside(baseline))
         found = propose(self._job(job, changes), baseline=baseline)
         document = found.to_dict()
         numbers = sorted({*range(0, len(found), max(1, len(found) // PLANS)), found.decision.row})
@@ -89,7 +92,10 @@ class Tools:
     ) -> dict[str, Any]:  # fmt: skip
         """The job on other numbers of GPUs: time, energy and cost; limits pick one."""
         found = scale(self._job(job, changes), gpus, deadline_days=deadline_days, budget=budget, site_kw=site_kw)
-        return {key: value for key, value in found.to_dict().items() if key != "front"} | {"text": found.text()}
+        answer = {key: value for key, value in found.to_dict().items() if key != "front"} | {"text": found.text()}
+        for size in answer["sizes"]:
+            size["plans"] = size["plans"][:1]  # the fastest; the others stand in the text
+        return answer
 
     def export(
         self, job: JobGiven, plan: PlanGiven, target: str = "", changes: dict[str, Any] | None = None, out: str = ""
@@ -106,12 +112,16 @@ class Tools:
                 raise UsageError(
                     "This server writes nothing; start it with `jointopt mcp --write`, or leave `out` away."
                 )
-            document["written"] = [str(path) for path in write(found, self._inside(out))]
+            place = self._inside(out)
+            if place.exists():
+                raise UsageError(f"{out} exists already, and is not written over; choose a new name for out.")
+            document["written"] = [str(path) for path in write(found, place)]
         return document
 
-    def catalog(self, kind: str) -> dict[str, Any]:
-        """What is known by name: gpus, models, frameworks, clusters or jobs."""
-        return {kind: listing(kind)}
+    def catalog(self, kind: Kind) -> dict[str, Any]:
+        """What is known by name."""
+        with only_in(job_file("opt-350m-2x4-a100").parents[1]):  # where the shipped jobs are
+            return {kind: listing(kind)}
 
     def _job(self, given: JobGiven, changes: Mapping[str, Any] | None) -> Job:
         """The job of a file in the folder, of a shipped job's name, or of a mapping."""
@@ -136,7 +146,7 @@ class Tools:
                 with only_in(self._folder):
                     found: dict[str, Any] = plain(tool(*args, **options))
                     return found
-            except JointOptError as error:
+            except (JointOptError, OSError, ValueError) as error:
                 raise ToolError(str(error)) from error
 
         return run

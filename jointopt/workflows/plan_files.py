@@ -38,7 +38,7 @@ def plan_in(document: Any, source: str, name: str, row: int | None) -> dict[str,
         every = f"{name}:1 to {name}:{len(rows)}"
         if row is None and len(rows) != 1:
             raise UsageError(f"{source} holds {len(rows)} plans; say which, from {every}.")
-        if not 1 <= (row or 1) <= len(rows):
+        if not 1 <= (1 if row is None else row) <= len(rows):
             raise UsageError(f"{source} holds {len(rows)} plans, from {every}; got row {row}.")
         found = rows[(row or 1) - 1]
     found = found if isinstance(found, dict) else {}

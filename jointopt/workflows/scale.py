@@ -50,10 +50,10 @@ class _ClusterFront:
 
 @accepts_paths
 def scale(
-    jobs: Sequence[Job] | Job, gpus: Sequence[int] = (), *, weak: bool = False, deadline_days: float | None = None,
-    budget: float | None = None, site_kw: float | None = None, at_high_end: bool = False, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None,
+    jobs: Sequence[Job] | Job, gpus: Sequence[int] | int = (), *, weak: bool = False,
+    deadline_days: float | None = None, budget: float | None = None, site_kw: float | None = None,
+    at_high_end: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
+    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
     """The fronts of jobs that differ in their clusters (see `jointopt.jobs.jobfile.load_jobs`), side by side.
 
@@ -67,6 +67,7 @@ def scale(
     """
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
+    gpus = [gpus] if isinstance(gpus, int) else list(dict.fromkeys(gpus))
     if isinstance(jobs, Job):
         jobs = sized_jobs(job_mapping(jobs), jobs.name, Path(), gpus, weak=weak) if gpus else [jobs]
     elif gpus:

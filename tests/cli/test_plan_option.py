@@ -35,7 +35,9 @@ def test_rows_of_a_proposal_are_compared(proposal: Path) -> None:
     assert [plan["plan"]["tp"] for plan in found["plans"]] == [1, 2]
 
 
-@pytest.mark.parametrize(("row", "message"), [("", "from proposal.json:1 to proposal.json:2"), (":9", "got row 9")])
+@pytest.mark.parametrize(
+    ("row", "message"), [("", "from proposal.json:1 to proposal.json:2"), (":9", "got row 9"), (":0", "got row 0")]
+)
 def test_a_row_that_is_not_there_is_named(proposal: Path, row: str, message: str) -> None:
     result = run("explain", JOB, "--plan", f"{proposal}{row}")
     assert (result.exit_code, message in result.stderr) == (2, True)

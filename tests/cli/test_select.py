@@ -159,6 +159,11 @@ def test_a_plan_of_a_study_is_exported_without_its_job(place: Path) -> None:
     assert "from mine:1 to mine:" in run("export", "--plan", "mine:9999", *storage).stderr
 
 
+def test_a_plan_of_a_study_is_none_of_another_job(place: Path) -> None:
+    answer = run("explain", "llama-3-8b-1x8-h100", "--plan", "mine:2", "--storage", f"sqlite:///{place}/studies.db")
+    assert (answer.exit_code, "is of another job than llama-3-8b-1x8-h100" in answer.stderr) == (2, True)
+
+
 def test_plans_of_two_jobs_are_not_compared(place: Path) -> None:
     storage = ["--storage", f"sqlite:///{place}/studies.db"]
     other = ["--set", "training.global_batch_size=128", "--study", "other", "--surrogate", "none", "--quiet"]

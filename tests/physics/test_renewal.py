@@ -133,6 +133,14 @@ def test_a_run_begins_with_all_nodes_whole() -> None:
     assert shop.losses(1.5 * DAY_S, DAY_S)[0] < 0.7 * shop.losses(1e12, DAY_S)[0]
 
 
+def test_longer_repairs_leave_fewer_replicas_however_short_the_run() -> None:
+    runs = [replace(RUN, shop=RepairShop(0, days * DAY_S, 8, 1 / 8)) for days in (1, 10, 40, 400)]
+    found = [expected(run) for run in runs]
+    missing = [(one.lost_s["degraded"] + one.lost_s["idle"]) / one.time_s for one in found]
+    assert missing == sorted(set(missing))
+    assert found[0].time_s == pytest.approx(simulated_times_s(runs[0], 500).mean(), rel=0.05)
+
+
 def test_many_spares_are_as_good_as_a_replacement_at_hand() -> None:
     with np.errstate(all="raise", under="ignore"):
         assert expected(replace(RUN, shop=RepairShop(200, HOUR_S))).time_s == pytest.approx(expected(RUN).time_s)

@@ -86,6 +86,26 @@ def test_what_hosts_draw_at_rest_follows_the_time(make_proposal: Proposals, make
     assert (found.name, found.low, found.high) == ("money", pytest.approx(-6.0), pytest.approx(1.0))
 
 
+def test_prices_of_nothing_are_no_money(make_proposal: Proposals, job: Job) -> None:
+    free = replace(job.cluster, price_per_kwh=0.0, price_per_gpu_hour=0.0)
+    decision = make_proposal(job=replace(job, cluster=free)).decision
+    assert [one.name for one in decision.differences] == ["time", "energy"]
+    assert decision.reason == "least energy within 1% of the fastest's time"
+
+
+def test_a_reference_that_could_not_be_run_says_so(make_proposal: Proposals, make_front: Fronts) -> None:
+    front = make_front(2, iteration_time_s=np.array([1.3, 1.31]))
+    text = make_proposal(front=front, reference_breaks=("It draws 680 W of 400 W.",)).text(brief=True)
+    assert "could not be run: It draws 680 W of 400 W." in " ".join(text.split())
+
+
+def test_settings_of_the_time_are_no_matter_where_time_is_no_objective(make_proposal: Proposals, job: Job) -> None:
+    hangs_on = (OpenSetting("training.framework", "generic", "nemo", -90.0),)
+    lean = replace(job, objectives=("peak_memory_gib",))
+    assert "training.framework" in make_proposal(hangs_on=hangs_on).text(brief=True)
+    assert "training.framework" not in make_proposal(job=lean, hangs_on=hangs_on).text(brief=True)
+
+
 def test_the_document_names_the_plan_by_its_number(make_proposal: Proposals) -> None:
     decision = make_proposal(5).to_dict()["decision"]
     assert (decision["plan_number"], decision["against_reference"]["time"]["percent"]) == (1, 0.0)

@@ -72,6 +72,31 @@ def test_an_export_is_written_only_with_leave_and_only_inside(tmp_path: Path) ->
     assert [Path(path).exists() for path in written] == [True] * len(written) != []
 
 
+def test_what_exists_is_never_written_over(tmp_path: Path) -> None:
+    given = {"job": JOB, "plan": PLAN, "target": "megatron", "writes": True}
+    outside, folder = tmp_path / "outside.sh", tmp_path / "jobs"
+    (folder / "run").mkdir(parents=True)
+    outside.write_text("mine")
+    (folder / "run" / "start.sh").symlink_to(outside)
+    (folder / "link").symlink_to(tmp_path / "new.sh")
+    for out in ("run", "run/start.sh"):
+        assert "exists already" in call(folder, "export", **given, out=out) or out == "run/start.sh"
+    assert "outside of the folder" in call(folder, "export", **given, out="link")
+    assert (outside.read_text(), (tmp_path / "new.sh").exists()) == ("mine", False)
+
+
+def test_names_are_listed_for_an_agent(tmp_path: Path) -> None:
+    assert "opt-350m-2x4-a100" in str(call(tmp_path, "catalog", kind="jobs"))
+    assert "h100-sxm5-80gb" in str(call(tmp_path, "catalog", kind="gpus"))
+    assert "'gpus'" in call(tmp_path, "catalog", kind="machines")
+
+
+def test_a_baseline_is_read_in_the_folder_alone(tmp_path: Path) -> None:
+    assert "outside of the folder" in call(tmp_path, "propose", job=JOB, baseline="/etc/passwd")
+    assert "outside of the folder" in call(tmp_path, "propose", job=JOB, baseline="/etc/nothing")
+    assert "time" in call(tmp_path, "propose", job=JOB, baseline="dp=8")["decision"]["against_reference"]
+
+
 def test_what_a_verb_refuses_is_one_sentence(tmp_path: Path) -> None:
     found = call(tmp_path, "explain", job=JOB, plan="tp=3")
     assert "tp" in found

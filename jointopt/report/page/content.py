@@ -156,8 +156,8 @@ def _choice(job: Job, document: Mapping[str, Any]) -> dict[str, Any] | None:
         "pue": cluster.pue, "host_w": cluster.host_power_w * cluster.nodes,
         "host_share": cluster.host_load_share, "currency": cluster.currency,
         "given": {
-            "price_gpu": cluster.price_per_gpu_hour or 0.0, "price_kwh": cluster.price_per_kwh or 0.0,
-            "carbon": cluster.carbon_kg_per_kwh or 0.0, "deadline": job.constraints.iteration_time_s,
+            "price_gpu": cluster.price_per_gpu_hour, "price_kwh": cluster.price_per_kwh,
+            "carbon": cluster.carbon_kg_per_kwh, "deadline": job.constraints.iteration_time_s,
             "kw": job.constraints.cluster_power_kw,
         },
     }  # fmt: skip

@@ -157,27 +157,31 @@
   const spans = () => {
     const kw = C.time_s.map((_, row) => siteJ(row) / C.time_s[row] / 1e3);
     const ends = (values) => [Math.min(...values), Math.max(...values)];
-    return {deadline: ends(C.time_s), kw: ends(kw), price_gpu: [0, 10], price_kwh: [0, 0.5], carbon: [0, 1], price_carbon: [0, 300]};
+    const upTo = (name, usual) => [0, Math.max(usual, 2 * (C.given[name] ?? 0))];
+    return {deadline: ends(C.time_s), kw: ends(kw), price_gpu: upTo("price_gpu", 10), price_kwh: upTo("price_kwh", 0.5), carbon: upTo("carbon", 1), price_carbon: [0, 300]};
   };
   const siteJ = (row) => (C.energy_j[row] * (1 + C.host_share) + C.host_w * C.time_s[row]) * C.pue;
   const digits = (value, count = 4) => Number(value.toPrecision(count)).toLocaleString("en", {maximumSignificantDigits: count});
   const signed = (value) => `${value < 0 ? "" : "+"}${value.toFixed(1)} %`;
   const percent = (value, base) => 100 * (value / base - 1);
+  const moved = new Set();  // sliders that were moved
   const limits = () => {
     const found = {}, range = spans();
     for (const slider of document.querySelectorAll("#choice input")) {
       const [low, high] = range[slider.name], at = low + (high - low) * slider.value / 100;
-      const most = (slider.name === "deadline" || slider.name === "kw") && slider.value === "100";
-      found[slider.name] = most ? Infinity : at;
+      const given = moved.has(slider.name) ? null : C.given[slider.name] ?? null;  // as the job states it, exactly
+      const most = given === null && (slider.name === "deadline" || slider.name === "kw") && slider.value === "100";
+      found[slider.name] = given ?? (most ? Infinity : at);
       const unit = {deadline: " s", kw: " kW", price_gpu: ` ${C.currency}`, price_kwh: ` ${C.currency}`, carbon: " kg", price_carbon: ` ${C.currency}`}[slider.name];
-      slider.previousElementSibling.textContent = most ? "(any)" : digits(at, 3) + unit;
+      slider.previousElementSibling.textContent = most ? "(any)" : digits(found[slider.name], 3) + unit;
     }
     return found;
   };
   const best = (by) => {
     const rows = C.time_s.map((_, row) => row)
       .filter((row) => C.time_s[row] <= by.deadline * (1 + 1e-9) && siteJ(row) / C.time_s[row] / 1e3 <= by.kw * (1 + 1e-9));
-    const priced = by.price_gpu > 0 && by.price_kwh + by.carbon * by.price_carbon > 0;
+    const stated = C.given.price_gpu !== null && C.given.price_kwh !== null && by.price_gpu + by.price_kwh > 0;
+    const priced = by.price_gpu > 0 && by.price_kwh + by.carbon * by.price_carbon > 0 || stated;
     const paid = (row) => C.gpus * C.time_s[row] / HOUR * by.price_gpu
       + siteJ(row) / KWH * (by.price_kwh + by.carbon * by.price_carbon / 1e3);
     const free = by.deadline === Infinity && !priced, fastest = Math.min(...rows.map((row) => C.time_s[row]));
@@ -201,7 +205,7 @@
     for (const slider of document.querySelectorAll("#choice input")) {
       const [low, high] = range[slider.name], given = C.given[slider.name];
       if (given) slider.value = Math.max(0, Math.min(100, Math.round(100 * (given - low) / ((high - low) || 1))));
-      slider.addEventListener("input", choose);
+      slider.addEventListener("input", () => { moved.add(slider.name); choose(); });
     }
     choose();
   }
@@ -209,6 +213,7 @@
   const compare = (point) => {
     const {x, y} = point;
     const nearest = C.time_s.map((_, row) => row).reduce((a, b) => far(b, x, y) < far(a, x, y) ? b : a);
+    if (far(nearest, x, y) > 1e-7) { document.getElementById("compared").textContent = "That is no plan of the front."; return; }
     picked = [...picked, nearest].slice(-2);
     if (picked.length < 2) { document.getElementById("compared").textContent = `Plan ${nearest + 1}; click another to compare.`; return; }
     const [a, b] = picked, of = (values) => signed(percent(values[b], values[a]));
