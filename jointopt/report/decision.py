@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,16 @@ from jointopt.core.quote import our_command
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.physics.site import bill
-from jointopt.physics.throughput import with_rates
+from jointopt.physics.site import bill, facility_energy_j
 from jointopt.report.doubts import OpenSetting, above_best, reasons_of, settings_lines, wider_lines
-from jointopt.report.plans import are_alike, probability_of_fitting, probability_text, short_plan
+from jointopt.report.plans import (
+    against_first,
+    are_alike,
+    entry_with_rates,
+    probability_of_fitting,
+    probability_text,
+    short_plan,
+)
 from jointopt.report.tables import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -25,7 +31,7 @@ from jointopt.report.tables import (
     Result,
     TextColumn,
     lay_out,
-    line_width,
+    paragraphs,
     pick,
     plan_entries,
     quantity,
@@ -100,20 +106,24 @@ class Decision(Result):
     next_command: Mapping[str, str] | None = None
     study: tuple[str, str] | None = None  # its name and storage
 
+    @functools.cached_property
+    def _recommended(self) -> tuple[int, str]:
+        return recommended_row(self.job, self.front)
+
     @property
     def row(self) -> int:
         """The row of the front that is recommended."""
-        return recommended_row(self.job, self.front)[0]
+        return self._recommended[0]
 
     @property
     def reason(self) -> str:
         """Why that row."""
-        return recommended_row(self.job, self.front)[1]
+        return self._recommended[1]
 
-    @property
+    @functools.cached_property
     def plan(self) -> dict[str, Any]:
         """The recommended plan with its predictions and rates."""
-        return plan_entries(with_rates(self.job, self.front), [self.row])[0]
+        return entry_with_rates(self.job, self.front, self.row)
 
     @property
     def differences(self) -> list[Difference]:
@@ -122,7 +132,7 @@ class Decision(Result):
         if reference is None:
             return []
         time, energy = (
-            Difference(name, _percent(plan[key], reference[key]), *_interval(plan, name))
+            Difference(name, _percent(plan[key], reference[key]), *against_first(plan, name)[1:])
             for name, key in zip(("time", "energy"), OBJECTIVES, strict=True)
         )
         found = [time, energy, *self._money(plan, reference, time, energy)]
@@ -135,10 +145,10 @@ class Decision(Result):
         now, before = (bill(self.job, *(entry[name] or math.nan for name in OBJECTIVES)) for entry in (plan, reference))
         if not all(name in before for name in _MONEY):
             return
-        total, cluster = float(before["cost"] + before["gpu_cost"]), self.job.cluster
+        total = float(before["cost"] + before["gpu_cost"])
         if total <= 0.0:
             return
-        of_gpus_j = cluster.pue * (1.0 + cluster.host_load_share) * float(reference["energy_j"] or math.nan)
+        of_gpus_j = float(facility_energy_j(self.job.cluster, 0.0, reference["energy_j"] or math.nan))
         share = float(before["cost"]) * of_gpus_j / float(before["facility_energy_j"]) / total
         low, high = ((1.0 - share) * t + share * e for t, e in ((time.low, energy.low), (time.high, energy.high)))
         yield Difference("money", _percent(float(now["cost"] + now["gpu_cost"]), total), low, high)
@@ -263,12 +273,7 @@ def front_picture(front: Columns, reference: Columns, row: int, width: int, heig
 
 
 def _lines(sentence: str, first: str = "") -> list[str]:
-    """A sentence in lines of at most `WIDTH` characters."""
-    width = min(WIDTH, line_width())
-    return textwrap.wrap(
-        sentence, width, initial_indent=first, subsequent_indent=first + _INDENT, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    return paragraphs([sentence], first=first, most=WIDTH)
 
 
 def _job_words(job: Job) -> str:
@@ -281,8 +286,3 @@ def _job_words(job: Job) -> str:
 
 def _percent(value: float | None, reference: float | None) -> float:
     return 100.0 * (value / reference - 1.0) if value and reference else math.nan
-
-
-def _interval(plan: Mapping[str, Any], name: str) -> Iterable[float]:
-    ends = [plan.get(f"{name}_vs_first_percent_{end}") for end in ("low", "high")]
-    return ends if None not in ends else ()  # type: ignore[return-value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.reliability import POLICIES, Reliability
 from jointopt.report.explanation import Explanation
 from jointopt.report.plans import plan_words
-from jointopt.report.tables import RUN_ENERGY_UNITS, Block, Result, TextColumn, figure, lay_out, line_width, unit_of
+from jointopt.report.tables import RUN_ENERGY_UNITS, Block, Result, TextColumn, figure, lay_out, paragraphs, unit_of
 
 _WIDTH, _INDENT = 80, "  "
 _UNITS = ((1.0, "s"), (60.0, "min"), (3600.0, "h"), (86400.0, "days"))
@@ -176,6 +175,4 @@ class Goodput(Result):
 
 
 def _lines(sentence: str) -> list[str]:
-    return textwrap.wrap(
-        sentence, min(_WIDTH, line_width()), subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
-    )
+    return paragraphs([sentence], most=_WIDTH)

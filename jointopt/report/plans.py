@@ -29,11 +29,12 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
-from jointopt.physics.throughput import peak_tflops
+from jointopt.physics.throughput import peak_tflops, with_rates
 from jointopt.report import tables
 from jointopt.report.doubts import distinct_reasons, reasons_of
 from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
+from jointopt.search.pareto import take
 from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
 
 if TYPE_CHECKING:
@@ -247,6 +248,21 @@ def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
     return [f"  {'; '.join(found)} (--json has {more})."]
 
 
+def against_first(plan: Row, name: str) -> tuple[float, float, float]:
+    """How much more time or energy a plan takes than what it was compared with, in percent, and the ends of that.
+
+    NaN where it is not known.
+    """
+    found = [plan.get(f"{name}_vs_first_percent{end}") for end in ("", "_low", "_high")]
+    percent, low, high = (math.nan if value is None else float(value) for value in found)
+    return percent, low, high
+
+
+def entry_with_rates(job: Job, front: Columns, row: int) -> dict[str, Any]:
+    """One plan of a front as an entry, with its rates."""
+    return tables.plan_entries(with_rates(job, take(front, np.array([row]))))[0]
+
+
 COMPARED = {"time": "iteration_time_s", "energy": "energy_j"}  # what plans are compared in, and its column
 
 
@@ -267,8 +283,8 @@ def difference_column(
         plain[0] = itself
     known = [math.nan] * len(plain)  # half of the interval of each difference; none of a row from itself
     for row, entry in enumerate(sure):
-        low, high = (entry.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
-        if plain[row] != "-" and low is not None and high is not None:
+        _, low, high = against_first(entry, name)
+        if plain[row] != "-":
             known[row] = 0.5 * (high - low) or math.nan
     return TextColumn(head or f"{name}\nΔ%", tables.plus_minus(plain, known), brief=plain)
 

@@ -29,6 +29,7 @@ from jointopt.report.plans import (
     LayoutSummary,
     basis_lines,
     compared_lines,
+    entry_with_rates,
     layout_lines,
     plan_frame,
     predicted_table,
@@ -113,7 +114,7 @@ class Proposal(Result):
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
     domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
     source: str = ""  # how a shell names the job: its file, or options; blank: not known
-    next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no source is known
+    next_command: Mapping[str, str] | None = None  # that starts the recommended plan, a note; None: source unknown
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
     # a verb by its name, for what is asked of the proposal and its plans
     verb: Callable[[str], Callable[..., Any]] | None = field(default=None, repr=False, compare=False)
@@ -157,16 +158,9 @@ class Proposal(Result):
         """The recommended plan, and what it gives against the reference."""
         study = (self.study_name, self.storage) if self.study_name and self.storage else None
         return Decision(
-            self.job,
-            self.front,
-            self.reference,
-            self.surrogate,
-            self.baseline,
-            self.reference_breaks,
-            self.hangs_on,
-            self.next_command,
-            study,
-        )
+            self.job, self.front, self.reference, self.surrogate, self.baseline, self.reference_breaks, self.hangs_on,
+            self.next_command, study,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         """The decision, for a prompt."""
@@ -308,7 +302,7 @@ class ProposedPlan:
     @property
     def predicted(self) -> dict[str, Any]:
         """The plan's fields and predictions, as in the document of `propose --json`."""
-        return plan_entries(with_rates(self.proposal.job, self.proposal.front), [self.row])[0]
+        return entry_with_rates(self.proposal.job, self.proposal.front, self.row)
 
     @property
     def plan(self) -> dict[str, Any]:

@@ -143,11 +143,15 @@ def line_width(most: int = 240) -> int:
     return min(most, max(columns, _NARROWEST)) if columns else WIDTH
 
 
-def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
-    """The lines of sentences, each from a new line, later ones indented; long words such as URLs stay whole."""
+def paragraphs(sentences: Iterable[str], indent: str = "  ", *, first: str = "", most: int = WIDTH) -> list[str]:
+    """The lines of sentences, each from a new line that begins with ``first``, later ones indented by more.
+
+    Of ``most`` characters at most; long words such as URLs stay whole.
+    """
     wrapper = textwrap.TextWrapper(
-        line_width(WIDTH), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+        line_width(most), initial_indent=first, subsequent_indent=first + indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
     return [line for text in sentences for line in wrapper.wrap(text)]
 
 

@@ -23,6 +23,7 @@ from jointopt.report.plans import (
     NEAR,
     SITE_FIGURES,
     LayoutSummary,
+    against_first,
     are_against_first,
     better_words,
     difference_column,
@@ -63,6 +64,7 @@ def content(
     ``drift``: by how much parts priced now differ from the totals stored.
     """
     training, cluster, front = job.training, job.cluster, document["front"]
+    row, why = recommended_entry(job, front)
     layouts, space, joint = len(figures.by_layout(front)), document.get("space") or {}, document.get("joint")
     lead = (
         f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
@@ -87,9 +89,9 @@ def content(
     return {
         "title": str(document["job"]), "alert": "" if most >= FEASIBLE else alert,
         "lead": lead + (f" Assumed {job.assumed_clocks}." if job.assumed_clocks else ""),
-        "recommended": _recommended(job, front),
+        "recommended": f"Plan {row + 1:,} of {len(front):,}: {why}." if len(front) > 1 else f"{why.capitalize()}.",
         "letter": next((plan.letter for plan in plans if "recommended" in plan.chosen.name), plans[0].letter),
-        "cards": _cards(job, document),
+        "cards": _cards(job, document, front[row]),
         "plans": _plan_table(plans), "layouts": _layout_table(document), "costs": _cost_table(job, plans),
         "rates": rate_words(job, plans[0].chosen.entry), "joint": joint_words(joint) if joint else "",
         "beside": [f"{AlternativePlan(**plan).sentence(searched)}." for plan in document.get("beside") or []],
@@ -102,27 +104,20 @@ def content(
         "space": considered or "", "provenance": _provenance(job, document), "job_file": job_file,
         "notes": [moved] * (drift > 0.005) + wider_lines(reasons, [plan.letter for plan in plans], "interval"),
         "doubts": document.get("doubts") or [], "next": document.get("next"),
-        "data": _figures_by_place(job, document, plans, cooler) | {"choice": _choice(job, document)},
+        "data": _figures_by_place(job, document, plans, cooler) | {"choice": _choice(job, document, row)},
     }  # fmt: skip
 
 
-def _recommended(job: Job, front: Sequence[Entry]) -> str:
-    """Which plan is recommended, and why."""
-    row, reason = recommended_entry(job, front)
-    return f"Plan {row + 1:,} of {len(front):,}: {reason}." if len(front) > 1 else f"{reason.capitalize()}."
-
-
-def _cards(job: Job, document: Mapping[str, Any]) -> list[Card]:
+def _cards(job: Job, document: Mapping[str, Any], plan: Entry) -> list[Card]:
     """The recommended plan's time, what it gives against the reference, its memory, and what joint search saves."""
-    front, joint = document["front"], document.get("joint")
-    plan = front[recommended_entry(job, front)[0]]
+    joint = document.get("joint")
     name = "Time" if probability_of_fitting(plan) >= FEASIBLE else "Time, would it fit"
     time, low, high = (_result(plan, f"iteration_time_s{end}") for end in ("", "_low", "_high"))
     cards = [(name, time, "" if "-" in (low, high) else f"90 %: {low} to {high}")]
     usual = f"the baseline, {base}" if (base := document.get("baseline")) else "the fastest plan at the top clock"
     for quantity in COMPARED:
-        ends = [plan.get(f"{quantity}_vs_first_percent{end}") for end in ("", "_low", "_high")]
-        if None not in ends:
+        ends = against_first(plan, quantity)
+        if all(map(math.isfinite, ends)):
             value, low, high = (f"{end:+z.1f}" for end in ends)
             cards.append((f"{quantity.title()} against {usual}", f"{value} %", f"90 %: {low} to {high} %"))
     if plan.get("mfu") is not None:
@@ -130,15 +125,15 @@ def _cards(job: Job, document: Mapping[str, Any]) -> list[Card]:
     fits, gib = probability_of_fitting(plan), job.cluster.gpu.memory_gib
     cards.append(("Memory", _result(plan, "peak_memory_gib"), f"of {gib:.0f} GiB; fits with probability {fits:.2f}"))
     if joint:
-        ends = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
-        percent = [f"{100.0 * end:+z.0f}" for end in ends if end is not None]
-        sure = f" (90 %: {' to '.join(percent)} %)" if len(percent) == 2 and any(ends) else ""
+        savings = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
+        percent = [f"{100.0 * end:+z.0f}" for end in savings if end is not None]
+        sure = f" (90 %: {' to '.join(percent)} %)" if len(percent) == 2 and any(savings) else ""
         note = f"of energy at equal time, at most, against two steps{sure}"
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}", note))
     return cards
 
 
-def _choice(job: Job, document: Mapping[str, Any]) -> dict[str, Any] | None:
+def _choice(job: Job, document: Mapping[str, Any], row: int) -> dict[str, Any] | None:
     """What the page chooses plans by, as limits and prices move; None where a front has one plan or no energies."""
     front, cluster = document["front"], job.cluster
     if len(front) < 2 or any(entry.get("energy_j") is None for entry in front):
@@ -150,7 +145,7 @@ def _choice(job: Job, document: Mapping[str, Any]) -> dict[str, Any] | None:
         "time_s": [entry["iteration_time_s"] for entry in front], "energy_j": [entry["energy_j"] for entry in front],
         "fits": [probability_of_fitting(entry) for entry in front],
         "words": [plan_words(entry, set(entry) & set(LAYOUT_COLUMNS) | {"stage_clock_mhz"}) for entry in front],
-        "recommended": recommended_entry(job, front)[0], "slower": SLOWER, "sure": NOT_TIGHT, "start": started,
+        "recommended": row, "slower": SLOWER, "sure": NOT_TIGHT, "start": started,
         "reference": [(document.get("reference") or front[0]).get(name) for name in COMPARED.values()],
         "time_unit": axes.time[0], "energy_unit": axes.energy[0], "gpus": cluster.num_gpus,
         "pue": cluster.pue, "host_w": cluster.host_power_w * cluster.nodes,

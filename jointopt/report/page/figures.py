@@ -10,7 +10,7 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page.choice import ChosenPlan, Entry, PlanPicture, layout_key, mean_power_w
-from jointopt.report.plans import differing_columns, plan_words
+from jointopt.report.plans import against_first, differing_columns, plan_words
 
 Figure = dict[str, Any]
 COLOURS = 10
@@ -141,8 +141,8 @@ def _against_reference(entry: Entry) -> dict[str, Any] | None:
     """Time and energy of a plan with the 90 % intervals of how they differ from the reference; None for that itself."""
     found: dict[str, Any] = {}
     for name, quantity in zip(OBJECTIVES, ("time", "energy"), strict=True):
-        percent, low, high = (entry.get(f"{quantity}_vs_first_percent{end}") for end in ("", "_low", "_high"))
-        if percent is None or low is None or high is None or low == high:
+        percent, low, high = against_first(entry, quantity)
+        if not low < high:
             return None
         base = entry[name] / (1.0 + percent / 100.0)
         found |= {name: entry[name], f"{name}_low": base * (1.0 + low / 100.0)}
