@@ -105,7 +105,7 @@ clean:
 .venv/.services-installed: pyproject.toml .ci/lock.txt | .venv/bin/python
 	@echo "Installing jointopt and all that its tests of services need into .venv ..."
 	$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile torch==2.13.0 'triton<3.9'
-	$(INSTALL) -e '.[dev,torch,postgres,browser,frameworks,dask]'
+	$(INSTALL) -e '.[dev,torch,postgres,browser,frameworks,dask,mlflow,wandb]'
 	@echo "Installing DeepSpeed, torchtitan and Megatron, which read and train exported plans, into .venv ..."
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INSTALL) --no-build-isolation deepspeed==0.19.8 # whose build imports torch
 	$(INSTALL) --no-deps --upgrade --target .venv/torchtitan-0.2.2 torchtitan==0.2.2

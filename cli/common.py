@@ -45,7 +45,7 @@ SECTIONS = {
     "In place of the job's": ("settings", "network", "pue", "price_per_gpu_hour", "price_per_kwh", "carbon",
                               "run_tokens"),
     "What predictions rest on": ("surrogate", "measured", "machine", "calibration"),
-    "What is stored": ("storage", "studies", "study", "all_trials"),
+    "What is stored": ("storage", "studies", "study", "all_trials", "log"),
     "What is printed and written": ("verbose", "show_all", "top", "layouts", "as_json", "form", "quiet", "out",
                                     "report", "trace", "help"),
 }  # fmt: skip

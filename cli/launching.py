@@ -84,6 +84,10 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 # ``launcher`` and the options of the launchers, which `launcher_arguments` puts together; required, or not.
 launcher_options = common.options(_OPTIONS)
 optional_launcher = common.options((("--launcher", _OPTIONS[0][1] | {"required": False}), *_OPTIONS[1:]))
+log = click.option(
+    "--log", default="", metavar="mlflow|wandb",
+    help="Log every run to this experiment tracker too, once it is stored.",
+)  # fmt: skip
 
 
 def begin_runs(launcher: str, options: Mapping[str, Any]) -> None:

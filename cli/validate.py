@@ -18,13 +18,14 @@ from jointopt.cli import common, launching
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
 @common.alike
 @common.pue
+@launching.log
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.output_options
 @click.pass_context
 def validate(
     ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, alike: bool,
-    pue: float | None, basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
+    pue: float | None, basis: dict[str, Any], report: Path | None, log: str, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
 
@@ -42,7 +43,7 @@ def validate(
     launching.begin_runs(launcher, options)
     found = workflow.validate(
         common.job_of(job, pue=pue, changes=launching.job_changes(options)), launcher, top, seed=seed, again=again,
-        alike=alike, **basis, **launching.launcher_arguments(options),
+        alike=alike, log=log, **basis, **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)

@@ -16,9 +16,9 @@ import pytest
 
 # Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
 NEEDY = {
-    "torch", "dask", "cluster", "postgres", "postgres_server", "page", "small_disk", "shared_url=postgresql",
-    "setting=slurm", "setting=torchrun", "setting=megatron", "setting=torchtitan", "setting=nanotron",
-    "setting=deepspeed", "setting=megatron-bridge", "setting=nanotron by command",
+    "torch", "dask", "mlflow", "wandb", "cluster", "postgres", "postgres_server", "page", "small_disk",
+    "shared_url=postgresql", "setting=slurm", "setting=torchrun", "setting=megatron", "setting=torchtitan",
+    "setting=nanotron", "setting=deepspeed", "setting=megatron-bridge", "setting=nanotron by command",
 }  # fmt: skip
 LONG = {"trained"}  # fixtures that train a surrogate
 # Why a test may be skipped in CI: what is there or not is none of CI's making.
@@ -44,6 +44,20 @@ def torch() -> Any:
 def dask() -> Any:
     """Dask, for tests of its workers."""
     return pytest.importorskip("distributed", reason="workers need Dask: pip install 'jointopt[dask]'")
+
+
+@pytest.fixture(scope="session")
+def mlflow() -> Any:
+    """MLflow's client, for tests of trackers."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    return pytest.importorskip("mlflow", reason="its runs need MLflow: pip install 'jointopt[mlflow]'")
+
+
+@pytest.fixture(scope="session")
+def wandb() -> Any:
+    """The client of Weights & Biases, for tests of trackers."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    return pytest.importorskip("wandb", reason="its runs need Weights & Biases: pip install 'jointopt[wandb]'")
 
 
 @pytest.hookimpl(tryfirst=True)

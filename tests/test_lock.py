@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LINES = [line for line in (ROOT / ".ci" / "lock.txt").read_text().splitlines() if not line.startswith("#")]
-EXTRAS = ("dev", "docs", "torch", "postgres", "browser", "frameworks", "dask")
+EXTRAS = ("dev", "docs", "torch", "postgres", "browser", "frameworks", "dask", "mlflow", "wandb")
 
 
 def test_each_package_that_is_needed_is_locked_to_versions_that_are_allowed() -> None:

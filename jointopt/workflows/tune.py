@@ -56,6 +56,7 @@ from jointopt.workflows.campaign.expectation import Expectations, GrowingModel, 
 from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
 from jointopt.workflows.propose import propose
+from jointopt.workflows.trackers import Tracker
 
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
@@ -66,7 +67,8 @@ def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, batch: int = 1, alike: bool = False, retry_failed: bool = False,
-    spread: Kernel | None = None, machine: Machine | None = None, power_profiles: Sequence[str] = (), **options: Any,
+    spread: Kernel | None = None, machine: Machine | None = None, power_profiles: Sequence[str] = (), log: str = "",
+    **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
@@ -80,8 +82,9 @@ def tune(
     of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where it failed, but
     for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on with the rest
     of the budget; runs left to a cluster come first. Raises LauncherError where nothing can be run, InfeasibleError
-    where no plan is left.
+    where no plan is left. ``log``: mlflow or wandb, to which every run is logged once it is stored.
     """
+    tracker = Tracker(log) if log else None
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrow_search(chosen, job), objectives=job.measured_objectives)
@@ -97,6 +100,7 @@ def tune(
         candidates = listed_candidates(listing, model.job, calibration, machine)
     usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else USUAL
     loop = _TuneLoop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
+    loop.tracker = tracker
     loop.families = None if alike or batch < 2 else layout_families(candidates.plans)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())

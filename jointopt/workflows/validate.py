@@ -43,6 +43,7 @@ from jointopt.workflows.campaign.expectation import EarlierRuns
 from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
+from jointopt.workflows.trackers import Tracker
 
 _log = logging.getLogger(__name__)
 _PREDICTED = tuple(f"{name}{end}" for name in RESULTS for end in ("", "_low", "_high"))
@@ -64,7 +65,7 @@ def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, again: bool = False, alike: bool = False, machine: Machine | None = None,
-    **options: Any,
+    log: str = "", **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
@@ -73,8 +74,10 @@ def validate(
     job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others
     as in `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run
     is kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
-    LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit.
+    LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit. ``log``: mlflow or
+    wandb, to which every run is logged once it is stored.
     """
+    tracker = Tracker(log) if log else None
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
     # of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs
@@ -97,6 +100,7 @@ def validate(
     else:
         plans = _choose_of_space(model, top, alike)
     bench = _ValidateRuns(model, chosen, plans, storage, runs)
+    bench.tracker = tracker
     if top > 1 and not alike and _are_apart(plans):
         bench.note(APART)
     stopped = bench.work(again)

@@ -16,6 +16,7 @@ from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.core.facts import failure_in
 from jointopt.core.schema import Bools, Ints
 from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.measure.base import Launcher
 from jointopt.physics.cost_model import with_unit
 from jointopt.report.plans import differing_columns, plan_words
@@ -36,6 +37,7 @@ from jointopt.workflows.campaign.expectation import (
     values_and_bounds,
 )
 from jointopt.workflows.campaign.record import FinishedRun, QueuedRun, Record
+from jointopt.workflows.trackers import TrackedRun, Tracker
 
 _log = logging.getLogger(__name__)
 _LOGGED_RESULTS = ("iteration_time_s", "energy_j")
@@ -61,6 +63,7 @@ class Campaign:
         self._retry = retry
         self._ended: list[Mapping[str, Any]] = []  # rows, in the order in which they ended
         self._doubted = False
+        self.tracker: Tracker | None = None  # that each run is logged to, once it is stored
 
     def note(self, text: str) -> None:
         """A sentence for the result, logged at once."""
@@ -131,9 +134,22 @@ class Campaign:
                     parts.append(f"{result_text(name, measured)}{expectation}")
             text = ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
         _log.info("%s: %s", called, text)
+        self._track(run)
         if not self._doubted and (doubt := doubt_of(run)):
             self._doubted = True
             self.note(f"{called.capitalize()} {doubt}")
+
+    def _track(self, run: MeasuredRun) -> None:
+        """Log a run to the tracker, if there is one: its plan, and all that was predicted and measured."""
+        if self.tracker is None:
+            return
+        clocks = {"stage_clock_mhz": format_stage_clocks(run.plan["stage_clock_mhz"])}
+        metrics = {name: value for name, value in run.document().items() if isinstance(value, float)}
+        tags = {"job": self.job.name, "launcher": self.launcher.name, "status": run.status}
+        tags |= {"study": self.record.study_name} if self.record.study_name else {}
+        name = plan_words(run.plan, ())
+        if trouble := self.tracker.log(TrackedRun(name, {**run.plan, **clocks}, metrics, tags, run.status == "ok")):
+            _log.warning(trouble)
 
     def judge(self, done: FinishedRun, run: str) -> None:
         """Find a reason to stop after a run, called ``run`` in sentences: a full store, or failures for one cause."""
