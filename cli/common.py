@@ -167,15 +167,16 @@ def _read_basis(measured: Path | None, calibration: Path | None, machine: Path |
     return {"measured": Measurements.of(read_table(measured), str(measured)), **others}
 
 
-def answer(found: Result, as_json: bool, *, allow_tight: bool = False, **text: Any) -> None:
+def answer(found: Result, as_json: bool, *, allow_tight: bool = False, refused: str = "", **text: Any) -> None:
     """Prints a result as one JSON document, a table of its rows, or as text with the options ``text``.
 
-    InfeasibleError after that where nothing asked for is feasible; ``allow_tight`` as for `Result.refusal`.
+    InfeasibleError after that where it is ``refused`` (why, in a sentence) or nothing asked for is feasible;
+    ``allow_tight`` as for `Result.refusal`.
     """
     from jointopt.core.errors import InfeasibleError
 
     _print(as_json, found.to_dict, found.to_frame, found.markdown, lambda: coloured(found.text(**text)))
-    if refused := found.refusal(allow_tight=allow_tight):
+    if refused := refused or found.refusal(allow_tight=allow_tight):
         raise InfeasibleError(refused)
 
 

@@ -43,6 +43,11 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
     "--all-trials", is_flag=True, help="Store every evaluated plan as a trial, not just the front and some others."
 )
 @click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
+@click.option(
+    "--fail-if-worse", type=click.FloatRange(min=0, min_open=True), metavar="PERCENT",
+    help="Exit with 1 where a plan takes PERCENT less time than the baseline at no more energy, or less energy in no "
+    "more time, and where the baseline could not be run.",
+)  # fmt: skip
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.report
 @common.allow_tight
@@ -54,8 +59,8 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 def propose(
     job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
     pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, all_trials: bool,
-    baseline: str, out: Path | None, report: Path | None, as_json: bool, verbose: bool, show_all: bool, top: int | None,
-    layouts: int | None, allow_tight: bool, **shape: Any,
+    baseline: str, fail_if_worse: float | None, out: Path | None, report: Path | None, as_json: bool,
+    verbose: bool, show_all: bool, top: int | None, layouts: int | None, allow_tight: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB for the plans that no other plan beats in time and energy, and recommend one.
 
@@ -66,6 +71,7 @@ def propose(
     Examples:
       jointopt propose opt-350m-2x4-a100
       jointopt propose job.yaml --seed 1 --json > proposal.json
+      jointopt propose job.yaml --baseline train.sh --fail-if-worse 5
       jointopt propose job.yaml --objective time --objective energy --objective peak_memory
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
@@ -85,7 +91,10 @@ def propose(
     if report:
         common.write_report(found.report(), report)
     brief = not (verbose or show_all or top or layouts)
-    common.answer(found, as_json, brief=brief, show_all=show_all, top=top, layouts=layouts or LAYOUTS_FOR_PEOPLE)
+    common.answer(
+        found, as_json, refused=found.decision.worse_than_front(fail_if_worse), brief=brief, show_all=show_all, top=top,
+        layouts=layouts or LAYOUTS_FOR_PEOPLE,
+    )  # fmt: skip
 
 
 def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None) -> str:

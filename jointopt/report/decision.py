@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.errors import UsageError
 from jointopt.core.quote import our_command
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
@@ -38,6 +39,7 @@ from jointopt.report.tables import (
     unit_of,
 )
 from jointopt.runs.database import STORAGE
+from jointopt.search.local_search import energy_saving, time_saving
 from jointopt.search.pareto import below_chord
 from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
 
@@ -153,10 +155,51 @@ class Decision(Result):
         low, high = ((1.0 - share) * t + share * e for t, e in ((time.low, energy.low), (time.high, energy.high)))
         yield Difference("money", _percent(float(now["cost"] + now["gpu_cost"]), total), low, high)
 
+    @functools.cached_property
+    def savings(self) -> dict[str, dict[str, Any]]:
+        """The most that a plan of the front saves over the reference: time at no more energy, energy in no more time.
+
+        Each with the plan's number and the probability that it saves anything, where that is known.
+        """
+        front, reference = (
+            plans | {"energy_j": np.nan_to_num(plans["energy_j"], nan=1.0)} for plans in (self.front, self.reference)
+        )
+        found = {"time": time_saving(front, reference), "energy": energy_saving(front, reference)}
+        sure = {"time": "faster_probability", "energy": "leaner_probability"}
+        return {
+            name: {
+                "percent": 100.0 * one.share,
+                "probability": float(front[sure[name]][one.plan]) if sure[name] in front else None,
+                "plan_number": one.plan + 1,
+            }
+            for name, one in found.items()
+            if one is not None
+        }
+
+    def worse_than_front(self, percent: float | None) -> str:
+        """Why the baseline is worse than the front by so many percent, in a sentence; blank where it is not."""
+        if percent is None:
+            return ""
+        if not self.baseline:
+            raise UsageError(
+                "What is to be compared with the front? --baseline takes a plan, a script, a config or a log."
+            )
+        if self.reference_breaks:
+            return f"The baseline could not be run: {self.reference_breaks[0]}"
+        words = {"time": "less time at no more energy", "energy": "less energy in no more time"}
+        found = []
+        for name, saving in self.savings.items():
+            if saving["percent"] >= percent:
+                odds = "" if saving["probability"] is None else f", probability {saving['probability']:.2f}"
+                found.append(f"{saving['percent']:.1f} % {words[name]} (plan {saving['plan_number']}{odds})")
+        return f"Against the baseline, plans take {' or '.join(found)}; allowed: {percent:g} %." if found else ""
+
     def document(self) -> dict[str, Any]:
         """The number of the plan in the front (from 1), why it is recommended, and what it gives."""
         against = {one.name: pick(one, "percent low high") for one in self.differences}
-        return {"plan_number": self.row + 1, "reason": self.reason, "against_reference": against}
+        return {"plan_number": self.row + 1, "reason": self.reason, "against_reference": against} | pick(
+            self, "savings"
+        )
 
     def blocks(self) -> Iterator[Block]:
         """The plan, what it gives, what its time hangs on, the front as a picture, and the commands that go on.

@@ -123,3 +123,31 @@ def test_a_prompt_shows_the_decision_and_a_short_plan(make_proposal: Proposals) 
 def test_a_proposal_that_was_put_together_says_what_its_plans_need(make_proposal: Proposals) -> None:
     with pytest.raises(UsageError, match="take one that propose returned"):
         make_proposal(3)[0].explain()
+
+
+def test_the_baseline_is_worse_where_a_plan_saves_that_much_of_one_at_no_more_of_the_other(
+    make_proposal: Proposals, make_front: Fronts
+) -> None:
+    odds = {"faster_probability": np.array([0.9, 0.7, 0.1]), "leaner_probability": np.array([0.1, 0.6, 0.8])}
+    results = {"iteration_time_s": np.array([1.0, 1.1, 1.2]), "energy_j": np.array([9e3, 8e3, 7e3])}
+    today = make_front(1, iteration_time_s=np.array([1.12]), energy_j=np.array([9e3]))
+    found = make_proposal(front=make_front(3, **results, **odds), reference=today, baseline="dp=4").decision
+    assert found.savings["time"]["percent"] == pytest.approx(100 * (1 - 1 / 1.12))
+    assert found.savings["energy"] == {"percent": pytest.approx(100 / 9), "probability": 0.6, "plan_number": 2}
+    assert found.worse_than_front(12) == ""
+    assert found.worse_than_front(11).startswith("Against the baseline, plans take 11.1 % less energy in no more time")
+    assert "10.7 % less time at no more energy (plan 1, probability 0.90) or" in found.worse_than_front(5)
+
+
+def test_a_baseline_that_could_not_be_run_is_worse_than_any_front(make_proposal: Proposals) -> None:
+    broken = make_proposal(baseline="dp=4", reference_breaks=("it needs 90 GiB.",))
+    assert broken.decision.worse_than_front(50) == "The baseline could not be run: it needs 90 GiB."
+    with pytest.raises(UsageError, match="--baseline takes a plan"):
+        make_proposal().decision.worse_than_front(5)
+
+
+def test_without_energies_the_baseline_is_judged_by_time_alone(make_proposal: Proposals, make_front: Fronts) -> None:
+    unknown = {"energy_j": np.array([np.nan])}
+    today = make_front(1, iteration_time_s=np.array([2.0]), **unknown)
+    found = make_proposal(front=make_front(1, **unknown), reference=today, baseline="dp=4").decision
+    assert (found.savings["time"]["percent"], found.savings["energy"]["percent"]) == (50.0, 0.0)
