@@ -59,7 +59,8 @@ class Tracker:
     def __init__(self, name: str) -> None:
         if name not in TRACKERS:
             raise UsageError(f"Runs are logged to {' or '.join(TRACKERS)}; got {name!r}{nearest_hint(name, TRACKERS)}.")
-        if importlib.util.find_spec(name) is None:
+        # a folder of that name, which Weights & Biases leaves where it ran, is no package
+        if getattr(importlib.util.find_spec(name), "origin", None) is None:
             raise UsageError(
                 f"To log runs to {name} its package is needed; install it: pip install 'jointopt[{name}]'."
             )
@@ -76,5 +77,5 @@ class Tracker:
                 self._waiting.popleft()
         except Exception as error:  # of whatever kind: a tracker that is away ends no campaign
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            return f"{len(self._waiting)} runs are not logged to {self.name} yet; the next run tries again: {reason}"
+            return f"Runs not logged to {self.name} yet: {len(self._waiting)}, which the next run brings: {reason}"
         return ""

@@ -63,7 +63,7 @@ def test_a_tracker_that_is_away_costs_no_measurement_and_later_gets_all_runs(
     monkeypatch.setitem(trackers.TRACKERS, "mlflow", once_away)
     with caplog.at_level(logging.WARNING):
         tune(job, "replay", 3, table=table, storage="sqlite:///jointopt.db", log="mlflow")
-    assert "1 runs are not logged to mlflow yet" in caplog.text
+    assert "Runs not logged to mlflow yet: 1" in caplog.text
     assert "no route to host" in caplog.text
     assert len(Store("sqlite:///jointopt.db").read()) == len(mlflow.search_runs(experiment_names=["jointopt"])) == 3
 
