@@ -43,7 +43,7 @@ def compare(
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     plans = as_list(plans)
-    plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
+    plans = [baseline_plan(model.job, baseline, storage), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")
     explained = tuple(explain(model, plan) for plan in plans)

@@ -17,9 +17,8 @@ from jointopt.core.quote import sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
-from jointopt.frameworks.exported import exported
-from jointopt.frameworks.intent import intent_of
-from jointopt.frameworks.targets import program_of, target_of
+from jointopt.frameworks.exported import exported, other_target
+from jointopt.frameworks.targets import target_named, target_of
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.cluster import Machine
@@ -103,7 +102,7 @@ def propose(
     with watch.phase("learn", "reading what was measured"):
         model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
-    today = _baseline_fields(model, baseline) if baseline else {}
+    today = _baseline_fields(model, baseline, storage) if baseline else {}
     found = prepare_search(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
@@ -178,9 +177,9 @@ def _with_fit_probability(plans: Columns, fitting: Floats) -> Columns:
     return plans | {"fit_probability": fitting[plans["layout_index"]]}
 
 
-def _baseline_fields(model: JobModel, baseline: str) -> dict[str, Any]:
+def _baseline_fields(model: JobModel, baseline: str, storage: str | None) -> dict[str, Any]:
     """The fields of a proposal whose reference is the plan that runs today; PlanError where it cannot be priced."""
-    parsed = parse_plan(baseline_plan(model.job, baseline), model.job)
+    parsed = parse_plan(baseline_plan(model.job, baseline, storage), model.job)
     record = parsed.record
     check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics, only = model.cost_model(parsed.layouts), np.zeros(1, np.int64)
@@ -489,7 +488,8 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
 def next_command(proposal: Proposal) -> dict[str, str] | None:
     """The command that starts the recommended plan as a shell takes it, a line per option, and a note on it.
 
-    That is the export to its job's framework; where this has no words for the plan, the command that explains it.
+    That is the export to its job's framework; where this has no words for the plan, to another of the same family, else
+    the command that explains it.
     ``to`` is the target. None where no shell named the job.
     """
     front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
@@ -498,14 +498,15 @@ def next_command(proposal: Proposal) -> dict[str, str] | None:
     row = proposal.decision.row
     plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
     wanted = f"--plan {sh_word(short_plan(front, row))}"
+    name, note = target_of(proposal.job), "What starts it:"
     try:
-        name = target_of(proposal.job)
-        program = program_of(intent_of(proposal.job, plan))
         exported(proposal.job, plan, name)
     except JointOptError as error:
-        note = f"No start script of it ({str(error).rstrip('.')}); its parts:"
-        return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
-    note = "What starts it:"
-    if program.remark(priced):
+        why, other = str(error).rstrip("."), other_target(proposal.job, plan, name)
+        if not other:
+            note = f"No start script of it ({why}); its parts:"
+            return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
+        name, note = other, f"What starts it ({why.partition(';')[0]}):"
+    if target_named(name).remark(priced):
         note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
     return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note, "to": name}

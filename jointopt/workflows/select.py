@@ -11,6 +11,7 @@ from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import SITE_ENERGY
+from jointopt.jobs.plans.text import plan_records
 from jointopt.physics.cost_model import with_unit
 from jointopt.physics.throughput import with_rates
 from jointopt.report.plans import short_plan
@@ -136,7 +137,15 @@ def choose(
         objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
         measured=stored.measured, surrogate=stored.surrogate, limits=limited, ends=(fastest, least),
         binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limited),
+        place=stored.place, number=_number(stored, row), storage=stored.storage,
     )  # fmt: skip
+
+
+def _number(stored: StoredPlans, row: int) -> int:
+    """The number of a plan in the front that ``--plan PLACE:2`` counts in, 0 where it is not of it."""
+    (plan,) = plan_records(stored.plans, stored.plans["stage_clock_mhz"], [row])
+    found = (n for n, entry in enumerate(stored.front, 1) if all(entry.get(name) == plan[name] for name in plan))
+    return next(found, 0)
 
 
 def _objective(given: str | None, limits: Mapping[str, float]) -> tuple[str, str]:
