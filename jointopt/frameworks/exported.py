@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointopt.core.errors import JointOptError, PlanError, UsageError
-from jointopt.core.quote import sh_exports
+from jointopt.core.quote import html_text, prompt_text, sh_exports
 from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, node_words
 from jointopt.frameworks.targets import TARGETS, program_of, target_named
 from jointopt.jobs.job import Job
@@ -18,7 +18,7 @@ from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported:
     """An export and the node that its command is for."""
 
@@ -38,6 +38,12 @@ class Exported:
             return "\n".join(text for _, text in files[:1])
         parts = [f"# {name}\n{text}" for name, text in files]
         return "\n".join([*parts, self.command()])
+
+    def __repr__(self) -> str:
+        return prompt_text(self.text())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html_text(self.text())}</pre>"
 
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import (
     COLUMNS,
     LAYOUT_COLUMNS,
@@ -395,8 +396,8 @@ PARTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LayoutSummary:
+@dataclass(frozen=True, repr=False)
+class LayoutSummary(ShortRepr):
     """One split of the GPUs: its best layout's fastest plan, its knee and its plan of least energy, as entries."""
 
     rank: int  # by the time of its fastest plan, among splits; 1 is the first

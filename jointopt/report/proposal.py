@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -262,8 +262,14 @@ class Proposal(Result):
     def __len__(self) -> int:
         return len(self.front["pp"])
 
-    def __getitem__(self, row: int) -> ProposedPlan:
-        """The plan of a row of the front, from 0; IndexError beyond it."""
+    @overload
+    def __getitem__(self, row: int) -> ProposedPlan: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[ProposedPlan]: ...
+    def __getitem__(self, row: int | slice) -> ProposedPlan | list[ProposedPlan]:
+        """The plan of a row of the front, from 0, or those of a slice; IndexError beyond it."""
+        if isinstance(row, slice):
+            return [ProposedPlan(self, one) for one in range(len(self))[row]]
         if not isinstance(row, int | np.integer) or not -len(self) <= row < len(self):
             raise IndexError(f"The front has plans 0 to {len(self) - 1}; got {row!r}.")
         return ProposedPlan(self, int(row) % len(self))
