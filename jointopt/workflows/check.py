@@ -14,7 +14,20 @@ from jointopt.workflows.search_steps import Stopwatch
 def check(job: Job | JobModel) -> CheckedJob:
     """The job as it is read, the layouts that may fit in memory by the physics alone, and what is assumed.
 
-    InfeasibleError with reasons, and the smallest change that would help, where none fits.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+
+    Returns
+    -------
+    CheckedJob
+        ``considered``, ``layouts`` and ``fitting`` count combinations; ``dropped`` says why the others are none.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no layout fits, with reasons and the smallest change that would help.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     space, layouts, _, dropped = feasible_layouts(model, Stopwatch(quiet=True))

@@ -35,11 +35,42 @@ def compare(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None, baseline: str = "",
 ) -> Compared:  # fmt: skip
-    """Plans of one job by part of time, energy and memory, each against the first; two to eight of them.
+    """Plans of one job by part of time, energy and memory, each against the first.
 
-    ``baseline``: the first of them, as `baseline_plan` takes it: a plan, or the file of a run.
-    ``surrogate`` and what follows as in `JobModel.of`. Raises UsageError for another number of plans, and what
-    `explain` raises of any of them.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plans : sequence of str or mapping
+        Two to eight plans, with the baseline.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    baseline : str, optional
+        The first of them: a plan as ``--plan`` takes it, or the launch script, config or log of a run.
+
+    Returns
+    -------
+    Compared
+        The plans side by side, and what makes the difference.
+
+    Raises
+    ------
+    UsageError
+        For another number of plans, and what `explain` raises of any of them.
+
+    Examples
+    --------
+    >>> found = jointopt.compare("opt-350m-2x4-a100", ["dp=8", "dp=4 tp=2"], surrogate="none")
+    >>> [plan["plan"]["tp"] for plan in found.to_dict()["plans"]]
+    [1, 2]
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     plans = as_list(plans)

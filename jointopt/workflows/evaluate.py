@@ -56,8 +56,33 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Errors of predictions on ``table``; rows that ran out of memory count for feasibility only.
 
-    Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
-    Rows that the surrogate was trained on are no evidence about it: the answer counts them.
+    Rows that are not judged are logged. Rows that the surrogate was trained on are no evidence about it: the answer
+    counts them.
+
+    Parameters
+    ----------
+    table : DataFrame or path
+        Measured runs, units in the names of their columns.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Evaluation
+        By group: errors of time and energy (%), Kendall tau, regret of the best plan, coverage of intervals.
+
+    Raises
+    ------
+    TableError
+        For a table without measured times.
     """
     runs = Measurements.of(table, "the table")
     table = runs.table

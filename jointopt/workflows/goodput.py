@@ -49,10 +49,39 @@ def goodput(
 ) -> Goodput:  # fmt: skip
     """Time, energy and money of a whole run of ``run_tokens`` with its failures, under each policy of the job.
 
-    ``plan``: as `parse_plan` reads it; by default the plan that `propose` recommends. ``simulate``: that many runs are
-    played event by event too, and give the spread. ``surrogate`` and what follows as in `JobModel.of`.
-    JobError where ``run_tokens`` is missing or the interval is longer than the run, InfeasibleError where failures come
-    too often for the run to end.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plan : str or mapping, optional
+        Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; by default the plan that
+        `propose` recommends.
+    simulate : int, optional
+        Runs that are played event by event too, and give the spread.
+    seed : int, optional
+        Of their random numbers.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Goodput
+        ``time_to_train_s`` (s) and ``useful_energy_j`` (J), and which shares of the time are lost to what.
+
+    Raises
+    ------
+    JobError
+        Where ``run_tokens`` is missing or the interval of checkpoints is longer than the run.
+    InfeasibleError
+        Where failures come too often for the run to end.
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job = model.job

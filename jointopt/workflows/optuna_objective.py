@@ -44,11 +44,38 @@ def optuna_objective(
 ) -> OptunaObjective:  # fmt: skip
     """The objective of ``job`` for `optuna.Study.optimize`: whatever a sampler suggests is a plan that keeps the rules.
 
-    ``evaluator`` answers for plans: "physics", a surrogate's name or folder (by default that of `propose`), or a
-    function as `jointopt work --evaluate` calls it: the job and columns of one plan in, columns of results out.
-    ``launcher`` (or its name, made with ``options``) runs them instead, and ends runs early that are clearly behind the
-    study's, if it can. Others as in `JobModel.of`. InfeasibleError where nothing fits in memory, UsageError for a
-    launcher that runs listed plans alone.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    evaluator : str or callable, optional
+        Answers for plans: "physics", a surrogate's name or folder (by default that of `propose`), or a function as
+        ``jointopt work --evaluate`` calls it: the job and columns of one plan in, columns of results (s, J) out.
+    launcher : Launcher or str, optional
+        Runs plans instead, and ends runs early that are clearly behind the study's, if it can; one, or the name of one
+        made with ``options``.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    **options
+        Of the launcher.
+
+    Returns
+    -------
+    OptunaObjective
+        A function of a trial, whose values are the job's objectives, time (s) and energy (J) first.
+
+    Raises
+    ------
+    InfeasibleError
+        Where nothing fits in memory.
+    UsageError
+        For a launcher that runs listed plans alone.
     """
     runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
@@ -89,10 +116,26 @@ def _measured(launcher: Launcher, job: Job, plans: Columns) -> Mapping[str, Any]
 
 
 def enqueue(study: Study, proposal: Proposal) -> int:
-    """Enqueue the plans of a proposal's front in a study of `optuna_objective`, those it has not; return their number.
+    """Enqueue the plans of a proposal's front in a study of `optuna_objective`, those it has not.
 
     Each is evaluated with the very clocks of its stages; where parameters cannot say them, they are the nearest ones.
-    UsageError for a proposal that was put together without the model that predicts its plans.
+
+    Parameters
+    ----------
+    study : optuna.Study
+        What evaluates them.
+    proposal : Proposal
+        What `propose` returned.
+
+    Returns
+    -------
+    int
+        Plans that were enqueued.
+
+    Raises
+    ------
+    UsageError
+        For a proposal that was put together without the model that predicts its plans.
     """
     if proposal.model is None:
         raise UsageError("The plans of a proposal are enqueued by its model; take one that propose returned.")

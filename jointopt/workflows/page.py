@@ -45,11 +45,36 @@ def page(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None, pue: float | None = None,
 ) -> ProposalReport:  # fmt: skip
-    """The report of a stored proposal: a file or folder of ``propose --out``, or a study of ``studies`` by its name.
+    """The report of a stored proposal, whose plans are priced by the surrogate that it names, unless another is given.
 
-    Its plans are priced by the surrogate that it names, unless another is given; ``pue`` is that of the site in place
-    of the job's; other options as in `JobModel.of`.
-    Raises UsageError where nothing is proposed.
+    Parameters
+    ----------
+    source : str
+        A file or folder of ``propose --out``, or the name of a study of ``studies``.
+    surrogate : str, optional
+        In place of the one that the proposal names.
+    studies : str, optional
+        URL of the Optuna storage that has the study.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    pue : float, optional
+        Power usage effectiveness of the site, energy at its meter over that of the nodes, in place of the job's.
+
+    Returns
+    -------
+    ProposalReport
+        ``.write("report.html")`` writes one HTML file that needs no network.
+
+    Raises
+    ------
+    UsageError
+        Where nothing is proposed.
     """
     document = stored_proposal(source, studies)
     job = parse_job(document["job_file"], document["job"], Path()).on_site(pue)

@@ -58,16 +58,49 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 @accepts_paths
 def polish(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
-    seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    machine: Machine | None = None,
+    seconds: float = 8.0, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
+    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
-    ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
-    or energy than the plan. ``solver``: lowtime (the extra ``polish``; ends in about ``seconds``), or linear (scipy).
-    The last five as in `JobModel.of`. Raises PlanError for text that is no plan, InfeasibleError where it breaks a
-    rule or a limit or has no pipeline, UsageError where lowtime is missing.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plan : str or mapping
+        Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; dp fills the cluster where it is left
+        out.
+    slowdown : float, optional
+        Share of the plan's iteration time that may be added (0.01 = 1 %); ``chosen`` uses the least energy within it,
+        and never more time or energy than the plan.
+    solver : str, optional
+        lowtime (the extra ``polish``), or linear (scipy).
+    seconds : float, optional
+        Seconds in which lowtime ends, about.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Polished
+        ``points`` of time (s) and energy (J), and the ``chosen`` one with its clocks (MHz).
+
+    Raises
+    ------
+    PlanError
+        For text that is no plan.
+    InfeasibleError
+        Where the plan breaks a rule or a limit or has no pipeline.
+    UsageError
+        Where lowtime is missing.
     """
     started = time.perf_counter()
     if solver not in SOLVERS:

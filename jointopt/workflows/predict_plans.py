@@ -40,9 +40,42 @@ def predict(
 ) -> pd.DataFrame:  # fmt: skip
     """A table of measurements, or ``plans`` of a job one a row, with predicted columns.
 
-    Of a job give plans as text or mappings, of a table none. A path is read: a table where it ends in .csv or .csv.gz,
-    else a job file. Other options are those of `jointopt.propose`, and ``pue`` of a site, whose energy is predicted
-    too. Raises UsageError where plans are missing or too many, and as these do.
+    Parameters
+    ----------
+    job_or_table : Job, DataFrame or path
+        A path is read: a table where it ends in .csv or .csv.gz, else a job file.
+    plans : str, mapping, or sequence of these, optional
+        Plans of a job, as words or fields; none with a table, whose rows have theirs.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    pue : float, optional
+        Power usage effectiveness of the site, whose energy is predicted too.
+
+    Returns
+    -------
+    DataFrame
+        The rows with ``predicted_iteration_time_s`` (s), ``predicted_energy_j`` (J, all GPUs),
+        ``predicted_avg_power_w`` (W per GPU) and ``predicted_peak_memory_gib`` (GiB, worst GPU), each with ``_low`` and
+        ``_high`` (90 % interval).
+
+    Raises
+    ------
+    UsageError
+        Where plans are missing or too many, and for a table or a job that cannot be read.
+
+    Examples
+    --------
+    >>> found = jointopt.predict("opt-350m-2x4-a100", ["tp=2", "tp=4"], surrogate="none")
+    >>> [name for name in found if name.startswith("predicted_avg")]
+    ['predicted_avg_power_w', 'predicted_avg_power_w_low', 'predicted_avg_power_w_high']
     """
     name = str(job_or_table) if isinstance(job_or_table, str | Path) else ""
     options: dict[str, Any] = {

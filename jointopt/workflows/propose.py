@@ -88,15 +88,59 @@ def propose(
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
-    The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
-    NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
-    ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
-    job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
-    ``all_trials``: the study has every evaluated plan, not only the front (of a long one 200 plans) and some others.
-    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. ``source``:
-    how a shell names the job, for the next command. Other options as in `JobModel.of`. With one objective the front is
-    the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises InfeasibleError with
-    reasons and a remedy, CatalogError where power is needed.
+    The exact front of one clock and slack comes first, then moves of single stages' clocks, then NSGA-II by all
+    objectives. With one objective the front is the best plan; of a GPU of unknown power energies are NaN and no study
+    is stored.
+
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    trials : int, optional
+        Plans for NSGA-II; by default none where time and energy alone count and are countable.
+    seed : int, optional
+        Of the search's random numbers.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of an Optuna storage (``sqlite:///jointopt.db``) for the study, whose measured runs correct the predictions;
+        none by default.
+    study : str, optional
+        Name of the study, by default the job's name and version; with -2 and a warning where another one has it.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    baseline : str, optional
+        What runs today, to compare with in place of the fastest plan at the top clock: a plan as ``--plan`` takes it, a
+        launch script, a config or a log.
+    allow_tight : bool, optional
+        Where no plan is likelier to fit in memory than not, search those that come nearest.
+    source : str, optional
+        How a shell names the job, for the next command.
+    all_trials : bool, optional
+        The study has every evaluated plan, not only the front (of a long one 200 plans) and some others.
+
+    Returns
+    -------
+    Proposal
+        The front by time (``iteration_time_s``, s; ``energy_j``, J of an iteration on all GPUs), and one recommended
+        plan.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no plan keeps the constraints or fits in memory, with reasons and what would help.
+    CatalogError
+        Where an objective or a constraint needs a power that no source states.
+
+    Examples
+    --------
+    >>> proposal = jointopt.propose(jointopt.load_job("opt-350m-2x4-a100"), surrogate="none")
+    >>> [proposal.recommended.plan[name] for name in ("dp", "tp", "pp")]
+    [8, 1, 1]
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):

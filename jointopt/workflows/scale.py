@@ -55,15 +55,54 @@ def scale(
     at_high_end: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
-    """The fronts of jobs that differ in their clusters (see `jointopt.jobs.jobfile.load_jobs`), side by side.
+    """The fronts of jobs that differ in their clusters (see `jointopt.load_jobs`), side by side.
 
-    ``gpus``: numbers of GPUs at which one job is looked at in place of its own.
+    A cluster on which nothing is likely to fit in memory is shown with what comes nearest, and never picked.
 
-    ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
-    site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to
-    them. A cluster on which nothing is likely to fit in memory is shown with what comes nearest, and never picked.
-    ``surrogate`` and what follows as in `JobModel.of`. Raises InfeasibleError where no cluster keeps the limits,
-    UsageError for a limit without a price.
+    Parameters
+    ----------
+    jobs : Job, or sequence of Job
+        One job, or one for each cluster.
+    gpus : int or sequence of int, optional
+        Numbers of GPUs at which one job is looked at in place of its own.
+    weak : bool, optional
+        The batch grows with the GPUs.
+    deadline_days : float, optional
+        Days that a run of ``run_tokens`` may take: the cheapest plan in time is picked.
+    budget : float, optional
+        Money for a run, electricity and GPUs, in the job's currency: the fastest plan within it is picked.
+    site_kw : float, optional
+        Power of the site, kW.
+    at_high_end : bool, optional
+        Hold the upper ends of 90 % intervals to these limits.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Scaled
+        ``sizes`` with the front of each cluster, and the pick.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no cluster keeps the limits.
+    UsageError
+        For a limit without a price or ``run_tokens``.
+
+    Examples
+    --------
+    >>> found = jointopt.scale(jointopt.load_job("opt-350m-2x4-a100"), gpus=[4, 8], surrogate="none")
+    >>> [size["num_gpus"] for size in found.to_dict()["sizes"]]
+    [4, 8]
     """
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}

@@ -43,15 +43,51 @@ def select(
     facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
     pue: float | None = None, surrogate: str | None = None, allow_tight: bool = False,
 ) -> Selection:  # fmt: skip
-    """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
+    """The best of the plans that `propose` stored under ``source``; limits are upper bounds.
 
-    Limits are upper bounds on a plan's iteration time (s), energy of one iteration (J), mean power per GPU (W) and mean
-    power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
-    them. ``facility`` counts hosts and PUE as energy, ``pue`` in place of the job's. ``objective`` is time, energy, edp
-    (their product) or knee; by default energy where only the time is bounded or power besides, time under an energy or
-    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Plans
-    that are likelier not to fit in memory are passed over unless ``allow_tight``. Raises InfeasibleError that names the
-    closest plan, UsageError for bad input.
+    Plans that are likelier not to fit in memory are passed over unless ``allow_tight``.
+
+    Parameters
+    ----------
+    source : str
+        A file, a folder of ``propose --out``, or the name of a study.
+    max_iteration_time_s : float, optional
+        Iteration time, s.
+    max_energy_j : float, optional
+        Energy of one iteration, J.
+    max_power_w : float, optional
+        Mean power per GPU, W.
+    max_cluster_kw : float, optional
+        Mean power of the site, kW: GPUs and hosts, times PUE.
+    objective : str, optional
+        time, energy, edp (their product) or knee; by default energy where only the time is bounded or power besides,
+        time under an energy or power limit, and the knee of the front without a limit.
+    facility : bool, optional
+        Count hosts and PUE as energy.
+    at_high_end : bool, optional
+        Hold the upper ends of the 90 % intervals to the limits.
+    storage : str, optional
+        URL of the Optuna storage that has the study.
+    job : Job or path, optional
+        In place of the one that was stored with the plans.
+    pue : float, optional
+        Power usage effectiveness of the site, energy at its meter over that of the nodes, in place of the job's.
+    surrogate : str, optional
+        Predicts the plans anew.
+    allow_tight : bool, optional
+        Choose also among plans that are likelier not to fit in memory than to fit.
+
+    Returns
+    -------
+    Selection
+        The plan chosen, which limits bind, and what relaxing each would buy.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no plan keeps the limits; it names the closest one.
+    UsageError
+        For a source without plans, or limits that are no numbers above 0.
     """
     limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
     _objective(objective, limits)  # before anything is read
