@@ -339,8 +339,8 @@ def job_of(
     given = {name: value for name, value in shape.items() if value is not None}
     context = click.get_current_context(silent=True)
     stored, of_file = (context.meta.get(key) if context else None for key in (STORED_JOB, FILE_JOB))
-    if path is None and not given and (stored or of_file):
-        job = with_changes(parse_job(stored or of_file, "job", Path()), changes)
+    if path is None and not given and (mapping := stored or of_file):
+        job = with_changes(parse_job(mapping, "job", Path()), changes)
     elif path is not None:
         if given:
             raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")

@@ -9,31 +9,25 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths, as_list, with_power_limits
+from jointopt.workflows.answers import accepts_paths, as_list, model_of, with_power_limits
 from jointopt.workflows.explain import explain
 from jointopt.workflows.plan_files import baseline_plan
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 FEWEST, MOST = 2, 8
 
 
 @accepts_paths
 def compare(
-    job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, baseline: str = "",
+    job: JobLike, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, baseline: str = "",
 ) -> Compared:  # fmt: skip
     """Plans of one job by part of time, energy and memory, each against the first.
 
@@ -72,7 +66,7 @@ def compare(
     >>> [plan["plan"]["tp"] for plan in found.to_dict()["plans"]]
     [1, 2]
     """
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     plans = as_list(plans)
     plans = [baseline_plan(model.job, baseline, storage), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:

@@ -12,8 +12,6 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import is_of_trial, parse_plan, plan_assumptions
@@ -33,22 +31,19 @@ from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.answers import accepts_paths, assumptions, check_priceable, model_of, predicted_plans
 from jointopt.workflows.open_settings import settings_of_plan
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 
 @accepts_paths
 def explain(
-    job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, ranked: bool = False,
+    job: JobLike, plan: str | Mapping[str, Any], *, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, ranked: bool = False,
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
@@ -91,7 +86,7 @@ def explain(
     """
     plain = not is_of_trial(plan)
     stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) and plain else ()
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
+    model = model_of(job, surrogate, measured, calibration, storage, machine, stated)
     if ranked or not plain:
         from jointopt.workflows.feasible_layouts import layout_rank, plan_of_trial  # imports the search
     plan, ready = (plan, None) if plain else plan_of_trial(model, plan)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jointopt.core.errors import EndedEarlyError, RunFailedError, UsageError
 from jointopt.core.schema import STATUSES, Columns
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search, run_all
@@ -20,7 +18,7 @@ from jointopt.runs.rows import is_blank
 from jointopt.search.parameters import Parameters
 from jointopt.search.studies.objective import OptunaObjective, Study, enqueue_plans
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.by_dask import Evaluator
 from jointopt.workflows.campaign.stopping import set_bounds
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
@@ -28,9 +26,7 @@ from jointopt.workflows.search_steps import Stopwatch
 from jointopt.workflows.work import MEAN_POWER, function_problem
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 _log = logging.getLogger(__name__)
 PHYSICS = "physics"
@@ -38,9 +34,9 @@ PHYSICS = "physics"
 
 @accepts_paths
 def optuna_objective(
-    job: Job | JobModel, evaluator: str | Evaluator = "default", *, launcher: Launcher | str | None = None,
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, **options: Any,
+    job: JobLike, evaluator: str | Evaluator = "default", *, launcher: Launcher | str | None = None,
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, **options: Any,
 ) -> OptunaObjective:  # fmt: skip
     """The objective of ``job`` for `optuna.Study.optimize`: whatever a sampler suggests is a plan that keeps the rules.
 
@@ -79,11 +75,11 @@ def optuna_objective(
     """
     runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
-        job = narrow_search(runner, job.job if isinstance(job, JobModel) else job)
+        job = narrow_search(runner, job.job if isinstance(job, JobModel) else cast("Job", job))
         if runner.candidates(job) is not None:
             raise UsageError(f"The launcher {runner.name} runs listed plans alone; a sampler chooses among all.")
     surrogate = ("none" if evaluator == PHYSICS else evaluator) if isinstance(evaluator, str) else "default"
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
     found = prepare_search(model, Stopwatch(quiet=True))
     problem = found.all_goals

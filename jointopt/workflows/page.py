@@ -14,8 +14,6 @@ from jointopt.core.errors import JointOptError
 from jointopt.frameworks.exported import exported
 from jointopt.frameworks.intent import intent_of
 from jointopt.frameworks.targets import TARGETS, program_of
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
@@ -28,22 +26,21 @@ from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.remedy import shortage_of
 from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 
 @accepts_paths
 def page(
     source: str, *, surrogate: str | None = None, studies: str | None = None,
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, pue: float | None = None,
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, pue: float | None = None,
 ) -> ProposalReport:  # fmt: skip
     """The report of a stored proposal, whose plans are priced by the surrogate that it names, unless another is given.
 
@@ -82,7 +79,7 @@ def page(
         document |= {"front": [with_site_costs(job, entry) for entry in document["front"]]}
         document |= {"reference": with_site_costs(job, document["reference"])} if document.get("reference") else {}
     named = surrogate or str(document["surrogate"])
-    return report_of(document, JobModel.of(job, named, measured, calibration, storage, machine))
+    return report_of(document, model_of(job, named, measured, calibration, storage, machine))
 
 
 def surrogate_plot(source: str) -> go.Figure | None:

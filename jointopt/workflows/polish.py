@@ -12,10 +12,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError, nearest_hint
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats, Ints
-from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.limits import limit_of
-from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions
 from jointopt.physics.cost_model import CostModel
@@ -37,13 +34,11 @@ from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 _log = logging.getLogger(__name__)
 SOLVERS = ("lowtime", "linear")
@@ -57,9 +52,9 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 
 @accepts_paths
 def polish(
-    job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
-    seconds: float = 8.0, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    job: JobLike, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
+    seconds: float = 8.0, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
@@ -111,7 +106,7 @@ def polish(
         raise UsageError(f"seconds must be a number above 0; got {seconds}.")
     if solver == "lowtime":
         need_lowtime()
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     parsed = parse_plan(plan, job)
     record = parsed.record

@@ -10,32 +10,29 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, decode_cells
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan, violations
 from jointopt.jobs.plans.text import parse_plan, stage_clocks_to_text, widened
 from jointopt.physics.throughput import throughput
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.answers import accepts_paths, as_list, check_priceable, with_power_limits
+from jointopt.workflows.answers import accepts_paths, as_list, check_priceable, model_of, with_power_limits
 from jointopt.workflows.predict import predict as predict_table
 from jointopt.workflows.predict import predicted_columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 Plan = str | Mapping[str, Any]
 
 
 def predict(
     job_or_table: Job | pd.DataFrame | str | Path, plans: Plan | Sequence[Plan] | None = None, *,
-    surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
     pue: float | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """A table of measurements, or ``plans`` of a job one a row, with predicted columns.
@@ -93,8 +90,8 @@ def predict(
 
 @accepts_paths
 def predict_plans_of_job(
-    job: Job, plans: Sequence[Plan], *, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    job: Job, plans: Sequence[Plan], *, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
     pue: float | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Plans of a job (n rows) as columns of a table, with the predicted columns of `predict_table`.
@@ -105,7 +102,7 @@ def predict_plans_of_job(
 
     if not plans:
         raise UsageError("There is no plan to predict; expected at least one, such as 'tp=2 pp=1'.")
-    model = JobModel.of(job.on_site(pue), surrogate, measured, calibration, storage, machine)
+    model = model_of(job.on_site(pue), surrogate, measured, calibration, storage, machine)
     parsed = [parse_plan(plan, model.job) for plan in plans]
     for one in parsed:
         record = one.record

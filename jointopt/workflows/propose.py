@@ -19,9 +19,7 @@ from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
 from jointopt.frameworks.exported import exported, other_target
 from jointopt.frameworks.targets import target_named, target_of
-from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.recipes import recipes_for
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing
@@ -44,7 +42,14 @@ from jointopt.search.problem import Problem
 from jointopt.surrogate.intervals import DOUBTS, RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import NOT_TIGHT
-from jointopt.workflows.answers import ReferencePlan, accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.answers import (
+    ReferencePlan,
+    accepts_paths,
+    assumptions,
+    check_priceable,
+    model_of,
+    predicted_plans,
+)
 from jointopt.workflows.feasible_layouts import (
     PreparedSearch,
     need_power,
@@ -68,10 +73,8 @@ from jointopt.workflows.search_steps import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from jointopt.search.studies.storage import Storage
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 
 _log = logging.getLogger(__name__)
@@ -81,9 +84,9 @@ _PLACES = ("layout_index", "clock_index")  # of a plan in the search space
 
 @accepts_paths
 def propose(
-    job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
+    job: JobLike, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, study: str | None = None, machine: MachineLike | None = None, baseline: str = "",
     allow_tight: bool = False, source: str = "", all_trials: bool = False,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
@@ -144,7 +147,7 @@ def propose(
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
-        model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+        model = model_of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
     today = _baseline_fields(model, baseline, storage) if baseline else {}
     found = prepare_search(model, watch, allow_tight=allow_tight)

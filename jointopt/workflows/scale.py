@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping, sized_jobs
 from jointopt.physics.site import run_costs
@@ -24,16 +22,14 @@ from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import ReferencePlan, accepts_paths
+from jointopt.workflows.answers import ReferencePlan, accepts_paths, model_of
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
 from jointopt.workflows.open_settings import open_words
 from jointopt.workflows.propose import ends_and_knee, time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 
 _Run = tuple[int, Mapping[str, Any], dict[str, Any]]  # size, entry, what its run takes
@@ -50,10 +46,10 @@ class _ClusterFront:
 
 @accepts_paths
 def scale(
-    jobs: Sequence[Job] | Job, gpus: Sequence[int] | int = (), *, weak: bool = False,
+    jobs: Sequence[Job] | Job | str | Path, gpus: Sequence[int] | int = (), *, weak: bool = False,
     deadline_days: float | None = None, budget: float | None = None, site_kw: float | None = None,
-    at_high_end: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    at_high_end: bool = False, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Scaled:  # fmt: skip
     """The fronts of jobs that differ in their clusters (see `jointopt.load_jobs`), side by side.
 
@@ -104,6 +100,7 @@ def scale(
     >>> [size["num_gpus"] for size in found.to_dict()["sizes"]]
     [4, 8]
     """
+    jobs = cast("Sequence[Job] | Job", jobs)
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
     gpus = [gpus] if isinstance(gpus, int) else list(dict.fromkeys(gpus))
@@ -122,7 +119,7 @@ def scale(
             power_kw = min(site_kw, job.constraints.cluster_power_kw or math.inf)
             bounded = replace(job, constraints=replace(job.constraints, cluster_power_kw=power_kw))
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
-            model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
+            model = model_of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_search_cluster(model))
     # each size with its throughput per GPU over that of the smallest of its kind
     rate, smallest = "tokens_per_s_per_gpu", dict[str, float]()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -40,7 +42,7 @@ _NAMES = {
 def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
-    facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
+    facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | str | Path | None = None,
     pue: float | None = None, surrogate: str | None = None, allow_tight: bool = False,
 ) -> Selection:  # fmt: skip
     """The best of the plans that `propose` stored under ``source``; limits are upper bounds.
@@ -91,7 +93,7 @@ def select(
     """
     limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
     _objective(objective, limits)  # before anything is read
-    stored = stored_plans(source, storage, job, pue)
+    stored = stored_plans(source, storage, cast("Job | None", job), pue)
     stored = stored if surrogate is None else with_predictions_of(stored, surrogate)
     return _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
 

@@ -8,17 +8,15 @@ from bisect import bisect, insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, read_spent
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.text import record_text
@@ -57,15 +55,20 @@ from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seconds, set_bounds, stakes
 from jointopt.workflows.propose import propose
 
+if TYPE_CHECKING:
+    from jointopt.jobs.calibration import Calibration
+    from jointopt.jobs.cluster import Machine
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
+
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
 
 
 @accepts_paths
 def tune(
-    job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, batch: int = 1, alike: bool = False,
+    job: Job | str | Path, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, batch: int = 1, alike: bool = False,
     retry_failed: bool = False, spread: Kernel | None = None, power_profiles: Sequence[str] = (), **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget``, each chosen by all before it; return what was measured.
@@ -121,8 +124,9 @@ def tune(
     InfeasibleError
         Where no plan is left.
     """
-    chosen = load_launcher(launcher, **options)
-    runs = None if measured is None else Measurements.given(measured)
+    calibration, machine = cast("Calibration | None", calibration), cast("Machine | None", machine)
+    chosen, job = load_launcher(launcher, **options), cast("Job", job)
+    runs = None if measured is None else Measurements.given(cast("Measurements", measured))
     wanted = replace(narrow_search(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)

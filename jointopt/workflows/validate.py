@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,6 @@ import pandas as pd
 from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, SPLIT_COLUMNS, Columns, Floats, Ints, encode_cells
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_records, widened
@@ -44,6 +43,11 @@ from jointopt.workflows.campaign.record import QueuedRun
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 
+if TYPE_CHECKING:
+    from jointopt.jobs.calibration import Calibration
+    from jointopt.jobs.cluster import Machine
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
+
 _log = logging.getLogger(__name__)
 _PREDICTED = tuple(f"{name}{end}" for name in RESULTS for end in ("", "_low", "_high"))
 
@@ -61,9 +65,9 @@ class _ChosenPlans:
 
 @accepts_paths
 def validate(
-    job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, again: bool = False, alike: bool = False,
+    job: Job | str | Path, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, again: bool = False, alike: bool = False,
     **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the best plans that `propose` finds for ``job``, spread along its front, and the default reference.
@@ -110,8 +114,9 @@ def validate(
     InfeasibleError
         Where every plan is certain not to fit.
     """
-    chosen = load_launcher(launcher, **options)
-    runs = None if measured is None else Measurements.given(measured)
+    calibration, machine = cast("Calibration | None", calibration), cast("Machine | None", machine)
+    chosen, job = load_launcher(launcher, **options), cast("Job", job)
+    runs = None if measured is None else Measurements.given(cast("Measurements", measured))
     # of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs
     wanted = replace(
         narrow_search(chosen, job),
