@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mypy import api
 
 import jointopt
 from jointopt.report.proposal import Proposal, ProposedPlan
+from tests.pages import code
+from tests.places import ROOT
 
 VERBS = {name: getattr(jointopt, name) for name in jointopt.__all__ if inspect.isfunction(getattr(jointopt, name))}
 METHODS = {
@@ -41,3 +46,19 @@ def test_examples_of_docstrings_give_what_they_show(name: str) -> None:
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     (example,) = finder.find(VERBS[name], name, globs={"jointopt": jointopt})
     assert (len(example.examples) > 0, runner.run(example).failed) == (True, 0)
+
+
+@pytest.mark.long
+def test_mypy_finds_no_fault_in_the_code_of_pages_and_the_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = json.loads((ROOT / "examples" / "propose.ipynb").read_text(encoding="utf-8"))["cells"]
+    blocks = {"notebook": ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]}
+    blocks |= {page.stem: code(page.read_text(encoding="utf-8"), "python") for page in (ROOT / "docs").glob("*.md")}
+    blocks["readme"] = code((ROOT / "README.md").read_text(encoding="utf-8"), "python")
+    files = [tmp_path / f"{name.replace('-', '_')}.py" for name, found in blocks.items() if found]
+    for path, found in zip(files, filter(None, blocks.values()), strict=True):
+        path.write_text("\n".join(found), encoding="utf-8")
+    monkeypatch.chdir(ROOT)
+    output, errors, exit_code = api.run(["--config-file=", "--check-untyped-defs", *map(str, files)])
+    assert exit_code == 0, output + errors

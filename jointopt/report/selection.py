@@ -109,7 +109,9 @@ class Selection(Result):
 
     @property
     def next_command(self) -> str:
-        """The command that explains the plan chosen, of its study or file; else ``job.yaml`` stands for its job."""
+        """What explains the plan chosen: of its study, its file or a proposal; else ``job.yaml`` stands for its job."""
+        if self.number and not self.place:
+            return f"proposal[{self.number - 1}].explain()"
         if self.number:
             return our_command("explain", plan=f"{self.place}:{self.number}", storage=self.storage)
         job = self.job_name if self.job_name in shipped_jobs() else "job.yaml"

@@ -106,7 +106,8 @@ def select_from(
     """As `select`, of plans at hand: a front of ``job`` that ``surrogate`` predicted."""
     stored = StoredPlans(source, with_rates(job, plans), job.name, job, surrogate)
     limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
-    return _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+    found = _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+    return replace(found, number=found.row + 1)
 
 
 def _limits(*bounds: float | None) -> dict[str, float]:
