@@ -20,12 +20,12 @@ def test_the_notebook_tells_one_job_from_its_files_to_a_measurement(tmp_path: Pa
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [[one for one in c.outputs if "data" in one] for c in notebook.cells if c.cell_type == "code"]
     shown = [cell[0].data for cell in outputs if cell]
-    decision, plot, parts, doubts, chosen, fastest, start, changed, after = shown
+    decision, plot, parts, doubts, chosen, fastest, start, before, changed, after = shown
     assert "Against the baseline" in decision["text/html"]
     assert len(plot["application/vnd.plotly.v1+json"]["data"]) >= 3
     assert "B against A: time" in parts["text/html"]
     assert "cluster.inter_node_gbytes_per_s" in doubts["text/plain"]
     assert "iteration_time_s" in chosen["text/html"]
-    assert all("<table" in one["text/html"] for one in (fastest, changed, after))
+    assert all("<table" in one["text/html"] for one in (fastest, before, changed, after))
     assert "tensor_model_parallel_size" in start["text/html"]
     assert "<title>" in (tmp_path / "report.html").read_text(encoding="utf-8")

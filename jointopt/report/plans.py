@@ -27,7 +27,7 @@ from jointopt.core.schema import (
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
+from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops, with_rates
@@ -405,6 +405,11 @@ class LayoutSummary(ShortRepr):
     time_s: Mapping[str, float]  # part -> seconds of the fastest of them
     on_front: int  # plans of the front that it has
     near: int  # more layouts of the same degrees, within `NEAR` of its time
+
+    @property
+    def fastest(self) -> dict[str, Any]:
+        """The fields of its fastest plan, as every verb takes a plan."""
+        return {name: value for name, value in self.plans[0].items() if name in PLAN_KEYS}
 
 
 @dataclass(frozen=True)
