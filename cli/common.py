@@ -321,6 +321,7 @@ _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 shape_options = options(_SHAPE)  # that stand for a job file
 STORED_JOB = "jointopt.job"  # of a click context: the job of the study that ``--plan STUDY:2`` names
+FILE_JOB = "jointopt.file_job"  # and that of the proposal of ``--plan FILE.json:2``, which other jobs may be given too
 _NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")
 
 
@@ -328,7 +329,7 @@ def job_of(
     path: str | None, shape: Mapping[str, Any] = MappingProxyType({}), pue: float | None = None,
     changes: Mapping[str, Any] = MappingProxyType({}), save_to: Path | None = None,
 ) -> Job:  # fmt: skip
-    """The job of a file or a shipped job's name, of the options, or of the study of ``--plan STUDY:2``.
+    """The job of a file or a shipped job's name, of the options, or of ``--plan STUDY:2`` or ``FILE.json:2``.
 
     With ``changes`` of keys, on a site of that PUE; its file is written to ``save_to``. A click usage error where they
     do not make one.
@@ -338,9 +339,9 @@ def job_of(
 
     given = {name: value for name, value in shape.items() if value is not None}
     context = click.get_current_context(silent=True)
-    stored = context.meta.get(STORED_JOB) if context else None  # of `--plan STUDY:2`
-    if path is None and not given and stored:
-        job = with_changes(parse_job(stored, "job", Path()), changes)
+    stored, of_file = (context.meta.get(key) if context else None for key in (STORED_JOB, FILE_JOB))
+    if path is None and not given and (mapping := stored or of_file):
+        job = with_changes(parse_job(mapping, "job", Path()), changes)
     elif path is not None:
         if given:
             raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")

@@ -14,7 +14,7 @@ from jointopt.cli.plan import option as plan_option
 @click.command(cls=common.Command, short_help="Put plans side by side.")
 @click.argument("job", required=False)
 @plan_option("; without --baseline the first plan is the base", "plans", multiple=True)
-@click.option("--baseline", default="", help="What runs today, to be compared with: a plan, a script, a config, a log.")
+@click.option("--baseline", default="", help="What runs today: a plan as of --plan, a script, a config, a log.")
 @common.pue
 @common.job_changes
 @common.model_options()

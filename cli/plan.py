@@ -9,12 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from jointopt.cli.common import STORED_JOB
+from jointopt.cli.common import FILE_JOB, STORED_JOB
 
 Plan = str | dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
-_JSON_FILE = re.compile(r"(\S.*\.json)(?::(\d+))?")
-_STUDY = re.compile(r"([^={}]+):(-?\d+)")
 _ANY_FILE = re.compile(r"(.+?)(?::(\d+))?")
 
 
@@ -27,30 +25,32 @@ class PlanType(click.ParamType[Any]):
     name = "plan"
 
     def __init__(self, *, files: bool = False) -> None:
-        self._pattern = _ANY_FILE if files else _JSON_FILE
+        self._pattern = _ANY_FILE if files else None
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text, or the plan as a mapping; UsageError where the file holds none."""
-        found = self._pattern.fullmatch(value.strip()) if isinstance(value, str) else None
-        if found is None and isinstance(value, str) and (stored := _STUDY.fullmatch(value.strip())):
-            from jointopt.workflows.plan_files import plan_in
-            from jointopt.workflows.stored_plans import stored_proposal
-
-            document = stored_proposal(stored[1], ctx.params.get("storage") if ctx else None)
-            if ctx and ctx.meta.setdefault(STORED_JOB, document["job_file"]) != document["job_file"]:
-                raise click.UsageError(f"{value} is of another job than the plan before it; expected plans of one job.")
-            return plan_in(document, f"study {stored[1]}", stored[1], int(stored[2]))
-        if found is None:
+        if not isinstance(value, str):
             return value
         from jointopt.core.quote import our_command
-        from jointopt.workflows.plan_files import read_plan_file
+        from jointopt.workflows.plan_files import JSON_FILE, plan_in, plan_of_study, read_json
 
-        if "=" in value and not Path(found[1]).exists():
+        found = (self._pattern or JSON_FILE).fullmatch(value.strip())
+        if found is None:
+            if not (stored := plan_of_study(value, ctx.params.get("storage") if ctx else None)):
+                return value
+            if ctx and ctx.meta.setdefault(STORED_JOB, stored[1]) != stored[1]:
+                raise click.UsageError(f"{value} is of another job than the plan before it; expected plans of one job.")
+            return stored[0]
+        path = Path(found[1])
+        if "=" in value and not path.exists():
             raise click.UsageError(
                 f"--plan of {ctx.info_name if ctx else 'this command'} takes a JSON file of select or explain; got "
                 f"{value!r} (`{our_command('explain', 'JOB', plan=value)} --json > plan.json` writes one)."
             )
-        return read_plan_file(Path(found[1]), int(found[2]) if found[2] else None)
+        document = read_json(path)
+        if ctx and isinstance(document, dict) and "job_file" in document:
+            ctx.meta.setdefault(FILE_JOB, document["job_file"])
+        return plan_in(document, str(path), path.name, int(found[2]) if found[2] else None)
 
 
 def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:

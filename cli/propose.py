@@ -28,7 +28,8 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
     "objectives",
     multiple=True,
     type=click.Choice(tuple(COLUMN_OF_WORD)),
-    help="What to compare plans by, in place of the job file's; may be repeated.",
+    help="What to compare plans by, in place of the job file's; may be repeated. cost is that of electricity alone, "
+    "gpu_cost that of the GPUs' hours.",
 )
 @common.seed("Seed of the search's random numbers.")
 @common.pue
@@ -42,7 +43,7 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @click.option(
     "--all-trials", is_flag=True, help="Store every evaluated plan as a trial, not just the front and some others."
 )
-@click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
+@click.option("--baseline", default="", help="What runs today: a plan as of --plan, a script, a config, a log.")
 @click.option(
     "--fail-if-worse", type=click.FloatRange(min=0, min_open=True), metavar="PERCENT",
     help="Exit with 1 where a plan takes PERCENT less time than the baseline at no more energy, or less energy in no "

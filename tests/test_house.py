@@ -52,8 +52,12 @@ def functions() -> list[tuple[str, Function]]:
 
 @functools.cache
 def lengths() -> dict[str, int]:
-    """Lines of every function."""
-    return {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in functions()}
+    """Lines of every function without its docstring."""
+    found = {}
+    for name, node in functions():
+        text, last = node.body[0] if ast.get_docstring(node) else None, node.end_lineno or node.lineno
+        found[name] = last - node.lineno + 1 - ((text.end_lineno or 0) - text.lineno + 1 if text else 0)
+    return found
 
 
 def rooms() -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from tests.places import ROOT
@@ -12,14 +13,19 @@ from tests.places import ROOT
 NOTEBOOK = ROOT / "examples" / "propose.ipynb"
 
 
-def test_the_notebook_shows_a_table_a_plot_and_writes_the_report(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_the_notebook_tells_one_job_from_its_files_to_a_measurement(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")  # what it shows is of today
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    proposal, frame, saved, plot, parts, _ = (c.outputs[:1] for c in notebook.cells if c.cell_type == "code")
-    assert "<table" in proposal[0].data["text/html"]
-    assert "iteration_time_s" in frame[0].data["text/html"]
-    assert "less energy" in saved[0].data["text/plain"]
-    assert len(plot[0].data["application/vnd.plotly.v1+json"]["data"]) >= 3
-    assert "compute" in parts[0].data["text/plain"]
+    outputs = [[one for one in c.outputs if "data" in one] for c in notebook.cells if c.cell_type == "code"]
+    shown = [cell[0].data for cell in outputs if cell]
+    decision, plot, parts, doubts, chosen, fastest, start, before, changed, after = shown
+    assert "Against the baseline" in decision["text/html"]
+    assert len(plot["application/vnd.plotly.v1+json"]["data"]) >= 3
+    assert "B against A: time" in parts["text/html"]
+    assert "cluster.inter_node_gbytes_per_s" in doubts["text/plain"]
+    assert "iteration_time_s" in chosen["text/html"]
+    assert all("<table" in one["text/html"] for one in (fastest, before, changed, after))
+    assert "tensor_model_parallel_size" in start["text/html"]
     assert "<title>" in (tmp_path / "report.html").read_text(encoding="utf-8")

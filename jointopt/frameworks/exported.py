@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointopt.core.errors import PlanError, UsageError
-from jointopt.core.quote import sh_exports
+from jointopt.core.errors import JointOptError, PlanError, UsageError
+from jointopt.core.quote import html_text, prompt_text, sh_exports
 from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, node_words
-from jointopt.frameworks.targets import program_of, target_named
+from jointopt.frameworks.targets import TARGETS, program_of, target_named
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported:
     """An export and the node that its command is for."""
 
@@ -37,6 +38,12 @@ class Exported:
             return "\n".join(text for _, text in files[:1])
         parts = [f"# {name}\n{text}" for name, text in files]
         return "\n".join([*parts, self.command()])
+
+    def __repr__(self) -> str:
+        return prompt_text(self.text())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html_text(self.text())}</pre>"
 
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
@@ -70,6 +77,16 @@ def exported(
     if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
         made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node, remark)
+
+
+def other_target(job: Job, plan: str | Mapping[str, Any], target: str) -> str:
+    """Another target that starts the plan in software of the same family, priced alike; blank where there is none."""
+    family = target_named(target).family
+    for name in (name for name, one in TARGETS.items() if family and one.family == family and name != target):
+        with suppress(JointOptError):
+            exported(job, plan, name)
+            return name
+    return ""
 
 
 def plan_without_predictions(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:

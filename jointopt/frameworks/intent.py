@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointopt.core.errors import ExportError
-from jointopt.core.quote import sh_variable, sh_word
+from jointopt.core.quote import ShortRepr, sh_variable, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, OTHER_CROSS_ENTROPIES, STAGE_LAYERS, encode_cells
 from jointopt.jobs.defaults import default_etp
 from jointopt.jobs.details import Details, details_of
@@ -147,8 +147,8 @@ def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(layers) for layers in framework_split(job, pp, vpp))
 
 
-@dataclass(frozen=True)
-class Export:
+@dataclass(frozen=True, repr=False)
+class Export(ShortRepr):
     """The start of a plan in a target: files by their names, the command's words and its environment variables."""
 
     target: str

@@ -38,6 +38,22 @@ def job(
     **changes
         Any key of the job file, with two underscores for its dot: ``cluster__price_per_kwh=0.12``,
         ``training__attention="flash3"``, ``search={"tp": [4, 8]}``.
+
+    Returns
+    -------
+    Job
+        What every verb takes.
+
+    Raises
+    ------
+    UsageError
+        For a name that no catalogue has, an unknown key (the nearest one is named), or values that contradict each
+        other.
+
+    Examples
+    --------
+    >>> jointopt.job("llama-3-8b", "h100-sxm5-80gb", 64, global_batch_size=512, seq_length=8192)
+    <Job llama-3-8b-8x8-h100-sxm5-80gb: llama-3-8b, 512 x 8,192 tokens in bf16, generic, 64 x h100-sxm5-80gb>
     """
     made = job_from_options(
         model, gpu, gpus, global_batch_size, seq_length, gpus_per_node, dtype, framework, inter_node_gbytes_per_s

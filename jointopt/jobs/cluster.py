@@ -11,6 +11,7 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError
 from jointopt.core.facts import Assumption
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import DTYPES
 from jointopt.jobs.reading import Section, read_written, write_yaml
 
@@ -39,8 +40,8 @@ class PowerConstants:
     assumed: tuple[Assumption, ...] = ()  # which of these were not measured on this GPU, and what stands in
 
 
-@dataclass(frozen=True)
-class Gpu:
+@dataclass(frozen=True, repr=False)
+class Gpu(ShortRepr):
     """One GPU as the software sees it. ``None`` means that no source states the figure."""
 
     id: str
@@ -163,8 +164,8 @@ class Machine:
         return same | {"figures": dict(self.figures) | products} | measured
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, repr=False)
+class Cluster(ShortRepr):
     """Nodes and GPUs that the job runs on. Bandwidths are per GPU and one direction; no field is blank."""
 
     gpu: Gpu

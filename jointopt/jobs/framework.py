@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import COLLECTIVES, OVERLAP, Bools, Floats, Ints, evaluate
 
 CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
 V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
 
 
-@dataclass(frozen=True)
-class Framework:
+@dataclass(frozen=True, repr=False)
+class Framework(ShortRepr):
     """A profile of one framework; the defaults are a middling PyTorch stack. Fractions are 0..1, seconds per GPU."""
 
     name: str = "generic"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, OVERLAPS
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
@@ -71,8 +72,8 @@ class ScalingRecipe:
         return reads * wide_bytes + copies * (self.value_bytes + self.scale_passes * self.scale_bytes)
 
 
-@dataclass(frozen=True)
-class Training:
+@dataclass(frozen=True, repr=False)
+class Training(ShortRepr):
     """The computation of one iteration, and the software that does it."""
 
     seq_length: int

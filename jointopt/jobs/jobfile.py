@@ -142,8 +142,22 @@ _NOT_OF_POWER = ("iteration_time_s", "memory_fraction")  # constraints
 def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
     """The job of a YAML file, or the shipped job of that name (see `shipped_jobs`).
 
-    ``changes`` stand in for keys of the file, ``cluster.nodes`` for the key ``nodes`` of its section ``cluster``.
-    Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
+    Parameters
+    ----------
+    path : str or Path
+        Job file, or a name of ``jointopt catalog jobs``.
+    changes : mapping, optional
+        Values in place of keys of the file: ``{"cluster.nodes": 4}`` for the key ``nodes`` of its section ``cluster``.
+
+    Returns
+    -------
+    Job
+        What every verb takes.
+
+    Raises
+    ------
+    UsageError
+        `JobError` or `CatalogError`, one sentence that names the file and the key.
     """
     file = job_file(path)
     stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
@@ -244,16 +258,9 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
 
 
 def job_from_options(
-    model: str,
-    gpu: str,
-    gpus: int,
-    global_batch_size: int,
-    seq_length: int,
-    gpus_per_node: int | None = None,
-    dtype: str | None = None,
-    framework: str = "generic",
-    inter_node_gbytes_per_s: float | str | None = None,
-) -> Job:
+    model: str, gpu: str, gpus: int, global_batch_size: int, seq_length: int, gpus_per_node: int | None = None,
+    dtype: str | None = None, framework: str = "generic", inter_node_gbytes_per_s: float | str | None = None,
+) -> Job:  # fmt: skip
     """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
 
     Raises JobError where the GPUs do not fill whole nodes, and what `parse_job` raises.
@@ -489,9 +496,23 @@ def load_jobs(
     """A job for each cluster that a job file (or a shipped job) stands for, by GPU, then by size.
 
     ``cluster.gpu``, ``cluster.nodes`` and ``cluster.price_per_gpu_hour`` may be lists (prices one per GPU, in their
-    order); ``gpus`` are numbers of GPUs in place of the nodes. For other GPUs in ``changes`` what the file states of
-    its own is left out. ``weak``: the batch grows with the GPUs, from the file's
-    at the smallest size. UsageError as for `load_job`.
+    order).
+
+    Parameters
+    ----------
+    path : str or Path
+        Job file, or a name of ``jointopt catalog jobs``.
+    gpus : sequence of int, optional
+        Numbers of GPUs in place of the nodes.
+    changes : mapping, optional
+        As of `load_job`; with another GPU, what the file states of its own one is left out.
+    weak : bool, optional
+        The batch grows with the GPUs, from the file's at the smallest size.
+
+    Returns
+    -------
+    list of Job
+        At least one; `UsageError` as of `load_job`.
     """
     file = job_file(path)
     with _mapping_of(path, changes) as mapping:

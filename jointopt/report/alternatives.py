@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.report.plans import probability_text, rank_words
@@ -113,8 +114,8 @@ class SavingShare:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class JointSavings:
+@dataclass(frozen=True, repr=False)
+class JointSavings(ShortRepr):
     """The two-step answer, and the most that the joint search saves against it."""
 
     two_step: Columns  # plan columns, time (s) and energy (J), by time

@@ -103,7 +103,8 @@ class Imported(Result):
         """The measured rows as a measurement table."""
         import pandas as pd
 
-        return pd.DataFrame(list(self.runs))
+        frame = pd.DataFrame(list(self.runs))
+        return frame.mask(frame.eq(""))  # a blank cell is not known
 
     def blocks(self) -> Iterator[Block]:
         """The job file, the plan, the rows, and what was not read."""

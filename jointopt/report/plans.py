@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import (
     COLUMNS,
     LAYOUT_COLUMNS,
@@ -26,7 +27,7 @@ from jointopt.core.schema import (
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
+from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops, with_rates
@@ -395,8 +396,8 @@ PARTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LayoutSummary:
+@dataclass(frozen=True, repr=False)
+class LayoutSummary(ShortRepr):
     """One split of the GPUs: its best layout's fastest plan, its knee and its plan of least energy, as entries."""
 
     rank: int  # by the time of its fastest plan, among splits; 1 is the first
@@ -404,6 +405,11 @@ class LayoutSummary:
     time_s: Mapping[str, float]  # part -> seconds of the fastest of them
     on_front: int  # plans of the front that it has
     near: int  # more layouts of the same degrees, within `NEAR` of its time
+
+    @property
+    def fastest(self) -> dict[str, Any]:
+        """The fields of its fastest plan, as every verb takes a plan."""
+        return {name: value for name, value in self.plans[0].items() if name in PLAN_KEYS}
 
 
 @dataclass(frozen=True)

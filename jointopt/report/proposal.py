@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -167,7 +167,13 @@ class Proposal(Result):
         return self.text(brief=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """The front with throughput and what the site pays, columns as in a measurement table."""
+        """The front with throughput and what the site pays, columns as in a measurement table.
+
+        Returns
+        -------
+        DataFrame
+            One row for each plan, by time; units stand in the names of the columns.
+        """
         return plan_frame(with_rates(self.job, self.front))
 
     def markdown(self) -> str:
@@ -190,7 +196,15 @@ class Proposal(Result):
     def plot(self) -> go.Figure:
         """The front as a Plotly figure: by layout, with the two-step answer and the intervals of chosen plans.
 
-        UsageError where energies are not known, so that the front is one plan.
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            Energy over time.
+
+        Raises
+        ------
+        UsageError
+            Where energies are not known, so that the front is one plan.
         """
         from jointopt.report.plot import front_plot
 
@@ -221,9 +235,17 @@ class Proposal(Result):
             yield [f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}. {start[0]}", start[1:]]
 
     def report(self) -> ProposalReport:
-        """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
+        """The proposal as a page.
 
-        UsageError for a proposal that was put together without the model that predicts its plans.
+        Returns
+        -------
+        ProposalReport
+            ``.write("report.html")`` writes one HTML file that needs no network.
+
+        Raises
+        ------
+        UsageError
+            For a proposal that was put together without the model that predicts its plans.
         """
         return self.ask("report_of", self.to_dict(), self.predicting_model)  # type: ignore[no-any-return]
 
@@ -250,6 +272,16 @@ class Proposal(Result):
         **limits
             ``max_iteration_time_s`` (s), ``max_energy_j`` (J of an iteration, all GPUs), ``max_power_w`` (W per GPU),
             ``max_cluster_kw`` (kW of the site), ``objective`` and what else `jointopt.select` takes.
+
+        Returns
+        -------
+        Selection
+            The plan chosen, which limits bind, and what relaxing each would buy.
+
+        Raises
+        ------
+        InfeasibleError
+            Where no plan keeps the limits; it names the closest one.
         """
         if deadline is not None:
             limits["max_iteration_time_s"] = deadline
@@ -262,8 +294,14 @@ class Proposal(Result):
     def __len__(self) -> int:
         return len(self.front["pp"])
 
-    def __getitem__(self, row: int) -> ProposedPlan:
-        """The plan of a row of the front, from 0; IndexError beyond it."""
+    @overload
+    def __getitem__(self, row: int) -> ProposedPlan: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[ProposedPlan]: ...
+    def __getitem__(self, row: int | slice) -> ProposedPlan | list[ProposedPlan]:
+        """The plan of a row of the front, from 0, or those of a slice; IndexError beyond it."""
+        if isinstance(row, slice):
+            return [ProposedPlan(self, one) for one in range(len(self))[row]]
         if not isinstance(row, int | np.integer) or not -len(self) <= row < len(self):
             raise IndexError(f"The front has plans 0 to {len(self) - 1}; got {row!r}.")
         return ProposedPlan(self, int(row) % len(self))
@@ -277,6 +315,11 @@ class Proposal(Result):
         """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
 
         Beside them ``record.csv.gz`` holds every plan that the search evaluated, where the proposal has them.
+
+        Parameters
+        ----------
+        folder : Path
+            Is made where it does not exist.
         """
         from jointopt.runs.table import (
             csv_text,  # with pandas
@@ -319,16 +362,50 @@ class ProposedPlan:
             framework by default.
         **options
             As `jointopt export` takes them: ``version``, ``purpose``, ``program``, ``arguments``.
+
+        Returns
+        -------
+        Exported
+            ``text()`` is the script; ``to_dict()`` has words, environment and files.
+
+        Raises
+        ------
+        ExportError
+            Where the target has no words for the plan; it names the point.
+        InfeasibleError
+            Where the plan is likelier not to fit in memory than to fit, unless ``allow_tight``.
         """
         found: Exported = self.proposal.ask("export", self.proposal.job, self.plan, target, **options)
         return found
 
     def explain(self, **options: Any) -> Explanation:
-        """Time, energy and memory of the plan taken apart; options as of `jointopt.explain`."""
+        """Time, energy and memory of the plan taken apart.
+
+        Parameters
+        ----------
+        **options
+            ``ranked``, as of `jointopt.explain`.
+
+        Returns
+        -------
+        Explanation
+            As of `jointopt.explain`.
+        """
         return self.proposal.ask("explain", self.proposal.predicting_model, self.plan, **options)  # type: ignore[no-any-return]
 
     def compare(self, *others: ProposedPlan | Mapping[str, Any] | str) -> Compared:
-        """The plan and one to seven others side by side, by part of time, energy and memory."""
+        """The plan and others side by side, by part of time, energy and memory.
+
+        Parameters
+        ----------
+        *others : ProposedPlan, mapping or str
+            One to seven plans.
+
+        Returns
+        -------
+        Compared
+            As of `jointopt.compare`.
+        """
         plans = [other.plan if isinstance(other, ProposedPlan) else other for other in (self, *others)]
         return self.proposal.ask("compare", self.proposal.predicting_model, plans)  # type: ignore[no-any-return]
 

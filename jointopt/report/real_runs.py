@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, ClassVar
 
 from jointopt.core.budget import Spent
+from jointopt.core.quote import ShortRepr
 from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
@@ -36,8 +37,8 @@ STOPPED = {  # why no further plan is run
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MeasuredRun(ShortRepr):
     """One real run: its plan, the prediction when the plan was chosen, and the measurement."""
 
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -81,7 +82,7 @@ class MeasuredRun:
         return {**self.plan, "status": self.status, **results, **predicted, **pick(self, self.keys)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TunedRun(MeasuredRun):
     """One run of `tune`; its objectives were predicted."""
 
@@ -90,7 +91,7 @@ class TunedRun(MeasuredRun):
     keys = "round probability_fits broken"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ValidatedRun(MeasuredRun):
     """One proposed plan that was run."""
 
@@ -106,7 +107,7 @@ class ValidatedRun(MeasuredRun):
         return super().document() | {f"error_{name}": self.error(name) for name in RESULTS} | inside
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MeasuredResult(Result):
     """The part that the results of ``tune`` and ``validate`` share: the runs, why they ended, where they are kept."""
 
@@ -208,7 +209,7 @@ def run_table(
     return plan_table([run.plan for run in runs], left, [*columns, *right]) if runs else []
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Tuned(MeasuredResult):
     """The runs of a budget, in their order, and the best of them."""
 
@@ -284,7 +285,7 @@ def gain_words(gain: float, objectives: Sequence[str], plans: str) -> str:
     return f"{plans} should {better} by {gain:z.1%}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Validated(MeasuredResult):
     """The best proposed plans, run."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LOG_COLUMNS
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 _MOST_PARTS = 6
 
 
-@dataclass(frozen=True)
-class Size:
+@dataclass(frozen=True, repr=False)
+class Size(ShortRepr):
     """One cluster: its plans by time (entries: fastest, knee, least energy), or why nothing is feasible on it.
 
     With both the plans are those that come nearest to fitting in memory.

@@ -93,6 +93,9 @@ class Selection(Result):
     binds_together: bool  # no limit alone keeps the best plan away, all of them do
     measured: bool = False  # the values are of real runs, and not predicted
     surrogate: str = ""  # that alone predicted them; blank: not known, or measured runs did so too
+    place: str = ""  # of the plans, in whose front the one chosen has a number from 1; 0: in none
+    number: int = 0
+    storage: str | None = None
 
     @property
     def num_plans(self) -> int:
@@ -106,7 +109,11 @@ class Selection(Result):
 
     @property
     def next_command(self) -> str:
-        """The command that explains the plan chosen; ``job.yaml`` is the job's own file where it is no shipped job."""
+        """What explains the plan chosen: of its study, its file or a proposal; else ``job.yaml`` stands for its job."""
+        if self.number and not self.place:
+            return f"proposal[{self.number - 1}].explain()"
+        if self.number:
+            return our_command("explain", plan=f"{self.place}:{self.number}", storage=self.storage)
         job = self.job_name if self.job_name in shipped_jobs() else "job.yaml"
         return our_command("explain", job, plan=short_plan(self.plans, self.row))
 
@@ -169,7 +176,7 @@ class Selection(Result):
         yield [_limit_table(self, others), *_remarks(self)]
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             yield [site_table(job, marks, *(self.plans[name][rows] for name in OBJECTIVES))]
-        own = "" if self.job_name in shipped_jobs() else " (with your job file)"
+        own = "" if self.number or self.job_name in shipped_jobs() else " (with your job file)"
         yield [[f"Next: take it apart{own}", f"  {self.next_command}"]]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jointopt.core.facts import Assumption
-from jointopt.core.quote import html_text, our_command
+from jointopt.core.quote import html_text, our_command, prompt_text
 from jointopt.core.schema import Columns
 from jointopt.core.units import KWH
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
 _NARROWEST = 60
-PROMPT_LINES, PROMPT_CHARACTERS = 28, 1900  # of what a prompt shows
 
 Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
 TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
@@ -294,9 +293,7 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         """The first lines of the text, for a prompt."""
-        lines = self.text().splitlines()
-        shown = "\n".join(lines[:PROMPT_LINES])[:PROMPT_CHARACTERS]
-        return shown if shown == "\n".join(lines) else f"{shown}\n... print(_.text()) prints all {len(lines)} lines."
+        return prompt_text(self.text())
 
     def _repr_html_(self) -> str:
         """The answer as a notebook shows it."""

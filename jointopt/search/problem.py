@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.clocks import without_limits
 from jointopt.search.pareto import OBJECTIVES, objectives
@@ -24,8 +25,8 @@ StageClocks = Callable[[Ints, Ints, Floats], Floats]
 Progress = Callable[[int, int, int], None]
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(ShortRepr):
     """The space of a search. A plan is a layout and one clock per pipeline stage.
 
     Three numbers (genes) name a plan: ``layout_index``, a row of ``layouts``; ``clock_index``, a row of ``clocks_mhz``,

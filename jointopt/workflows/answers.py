@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -34,6 +34,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.measurements import Measurements
+
+    # What a verb takes in place of an object: the path of its file, which `accepts_paths` has read when it begins.
+    JobLike = Job | JobModel | str | Path
+    TableLike = pd.DataFrame | Measurements | str | Path
+    CalibrationLike = Calibration | str | Path
+    MachineLike = Machine | str | Path
+
+
+def model_of(
+    job: JobLike, surrogate: str, measured: TableLike | None, calibration: CalibrationLike | None, storage: str | None,
+    machine: MachineLike | None, plans: tuple[str, ...] = (),
+) -> JobModel:  # fmt: skip
+    """`JobModel.of` of what `accepts_paths` has read."""
+    return JobModel.of(cast("Job", job), surrogate, cast("Any", measured), cast("Any", calibration), storage,
+                       cast("Any", machine), plans)  # fmt: skip
 
 
 def predicted_plans(model: JobModel, physics: CostModel, plans: Columns) -> Columns:

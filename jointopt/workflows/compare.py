@@ -9,41 +9,66 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths, as_list, with_power_limits
+from jointopt.workflows.answers import accepts_paths, as_list, model_of, with_power_limits
 from jointopt.workflows.explain import explain
 from jointopt.workflows.plan_files import baseline_plan
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 FEWEST, MOST = 2, 8
 
 
 @accepts_paths
 def compare(
-    job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, baseline: str = "",
+    job: JobLike, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, baseline: str = "",
 ) -> Compared:  # fmt: skip
-    """Plans of one job by part of time, energy and memory, each against the first; two to eight of them.
+    """Plans of one job by part of time, energy and memory, each against the first.
 
-    ``baseline``: the first of them, as `baseline_plan` takes it: a plan, or the file of a run.
-    ``surrogate`` and what follows as in `JobModel.of`. Raises UsageError for another number of plans, and what
-    `explain` raises of any of them.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plans : sequence of str or mapping
+        Two to eight plans, with the baseline.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    baseline : str, optional
+        The first of them: a plan as ``--plan`` takes it, or the launch script, config or log of a run.
+
+    Returns
+    -------
+    Compared
+        The plans side by side, and what makes the difference.
+
+    Raises
+    ------
+    UsageError
+        For another number of plans, and what `explain` raises of any of them.
+
+    Examples
+    --------
+    >>> found = jointopt.compare("opt-350m-2x4-a100", ["dp=8", "dp=4 tp=2"], surrogate="none")
+    >>> [plan["plan"]["tp"] for plan in found.to_dict()["plans"]]
+    [1, 2]
     """
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     plans = as_list(plans)
-    plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
+    plans = [baseline_plan(model.job, baseline, storage), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")
     explained = tuple(explain(model, plan) for plan in plans)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,6 @@ from scipy.stats import kendalltau
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import cell_as_written
 from jointopt.runs.ignored_columns import without_time
@@ -34,6 +33,11 @@ from jointopt.surrogate.surrogate import Fingerprints, fingerprints
 from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.predict import predict
 
+if TYPE_CHECKING:
+    from jointopt.jobs.calibration import Calibration
+    from jointopt.jobs.cluster import Machine
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
+
 _log = logging.getLogger(__name__)
 _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
@@ -51,15 +55,41 @@ LEAST_TO_RANK = 3  # plans of a group below which rank and regret are not signif
 
 @accepts_paths
 def evaluate(
-    table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    table: TableLike, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Evaluation:  # fmt: skip
     """Errors of predictions on ``table``; rows that ran out of memory count for feasibility only.
 
-    Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
-    Rows that the surrogate was trained on are no evidence about it: the answer counts them.
+    Rows that are not judged are logged. Rows that the surrogate was trained on are no evidence about it: the answer
+    counts them.
+
+    Parameters
+    ----------
+    table : DataFrame or path
+        Measured runs, units in the names of their columns.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Evaluation
+        By group: errors of time and energy (%), Kendall tau, regret of the best plan, coverage of intervals.
+
+    Raises
+    ------
+    TableError
+        For a table without measured times.
     """
-    runs = Measurements.of(table, "the table")
+    calibration, machine = cast("Calibration | None", calibration), cast("Machine | None", machine)
+    runs = Measurements.of(cast("pd.DataFrame", table), "the table")
     table = runs.table
     if not (table["iteration_time_s"] > 0).any():
         why = without_time(table) or "; expected at least one row"
@@ -71,7 +101,7 @@ def evaluate(
     words = alike.apply(lambda run: " ".join(str(cell_as_written(cell)) for cell in run if not is_blank(cell)), axis=1)
     names["group"] = given_groups.fillna(words if len(alike.columns) else "")
     known = [*names]
-    given = None if measured is None else Measurements.given(measured)
+    given = None if measured is None else Measurements.given(cast("Measurements", measured))
     judged = predict(table, surrogate, given, calibration, storage, machine).assign(**names)
     judged, sentences = _with_doubts(judged, table)
     for sentence in sentences:

@@ -12,8 +12,6 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import is_of_trial, parse_plan, plan_assumptions
@@ -33,33 +31,62 @@ from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.answers import accepts_paths, assumptions, check_priceable, model_of, predicted_plans
 from jointopt.workflows.open_settings import settings_of_plan
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 
 @accepts_paths
 def explain(
-    job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, ranked: bool = False,
+    job: JobLike, plan: str | Mapping[str, Any], *, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, ranked: bool = False,
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
-    ``plan``: as `parse_plan` reads it, or the parameters of a trial of Optuna (`jointopt.optuna_objective`).
-    ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already. ``ranked``: state which rank the
-    layout has among all, for which they are enumerated.
-    Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plan : str or mapping
+        Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; dp fills the cluster where it is left
+        out. The parameters of a trial of Optuna (`jointopt.optuna_objective`) are a plan too.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    ranked : bool, optional
+        State which rank the layout has among all, for which they are enumerated.
+
+    Returns
+    -------
+    Explanation
+        ``time_s`` (s on the critical path), ``energy_by_part_j`` (J, all GPUs) and ``memory_gib`` (GiB, worst GPU) by
+        part, and the ``stages``.
+
+    Raises
+    ------
+    PlanError
+        For text that is no plan, or a plan that the physics cannot price (degrees, batch).
+
+    Examples
+    --------
+    >>> found = jointopt.explain("opt-350m-2x4-a100", "tp=2 pp=2 clock_mhz=1200", surrogate="none")
+    >>> round(sum(found.time_s.values()) / found.iteration_time_s, 6)
+    1.0
     """
     plain = not is_of_trial(plan)
     stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) and plain else ()
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
+    model = model_of(job, surrogate, measured, calibration, storage, machine, stated)
     if ranked or not plain:
         from jointopt.workflows.feasible_layouts import layout_rank, plan_of_trial  # imports the search
     plan, ready = (plan, None) if plain else plan_of_trial(model, plan)

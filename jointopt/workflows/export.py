@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.errors import InfeasibleError
-from jointopt.frameworks.exported import Exported, exported, plan_without_predictions
+from jointopt.core.errors import ExportError, InfeasibleError
+from jointopt.frameworks.exported import Exported, exported, other_target, plan_without_predictions
 from jointopt.frameworks.intent import BENCHMARK
 from jointopt.frameworks.targets import target_of, version_in
 from jointopt.jobs.calibration import Calibration
@@ -46,9 +46,13 @@ def export(
     """
     if checkout is not None:
         version = version_in(checkout)
-    found = exported(
-        job, plan, target or target_of(job), version=version, purpose=purpose, program=program, arguments=arguments
-    )
+    target = target or target_of(job)
+    try:
+        found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
+    except ExportError as error:
+        if other := other_target(job, plan, target):
+            raise ExportError(f"{error} --to {other} starts it.") from error
+        raise
     # the memory that the plan lacks; None for one that is feasible
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan_without_predictions(plan), model.job)

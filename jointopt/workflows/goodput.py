@@ -12,8 +12,6 @@ from jointopt.core.errors import InfeasibleError, JobError, UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Floats
 from jointopt.core.units import KWH
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.jobs.reliability import Reliability, with_defaults
@@ -24,15 +22,12 @@ from jointopt.physics.repair import RepairShop
 from jointopt.physics.site import HOUR_S, facility_energy_j
 from jointopt.report.effective_time import Goodput, Outcome, Simulated, days
 from jointopt.report.explanation import Explanation
-from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 MOST_RUNS, MOST_EVENTS = 1_000_000, 2e9
 _MOST_TRIES = 20.0  # e-foldings: a piece that long against the time between failures never ends
@@ -43,18 +38,47 @@ _ENDS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 @accepts_paths
 def goodput(
-    job: Job | JobModel, plan: str | Mapping[str, Any] | None = None, *, simulate: int = 0, seed: int = 0,
-    surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    job: JobLike, plan: str | Mapping[str, Any] | None = None, *, simulate: int = 0, seed: int = 0,
+    surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Goodput:  # fmt: skip
     """Time, energy and money of a whole run of ``run_tokens`` with its failures, under each policy of the job.
 
-    ``plan``: as `parse_plan` reads it; by default the plan that `propose` recommends. ``simulate``: that many runs are
-    played event by event too, and give the spread. ``surrogate`` and what follows as in `JobModel.of`.
-    JobError where ``run_tokens`` is missing or the interval is longer than the run, InfeasibleError where failures come
-    too often for the run to end.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plan : str or mapping, optional
+        Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; by default the plan that
+        `propose` recommends.
+    simulate : int, optional
+        Runs that are played event by event too, and give the spread.
+    seed : int, optional
+        Of their random numbers.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Goodput
+        ``time_to_train_s`` (s) and ``useful_energy_j`` (J), and which shares of the time are lost to what.
+
+    Raises
+    ------
+    JobError
+        Where ``run_tokens`` is missing or the interval of checkpoints is longer than the run.
+    InfeasibleError
+        Where failures come too often for the run to end.
     """
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     if job.training.run_iterations is None:
         raise JobError("training.run_tokens is missing; expected the tokens of the whole run (--run-tokens 15.6e12).")

@@ -35,12 +35,32 @@ def import_(
 ) -> Imported:  # fmt: skip
     """The job, the plan that runs today and the measured rows of one run, from files that describe it, or a process.
 
-    ``given``: values that no file states, or that count more: model, gpu, nodes, gpus_per_node, seq_length,
-    global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s; and ``set``, a mapping of fields
-    (plan.tp), variables and arguments (by number) of scripts. ``run``: which of several that a script starts.
-    ``pid``: a process of it on this machine, a rank or what launched the ranks; what runs counts more than files.
-    ``warmup`` iterations of each log do not count. Raises JobError for a file that no reader knows, and with one
-    sentence on all that is missing.
+    Parameters
+    ----------
+    files : path or sequence of paths, optional
+        Launch script, config, logs.
+    name : str, optional
+        Of the job.
+    warmup : int, optional
+        First iterations of each log, which do not count.
+    run : int, optional
+        Which of several runs that a script starts, from 1.
+    pid : int, optional
+        A process of the run on this machine, a rank or what launched the ranks; what runs counts more than files.
+    **given
+        Values that no file states, or that count more: model, gpu, nodes, gpus_per_node, seq_length (tokens),
+        global_batch_size (sequences), dtype, framework, vocab_size, inter_node_gbytes_per_s (GB/s); and ``set``, a
+        mapping of fields (plan.tp), variables and arguments (by number) of scripts.
+
+    Returns
+    -------
+    Imported
+        ``job``, ``plan``, ``runs`` (rows of a measurement table), and the ``origins`` of all fields.
+
+    Raises
+    ------
+    JobError
+        For a file that no reader knows, and with one sentence on all that is missing.
     """
     given_files = as_paths("files", files)
     variables = {key: value for key, value in (given.get("set") or {}).items() if "." not in key}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jointopt.core.errors import EndedEarlyError, RunFailedError, UsageError
 from jointopt.core.schema import STATUSES, Columns
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrow_search, run_all
@@ -20,7 +18,7 @@ from jointopt.runs.rows import is_blank
 from jointopt.search.parameters import Parameters
 from jointopt.search.studies.objective import OptunaObjective, Study, enqueue_plans
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.by_dask import Evaluator
 from jointopt.workflows.campaign.stopping import set_bounds
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
@@ -28,9 +26,7 @@ from jointopt.workflows.search_steps import Stopwatch
 from jointopt.workflows.work import MEAN_POWER, function_problem
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 _log = logging.getLogger(__name__)
 PHYSICS = "physics"
@@ -38,25 +34,52 @@ PHYSICS = "physics"
 
 @accepts_paths
 def optuna_objective(
-    job: Job | JobModel, evaluator: str | Evaluator = "default", *, launcher: Launcher | str | None = None,
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, **options: Any,
+    job: JobLike, evaluator: str | Evaluator = "default", *, launcher: Launcher | str | None = None,
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, **options: Any,
 ) -> OptunaObjective:  # fmt: skip
     """The objective of ``job`` for `optuna.Study.optimize`: whatever a sampler suggests is a plan that keeps the rules.
 
-    ``evaluator`` answers for plans: "physics", a surrogate's name or folder (by default that of `propose`), or a
-    function as `jointopt work --evaluate` calls it: the job and columns of one plan in, columns of results out.
-    ``launcher`` (or its name, made with ``options``) runs them instead, and ends runs early that are clearly behind the
-    study's, if it can. Others as in `JobModel.of`. InfeasibleError where nothing fits in memory, UsageError for a
-    launcher that runs listed plans alone.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    evaluator : str or callable, optional
+        Answers for plans: "physics", a surrogate's name or folder (by default that of `propose`), or a function as
+        ``jointopt work --evaluate`` calls it: the job and columns of one plan in, columns of results (s, J) out.
+    launcher : Launcher or str, optional
+        Runs plans instead, and ends runs early that are clearly behind the study's, if it can; one, or the name of one
+        made with ``options``.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    **options
+        Of the launcher.
+
+    Returns
+    -------
+    OptunaObjective
+        A function of a trial, whose values are the job's objectives, time (s) and energy (J) first.
+
+    Raises
+    ------
+    InfeasibleError
+        Where nothing fits in memory.
+    UsageError
+        For a launcher that runs listed plans alone.
     """
     runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
-        job = narrow_search(runner, job.job if isinstance(job, JobModel) else job)
+        job = narrow_search(runner, job.job if isinstance(job, JobModel) else cast("Job", job))
         if runner.candidates(job) is not None:
             raise UsageError(f"The launcher {runner.name} runs listed plans alone; a sampler chooses among all.")
     surrogate = ("none" if evaluator == PHYSICS else evaluator) if isinstance(evaluator, str) else "default"
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
     found = prepare_search(model, Stopwatch(quiet=True))
     problem = found.all_goals
@@ -89,10 +112,26 @@ def _measured(launcher: Launcher, job: Job, plans: Columns) -> Mapping[str, Any]
 
 
 def enqueue(study: Study, proposal: Proposal) -> int:
-    """Enqueue the plans of a proposal's front in a study of `optuna_objective`, those it has not; return their number.
+    """Enqueue the plans of a proposal's front in a study of `optuna_objective`, those it has not.
 
     Each is evaluated with the very clocks of its stages; where parameters cannot say them, they are the nearest ones.
-    UsageError for a proposal that was put together without the model that predicts its plans.
+
+    Parameters
+    ----------
+    study : optuna.Study
+        What evaluates them.
+    proposal : Proposal
+        What `propose` returned.
+
+    Returns
+    -------
+    int
+        Plans that were enqueued.
+
+    Raises
+    ------
+    UsageError
+        For a proposal that was put together without the model that predicts its plans.
     """
     if proposal.model is None:
         raise UsageError("The plans of a proposal are enqueued by its model; take one that propose returned.")

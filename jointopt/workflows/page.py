@@ -14,8 +14,6 @@ from jointopt.core.errors import JointOptError
 from jointopt.frameworks.exported import exported
 from jointopt.frameworks.intent import intent_of
 from jointopt.frameworks.targets import TARGETS, program_of
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
@@ -28,28 +26,52 @@ from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.remedy import shortage_of
 from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 
 @accepts_paths
 def page(
     source: str, *, surrogate: str | None = None, studies: str | None = None,
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None, pue: float | None = None,
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, pue: float | None = None,
 ) -> ProposalReport:  # fmt: skip
-    """The report of a stored proposal: a file or folder of ``propose --out``, or a study of ``studies`` by its name.
+    """The report of a stored proposal, whose plans are priced by the surrogate that it names, unless another is given.
 
-    Its plans are priced by the surrogate that it names, unless another is given; ``pue`` is that of the site in place
-    of the job's; other options as in `JobModel.of`.
-    Raises UsageError where nothing is proposed.
+    Parameters
+    ----------
+    source : str
+        A file or folder of ``propose --out``, or the name of a study of ``studies``.
+    surrogate : str, optional
+        In place of the one that the proposal names.
+    studies : str, optional
+        URL of the Optuna storage that has the study.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    pue : float, optional
+        Power usage effectiveness of the site, energy at its meter over that of the nodes, in place of the job's.
+
+    Returns
+    -------
+    ProposalReport
+        ``.write("report.html")`` writes one HTML file that needs no network.
+
+    Raises
+    ------
+    UsageError
+        Where nothing is proposed.
     """
     document = stored_proposal(source, studies)
     job = parse_job(document["job_file"], document["job"], Path()).on_site(pue)
@@ -57,7 +79,7 @@ def page(
         document |= {"front": [with_site_costs(job, entry) for entry in document["front"]]}
         document |= {"reference": with_site_costs(job, document["reference"])} if document.get("reference") else {}
     named = surrogate or str(document["surrogate"])
-    return report_of(document, JobModel.of(job, named, measured, calibration, storage, machine))
+    return report_of(document, model_of(job, named, measured, calibration, storage, machine))
 
 
 def surrogate_plot(source: str) -> go.Figure | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,28 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import PLAN_KEYS
 
 _MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
+JSON_FILE = re.compile(r"(\S.*\.json)(?::(\d+))?")
+_STUDY = re.compile(r"([^={}]+):(-?\d+)")
+
+
+def read_json(path: Path) -> Any:
+    """The document of a JSON file with a plan; UsageError for another file."""
+    try:
+        return json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}.") from error
 
 
 def read_plan_file(path: Path, row: int | None = None) -> dict[str, Any]:
-    """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
+    """The plan in a JSON file, as `plan_in` finds it."""
+    return plan_in(read_json(path), str(path), path.name, row)
 
-    Raises UsageError for another file, or a proposal of several plans without ``row``.
+
+def plan_in(document: Any, source: str, name: str, row: int | None = None) -> dict[str, Any]:
+    """The plan of `explain --json` or `select --json`, a bare one, or that of a row (from 1) of a proposal's front.
+
+    ``name`` stands before the numbers of rows. UsageError for another document, or several plans without ``row``.
     """
-    try:
-        document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}.") from error
-    return plan_in(document, str(path), path.name, row)
-
-
-def plan_in(document: Any, source: str, name: str, row: int | None) -> dict[str, Any]:
-    """The plan of a document, or of a row (from 1) of its front; ``name`` stands before the numbers of rows."""
     rows = document.get("front") if isinstance(document, dict) else document
     found = document
     if isinstance(document, dict) and isinstance(document.get("plan"), dict):
@@ -51,20 +58,35 @@ def plan_in(document: Any, source: str, name: str, row: int | None) -> dict[str,
     return dict.fromkeys(DEGREES, 1) | plan
 
 
-def baseline_plan(job: Job, given: str) -> str | Mapping[str, Any]:
-    """The plan of ``given`` for ``job``: words, JSON, a JSON file of a plan, or a launch script, a config or a log.
+def plan_of_study(text: str, storage: str | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The plan that ``NAME:2`` stands for, row 2 of a study's front, and the job as its file; None for other text."""
+    if not (named := _STUDY.fullmatch(text.strip())):
+        return None
+    from jointopt.workflows.stored_plans import stored_proposal
+
+    document = stored_proposal(named[1], storage)
+    return plan_in(document, f"study {named[1]}", named[1], int(named[2])), document["job_file"]
+
+
+def baseline_plan(job: Job, given: str, storage: str | None = None) -> str | Mapping[str, Any]:
+    """The plan of ``given`` for ``job``: words, JSON, FILE.json:2, STUDY:2, or a launch script, a config or a log.
 
     A file of a run is read as `jointopt import` reads it, with the job's GPUs and vocabulary; UsageError where it is of
     another number of GPUs.
     """
     path = Path(given)
-    if "=" in given or given.lstrip().startswith("{") or not path.is_file():
+    if "=" in given or given.lstrip().startswith("{"):
         return given
+    if not path.is_file():
+        row = JSON_FILE.fullmatch(given)
+        if row and row[2]:
+            return read_plan_file(Path(row[1]), int(row[2]))
+        stored = plan_of_study(given, storage)
+        return given if stored is None else stored[0]
     if path.suffix.lower() == ".json":
-        try:
-            return read_plan_file(path)
-        except UsageError:
-            pass  # a config of a framework may be JSON too
+        document = read_json(path)
+        if not isinstance(document, dict) or {"front", "plan", *DEGREES} & document.keys():
+            return plan_in(document, str(path), path.name)  # else the config of a framework
     from jointopt.workflows.import_ import import_  # readers of scripts, configs and logs
 
     cluster = job.cluster

@@ -12,10 +12,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError, nearest_hint
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats, Ints
-from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.limits import limit_of
-from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions
 from jointopt.physics.cost_model import CostModel
@@ -37,13 +34,11 @@ from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 _log = logging.getLogger(__name__)
 SOLVERS = ("lowtime", "linear")
@@ -57,17 +52,50 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 
 @accepts_paths
 def polish(
-    job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
-    seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    machine: Machine | None = None,
+    job: JobLike, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
+    seconds: float = 8.0, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
-    ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
-    or energy than the plan. ``solver``: lowtime (the extra ``polish``; ends in about ``seconds``), or linear (scipy).
-    The last five as in `JobModel.of`. Raises PlanError for text that is no plan, InfeasibleError where it breaks a
-    rule or a limit or has no pipeline, UsageError where lowtime is missing.
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plan : str or mapping
+        Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; dp fills the cluster where it is left
+        out.
+    slowdown : float, optional
+        Share of the plan's iteration time that may be added (0.01 = 1 %); ``chosen`` uses the least energy within it,
+        and never more time or energy than the plan.
+    solver : str, optional
+        lowtime (the extra ``polish``), or linear (scipy).
+    seconds : float, optional
+        Seconds in which lowtime ends, about.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Polished
+        ``points`` of time (s) and energy (J), and the ``chosen`` one with its clocks (MHz).
+
+    Raises
+    ------
+    PlanError
+        For text that is no plan.
+    InfeasibleError
+        Where the plan breaks a rule or a limit or has no pipeline.
+    UsageError
+        Where lowtime is missing.
     """
     started = time.perf_counter()
     if solver not in SOLVERS:
@@ -78,7 +106,7 @@ def polish(
         raise UsageError(f"seconds must be a number above 0; got {seconds}.")
     if solver == "lowtime":
         need_lowtime()
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     parsed = parse_plan(plan, job)
     record = parsed.record

@@ -17,12 +17,9 @@ from jointopt.core.quote import sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
-from jointopt.frameworks.exported import exported
-from jointopt.frameworks.intent import intent_of
-from jointopt.frameworks.targets import program_of, target_of
-from jointopt.jobs.calibration import Calibration
+from jointopt.frameworks.exported import exported, other_target
+from jointopt.frameworks.targets import target_named, target_of
 from jointopt.jobs.catalog.recipes import recipes_for
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing
@@ -45,7 +42,14 @@ from jointopt.search.problem import Problem
 from jointopt.surrogate.intervals import DOUBTS, RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import NOT_TIGHT
-from jointopt.workflows.answers import ReferencePlan, accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.answers import (
+    ReferencePlan,
+    accepts_paths,
+    assumptions,
+    check_priceable,
+    model_of,
+    predicted_plans,
+)
 from jointopt.workflows.feasible_layouts import (
     PreparedSearch,
     need_power,
@@ -69,10 +73,8 @@ from jointopt.workflows.search_steps import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from jointopt.search.studies.storage import Storage
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 
 _log = logging.getLogger(__name__)
@@ -82,28 +84,72 @@ _PLACES = ("layout_index", "clock_index")  # of a plan in the search space
 
 @accepts_paths
 def propose(
-    job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
+    job: JobLike, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, study: str | None = None, machine: MachineLike | None = None, baseline: str = "",
     allow_tight: bool = False, source: str = "", all_trials: bool = False,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
-    The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
-    NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
-    ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
-    job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
-    ``all_trials``: the study has every evaluated plan, not only the front (of a long one 200 plans) and some others.
-    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. ``source``:
-    how a shell names the job, for the next command. Other options as in `JobModel.of`. With one objective the front is
-    the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises InfeasibleError with
-    reasons and a remedy, CatalogError where power is needed.
+    The exact front of one clock and slack comes first, then moves of single stages' clocks, then NSGA-II by all
+    objectives. With one objective the front is the best plan; of a GPU of unknown power energies are NaN and no study
+    is stored.
+
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    trials : int, optional
+        Plans for NSGA-II; by default none where time and energy alone count and are countable.
+    seed : int, optional
+        Of the search's random numbers.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of an Optuna storage (``sqlite:///jointopt.db``) for the study, whose measured runs correct the predictions;
+        none by default.
+    study : str, optional
+        Name of the study, by default the job's name and version; with -2 and a warning where another one has it.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    baseline : str, optional
+        What runs today, to compare with in place of the fastest plan at the top clock: a plan as ``--plan`` takes it, a
+        launch script, a config or a log.
+    allow_tight : bool, optional
+        Where no plan is likelier to fit in memory than not, search those that come nearest.
+    source : str, optional
+        How a shell names the job, for the next command.
+    all_trials : bool, optional
+        The study has every evaluated plan, not only the front (of a long one 200 plans) and some others.
+
+    Returns
+    -------
+    Proposal
+        The front by time (``iteration_time_s``, s; ``energy_j``, J of an iteration on all GPUs), and one recommended
+        plan.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no plan keeps the constraints or fits in memory, with reasons and what would help.
+    CatalogError
+        Where an objective or a constraint needs a power that no source states.
+
+    Examples
+    --------
+    >>> proposal = jointopt.propose(jointopt.load_job("opt-350m-2x4-a100"), surrogate="none")
+    >>> [proposal.recommended.plan[name] for name in ("dp", "tp", "pp")]
+    [8, 1, 1]
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
-        model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+        model = model_of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
-    today = _baseline_fields(model, baseline) if baseline else {}
+    today = _baseline_fields(model, baseline, storage) if baseline else {}
     found = prepare_search(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
@@ -178,9 +224,9 @@ def _with_fit_probability(plans: Columns, fitting: Floats) -> Columns:
     return plans | {"fit_probability": fitting[plans["layout_index"]]}
 
 
-def _baseline_fields(model: JobModel, baseline: str) -> dict[str, Any]:
+def _baseline_fields(model: JobModel, baseline: str, storage: str | None) -> dict[str, Any]:
     """The fields of a proposal whose reference is the plan that runs today; PlanError where it cannot be priced."""
-    parsed = parse_plan(baseline_plan(model.job, baseline), model.job)
+    parsed = parse_plan(baseline_plan(model.job, baseline, storage), model.job)
     record = parsed.record
     check_priceable(model.job, record, broken := check_plan(model.job, record))
     physics, only = model.cost_model(parsed.layouts), np.zeros(1, np.int64)
@@ -489,7 +535,8 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
 def next_command(proposal: Proposal) -> dict[str, str] | None:
     """The command that starts the recommended plan as a shell takes it, a line per option, and a note on it.
 
-    That is the export to its job's framework; where this has no words for the plan, the command that explains it.
+    That is the export to its job's framework; where this has no words for the plan, to another of the same family, else
+    the command that explains it.
     ``to`` is the target. None where no shell named the job.
     """
     front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
@@ -498,14 +545,15 @@ def next_command(proposal: Proposal) -> dict[str, str] | None:
     row = proposal.decision.row
     plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
     wanted = f"--plan {sh_word(short_plan(front, row))}"
+    name, note = target_of(proposal.job), "What starts it:"
     try:
-        name = target_of(proposal.job)
-        program = program_of(intent_of(proposal.job, plan))
         exported(proposal.job, plan, name)
     except JointOptError as error:
-        note = f"No start script of it ({str(error).rstrip('.')}); its parts:"
-        return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
-    note = "What starts it:"
-    if program.remark(priced):
+        why, other = str(error).rstrip("."), other_target(proposal.job, plan, name)
+        if not other:
+            note = f"No start script of it ({why}); its parts:"
+            return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
+        name, note = other, f"What starts it ({why.partition(';')[0]}):"
+    if target_named(name).remark(priced):
         note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
     return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note, "to": name}

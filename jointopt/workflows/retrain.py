@@ -53,11 +53,37 @@ def retrain(
     """Train on tables and store, write the surrogate into ``out``, and return its held-out errors.
 
     Of every source with many rows what is its own is learned too: the process's hyperparameters, boosted trees of time
-    and power, each as far as it helps on models left out. ``for_others``: not so, for a surrogate that is to serve
-    clusters that are not in the tables.
-    Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on the rows that both were judged on, or
-    that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
-    (model, for a source alone). Raises TableError where there is too little to train on.
+    and power, each as far as it helps on models left out. Errors are of predictions made without the row's group
+    (model, for a source alone).
+
+    Parameters
+    ----------
+    tables : path or sequence of paths, optional
+        Tables of measured runs, units in the names of their columns.
+    storage : str, optional
+        URL of the database whose measured runs count too.
+    out : path
+        Folder of the surrogate.
+    seed : int, optional
+        Of the training's random numbers.
+    licences : sequence of str, optional
+        Licences of the tables, to be kept with the surrogate.
+    force : bool, optional
+        Replace a surrogate in ``out`` even if that was better.
+    for_others : bool, optional
+        For clusters that are not in the tables: nothing of a source alone is learned.
+
+    Returns
+    -------
+    Retrained
+        Errors before and after, by target.
+
+    Raises
+    ------
+    InfeasibleError
+        Where the surrogate in ``out`` was better on the rows that both were judged on, or shares too few of them.
+    TableError
+        Where there is too little to train on.
     """
     given = as_paths("tables", tables)
     out = Path(out)

@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping, sized_jobs
 from jointopt.physics.site import run_costs
@@ -24,16 +22,14 @@ from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import ReferencePlan, accepts_paths
+from jointopt.workflows.answers import ReferencePlan, accepts_paths, model_of
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
 from jointopt.workflows.open_settings import open_words
 from jointopt.workflows.propose import ends_and_knee, time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 
 _Run = tuple[int, Mapping[str, Any], dict[str, Any]]  # size, entry, what its run takes
@@ -50,21 +46,61 @@ class _ClusterFront:
 
 @accepts_paths
 def scale(
-    jobs: Sequence[Job] | Job, gpus: Sequence[int] | int = (), *, weak: bool = False,
+    jobs: Sequence[Job] | Job | str | Path, gpus: Sequence[int] | int = (), *, weak: bool = False,
     deadline_days: float | None = None, budget: float | None = None, site_kw: float | None = None,
-    at_high_end: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    at_high_end: bool = False, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Scaled:  # fmt: skip
-    """The fronts of jobs that differ in their clusters (see `jointopt.jobs.jobfile.load_jobs`), side by side.
+    """The fronts of jobs that differ in their clusters (see `jointopt.load_jobs`), side by side.
 
-    ``gpus``: numbers of GPUs at which one job is looked at in place of its own.
+    A cluster on which nothing is likely to fit in memory is shown with what comes nearest, and never picked.
 
-    ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
-    site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to
-    them. A cluster on which nothing is likely to fit in memory is shown with what comes nearest, and never picked.
-    ``surrogate`` and what follows as in `JobModel.of`. Raises InfeasibleError where no cluster keeps the limits,
-    UsageError for a limit without a price.
+    Parameters
+    ----------
+    jobs : Job, or sequence of Job
+        One job, or one for each cluster.
+    gpus : int or sequence of int, optional
+        Numbers of GPUs at which one job is looked at in place of its own.
+    weak : bool, optional
+        The batch grows with the GPUs.
+    deadline_days : float, optional
+        Days that a run of ``run_tokens`` may take: the cheapest plan in time is picked.
+    budget : float, optional
+        Money for a run, electricity and GPUs, in the job's currency: the fastest plan within it is picked.
+    site_kw : float, optional
+        Power of the site, kW.
+    at_high_end : bool, optional
+        Hold the upper ends of 90 % intervals to these limits.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Scaled
+        ``sizes`` with the front of each cluster, and the pick.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no cluster keeps the limits.
+    UsageError
+        For a limit without a price or ``run_tokens``.
+
+    Examples
+    --------
+    >>> found = jointopt.scale(jointopt.load_job("opt-350m-2x4-a100"), gpus=[4, 8], surrogate="none")
+    >>> [size["num_gpus"] for size in found.to_dict()["sizes"]]
+    [4, 8]
     """
+    jobs = cast("Sequence[Job] | Job", jobs)
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
     gpus = [gpus] if isinstance(gpus, int) else list(dict.fromkeys(gpus))
@@ -83,7 +119,7 @@ def scale(
             power_kw = min(site_kw, job.constraints.cluster_power_kw or math.inf)
             bounded = replace(job, constraints=replace(job.constraints, cluster_power_kw=power_kw))
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
-            model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
+            model = model_of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_search_cluster(model))
     # each size with its throughput per GPU over that of the smallest of its kind
     rate, smallest = "tokens_per_s_per_gpu", dict[str, float]()

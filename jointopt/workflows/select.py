@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import SITE_ENERGY
+from jointopt.jobs.plans.text import plan_records
 from jointopt.physics.cost_model import with_unit
 from jointopt.physics.throughput import with_rates
 from jointopt.report.plans import short_plan
@@ -39,22 +42,58 @@ _NAMES = {
 def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
-    facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
+    facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | str | Path | None = None,
     pue: float | None = None, surrogate: str | None = None, allow_tight: bool = False,
 ) -> Selection:  # fmt: skip
-    """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
+    """The best of the plans that `propose` stored under ``source``; limits are upper bounds.
 
-    Limits are upper bounds on a plan's iteration time (s), energy of one iteration (J), mean power per GPU (W) and mean
-    power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
-    them. ``facility`` counts hosts and PUE as energy, ``pue`` in place of the job's. ``objective`` is time, energy, edp
-    (their product) or knee; by default energy where only the time is bounded or power besides, time under an energy or
-    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Plans
-    that are likelier not to fit in memory are passed over unless ``allow_tight``. Raises InfeasibleError that names the
-    closest plan, UsageError for bad input.
+    Plans that are likelier not to fit in memory are passed over unless ``allow_tight``.
+
+    Parameters
+    ----------
+    source : str
+        A file, a folder of ``propose --out``, or the name of a study.
+    max_iteration_time_s : float, optional
+        Iteration time, s.
+    max_energy_j : float, optional
+        Energy of one iteration, J.
+    max_power_w : float, optional
+        Mean power per GPU, W.
+    max_cluster_kw : float, optional
+        Mean power of the site, kW: GPUs and hosts, times PUE.
+    objective : str, optional
+        time, energy, edp (their product) or knee; by default energy where only the time is bounded or power besides,
+        time under an energy or power limit, and the knee of the front without a limit.
+    facility : bool, optional
+        Count hosts and PUE as energy.
+    at_high_end : bool, optional
+        Hold the upper ends of the 90 % intervals to the limits.
+    storage : str, optional
+        URL of the Optuna storage that has the study.
+    job : Job or path, optional
+        In place of the one that was stored with the plans.
+    pue : float, optional
+        Power usage effectiveness of the site, energy at its meter over that of the nodes, in place of the job's.
+    surrogate : str, optional
+        Predicts the plans anew.
+    allow_tight : bool, optional
+        Choose also among plans that are likelier not to fit in memory than to fit.
+
+    Returns
+    -------
+    Selection
+        The plan chosen, which limits bind, and what relaxing each would buy.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no plan keeps the limits; it names the closest one.
+    UsageError
+        For a source without plans, or limits that are no numbers above 0.
     """
     limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
     _objective(objective, limits)  # before anything is read
-    stored = stored_plans(source, storage, job, pue)
+    stored = stored_plans(source, storage, cast("Job | None", job), pue)
     stored = stored if surrogate is None else with_predictions_of(stored, surrogate)
     return _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
 
@@ -67,7 +106,8 @@ def select_from(
     """As `select`, of plans at hand: a front of ``job`` that ``surrogate`` predicted."""
     stored = StoredPlans(source, with_rates(job, plans), job.name, job, surrogate)
     limits = _limits(max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw)
-    return _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+    found = _select(stored, limits, objective, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight)
+    return replace(found, number=found.row + 1)
 
 
 def _limits(*bounds: float | None) -> dict[str, float]:
@@ -136,7 +176,15 @@ def choose(
         objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
         measured=stored.measured, surrogate=stored.surrogate, limits=limited, ends=(fastest, least),
         binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limited),
+        place=stored.place, number=_number(stored, row), storage=stored.storage,
     )  # fmt: skip
+
+
+def _number(stored: StoredPlans, row: int) -> int:
+    """The number of a plan in the front that ``--plan PLACE:2`` counts in, 0 where it is not of it."""
+    (plan,) = plan_records(stored.plans, stored.plans["stage_clock_mhz"], [row])
+    found = (n for n, entry in enumerate(stored.front, 1) if all(entry.get(name) == plan[name] for name in plan))
+    return next(found, 0)
 
 
 def _objective(given: str | None, limits: Mapping[str, float]) -> tuple[str, str]:

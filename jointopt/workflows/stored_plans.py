@@ -43,6 +43,9 @@ class StoredPlans:
     job: Job | None = None
     surrogate: str = ""  # that alone predicted them; blank: not known, or measured runs did so too
     measured: bool = False  # by real runs, and not predicted: what no run measured is NaN
+    front: Sequence[Mapping[str, Any]] = ()  # that ``--plan PLACE:2`` counts in, of a file or a study with its job
+    place: str = ""
+    storage: str | None = None  # of a study, None for the usual one
 
     @property
     def has_energy(self) -> bool:
@@ -109,7 +112,8 @@ def with_predictions_of(stored: StoredPlans, surrogate: str) -> StoredPlans:
 def names_a_file(source: str) -> bool:
     """True of a file, a folder, standard input, and what is written like one; else it is the name of a study."""
     path = Path(source)
-    return source == "-" or path.exists() or path.suffix.lower() in _SUFFIXES or path.name != source
+    within = path.name != source and path.parent.is_dir()  # names of studies may have slashes
+    return source == "-" or path.exists() or path.suffix.lower() in _SUFFIXES or within
 
 
 def _plans_of_file(path: Path) -> StoredPlans:
@@ -135,12 +139,14 @@ def _plans_of_document(read: Callable[[], str], source: str) -> StoredPlans:
     surrogate = str(document.get("surrogate") or "")
     known = surrogate_place(surrogate)
     at_hand = set(document.get("informed_by") or ()) <= {known, kin_place(known)}  # others are not kept with plans
-    return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate if at_hand else "")
+    front = entries if job is not None and source.endswith(".json") else []
+    named = str(document.get("job") or "")
+    return StoredPlans(source, plans, named, job, surrogate if at_hand else "", front=front, place=source)
 
 
 def _plans_of_study(name: str, storage: str) -> StoredPlans:
     from jointopt.search.studies.measured import KIND
-    from jointopt.search.studies.study_plans import read_study
+    from jointopt.search.studies.study_plans import read_document, read_study
 
     rows, attributes = read_study(storage, name)
     source = f"study {name} in {masked(storage)}"
@@ -162,7 +168,12 @@ def _plans_of_study(name: str, storage: str) -> StoredPlans:
         job = _job(parse_yaml(str(attributes["job"])), source)
     except JobError as error:
         raise UsageError(f"The job of {source}: {error}") from error
-    return StoredPlans(source, plans, job.name, job)
+    try:
+        front = parse_json(read_document(storage, name))["front"]
+    except UsageError:  # of workers
+        front = []
+    where = None if storage == STORAGE else masked(storage)
+    return StoredPlans(source, plans, job.name, job, front=front, place=name, storage=where)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], source: str) -> pd.DataFrame:
@@ -246,7 +257,7 @@ def stored_proposal(source: str, storage: str | None = None) -> dict[str, Any]:
     path = Path(source) / PROPOSAL if Path(source).is_dir() else Path(source)
     if source == "-":
         return _parse_proposal(sys.stdin.read(), "standard input")
-    if storage is None and (path.is_file() or path.suffix.lower() == ".json" or path.name != source):
+    if storage is None and names_a_file(source):
         try:
             return _parse_proposal(path.read_text(encoding="utf-8-sig"), str(path))
         except (OSError, UnicodeDecodeError) as error:

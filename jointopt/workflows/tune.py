@@ -8,17 +8,15 @@ from bisect import bisect, insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, read_spent
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.text import record_text
@@ -58,35 +56,82 @@ from jointopt.workflows.campaign.stopping import Balance, hypervolumes, run_seco
 from jointopt.workflows.propose import propose
 from jointopt.workflows.trackers import Tracker
 
+if TYPE_CHECKING:
+    from jointopt.jobs.calibration import Calibration
+    from jointopt.jobs.cluster import Machine
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
+
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"
 
 
 @accepts_paths
 def tune(
-    job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, batch: int = 1, alike: bool = False, retry_failed: bool = False,
-    spread: Kernel | None = None, machine: Machine | None = None, power_profiles: Sequence[str] = (), log: str = "",
+    job: Job | str | Path, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, batch: int = 1, alike: bool = False,
+    retry_failed: bool = False, spread: Kernel | None = None, power_profiles: Sequence[str] = (), log: str = "",
     **options: Any,
 ) -> Tuned:  # fmt: skip
-    """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
+    """Run plans of ``job`` within ``budget``, each chosen by all before it; return what was measured.
 
     The first run is the first plan that `propose` prints (of a list: the best that is predicted to fit), those that
-    follow promise most gain per GPU-hour of a run.
-    ``launcher`` is one, or the name of one made with ``options``; ``spread``: how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time, each of another split of the GPUs unless they may
-    be ``alike``; others as in `JobModel.of`. ``power_profiles``: NVIDIA's (+ between those requested together), under
-    which the layouts of the measured front run at last, each until
-    it gains nothing; a run is left for each. Every run is kept in ``storage`` as soon as it ends; what that holds
-    of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where it failed, but
-    for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on with the rest
-    of the budget; runs left to a cluster come first. Raises LauncherError where nothing can be run, InfeasibleError
-    where no plan is left. ``log``: mlflow or wandb, to which every run is logged once it is stored.
+    follow promise most gain per GPU-hour of a run. Every run is kept in ``storage`` as soon as it ends; what that holds
+    of the job or its cluster is known from the start. After an interrupt, a kill or three failures for one cause the
+    same call goes on with the rest of the budget; runs left to a cluster come first.
+
+    Parameters
+    ----------
+    job : Job or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    launcher : Launcher or str
+        One, or the name of one (torchrun, megatron, slurm, command, replay, ...) made with ``options``.
+    budget : int or Budget
+        A number of runs, or bounds of runs, GPU-hours and minutes.
+    seed : int, optional
+        Of the random numbers.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database that keeps every run, whose measured runs correct the predictions; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    batch : int, optional
+        Plans that are chosen at a time, each of another split of the GPUs.
+    alike : bool, optional
+        They may split the GPUs alike.
+    retry_failed : bool, optional
+        Run plans again that failed, but for want of memory; else a plan is run once.
+    spread : Kernel, optional
+        How far predictions are trusted; by default less on CPU cores.
+    power_profiles : sequence of str, optional
+        NVIDIA's (+ between those requested together), under which the layouts of the measured front run at last, each
+        until it gains nothing; a run is left for each.
+    log : str, optional
+        An experiment tracker, mlflow or wandb, to which every run is logged once it is stored.
+    **options
+        Of the launcher.
+
+    Returns
+    -------
+    Tuned
+        ``runs`` as they were measured (s, J), and the front of them.
+
+    Raises
+    ------
+    LauncherError
+        Where nothing can be run.
+    InfeasibleError
+        Where no plan is left.
     """
+    calibration, machine = cast("Calibration | None", calibration), cast("Machine | None", machine)
     tracker = Tracker(log) if log else None
-    chosen = load_launcher(launcher, **options)
-    runs = None if measured is None else Measurements.given(measured)
+    chosen, job = load_launcher(launcher, **options), cast("Job", job)
+    runs = None if measured is None else Measurements.given(cast("Measurements", measured))
     wanted = replace(narrow_search(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     listing = chosen.candidates(model.job)

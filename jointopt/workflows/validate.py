@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,6 @@ import pandas as pd
 from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, SPLIT_COLUMNS, Columns, Floats, Ints, encode_cells
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import FURTHER_OBJECTIVES
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_records, widened
@@ -45,6 +44,11 @@ from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from jointopt.workflows.trackers import Tracker
 
+if TYPE_CHECKING:
+    from jointopt.jobs.calibration import Calibration
+    from jointopt.jobs.cluster import Machine
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
+
 _log = logging.getLogger(__name__)
 _PREDICTED = tuple(f"{name}{end}" for name in RESULTS for end in ("", "_low", "_high"))
 
@@ -62,24 +66,61 @@ class _ChosenPlans:
 
 @accepts_paths
 def validate(
-    job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, again: bool = False, alike: bool = False, machine: Machine | None = None,
+    job: Job | str | Path, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None, again: bool = False, alike: bool = False,
     log: str = "", **options: Any,
 ) -> Validated:  # fmt: skip
-    """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
+    """Run the best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
-    Each is of another split of the GPUs as far as there are such, of the front or behind it, unless they may be
-    ``alike``. Where one objective or no power is known, or the launcher lists its plans, these are the best of the
-    job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others
-    as in `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run
-    is kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
-    LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit. ``log``: mlflow or
-    wandb, to which every run is logged once it is stored.
+    Where one objective or no power is known, or the launcher lists its plans, these are the best of the job's space at
+    uniform clocks, or of the list. Plans that are not likely to fit in memory come after those that are: a run decides.
+
+    Parameters
+    ----------
+    job : Job or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    launcher : Launcher or str
+        One, or the name of one (torchrun, megatron, slurm, command, replay, ...) made with ``options``.
+    top : int, optional
+        Plans to run.
+    seed : int, optional
+        Of the random numbers.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database that keeps every run as soon as it ends, and whose measured runs correct the predictions.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    again : bool, optional
+        Run plans that ``storage`` has measured too.
+    alike : bool, optional
+        Plans may split the GPUs alike; else each in another way, as far as there are such.
+    log : str, optional
+        An experiment tracker, mlflow or wandb, to which every run is logged once it is stored.
+    **options
+        Of the launcher.
+
+    Returns
+    -------
+    Validated
+        ``runs``, predicted beside measured (s, J).
+
+    Raises
+    ------
+    LauncherError
+        Where nothing could be run.
+    InfeasibleError
+        Where every plan is certain not to fit.
     """
+    calibration, machine = cast("Calibration | None", calibration), cast("Machine | None", machine)
     tracker = Tracker(log) if log else None
-    chosen = load_launcher(launcher, **options)
-    runs = None if measured is None else Measurements.given(measured)
+    chosen, job = load_launcher(launcher, **options), cast("Job", job)
+    runs = None if measured is None else Measurements.given(cast("Measurements", measured))
     # of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs
     wanted = replace(
         narrow_search(chosen, job),

@@ -7,6 +7,7 @@ import pytest
 import jointopt
 from jointopt.core.errors import UsageError
 from jointopt.report.results import Proposal
+from jointopt.report.tables import Result
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,28 @@ def test_one_job_is_scaled_to_several_sizes(proposal: Proposal) -> None:
         jointopt.scale([proposal.job], gpus=[4])
 
 
+def test_a_slice_of_a_proposal_is_its_plans(proposal: Proposal) -> None:
+    assert [plan.row for plan in proposal[:3]] == [0, 1, 2]
+    assert proposal[-2:][1].plan == proposal[len(proposal) - 1].plan
+
+
 def test_what_a_prompt_shows_is_short(proposal: Proposal) -> None:
-    explained = proposal[0].explain()
-    for found in (proposal, proposal[0], proposal.job, explained, proposal.select(), proposal.report):
-        assert len(repr(found)) <= 2000
+    job, first, scaled = proposal.job, proposal[0], jointopt.scale(proposal.job, gpus=[8], surrogate="none")
+    parts = [job.model, job.training, job.training.framework, job.cluster, job.cluster.gpu, job.search]
+    answers = [proposal, proposal.decision, proposal.joint, *proposal.best_layouts, first.explain(), proposal.select()]
+    others = [first.compare("tp=2"), first.export(), scaled, *scaled.sizes, proposal.report(), jointopt.check(job)]
+    for found in (*parts, *answers, *others, job, first, jointopt.optuna_objective(job, "physics"), proposal.model):
+        assert (len(repr(found)) <= 2000, repr(found).count("\n") < 30) == (True, True), type(found)
+
+
+def test_no_result_has_the_long_repr_of_its_fields() -> None:
+    for kind in kinds_of_results():
+        assert kind.__repr__ in (Result.__repr__, Proposal.__repr__), kind
+
+
+def kinds_of_results(kind: type[Result] = Result) -> list[type[Result]]:
+    return [one for sub in kind.__subclasses__() for one in (sub, *kinds_of_results(sub))]
+
+
+def test_a_notebook_shows_a_decision_in_few_bytes(proposal: Proposal) -> None:
+    assert len(proposal._repr_html_()) <= 20_000

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.atomic_write import write_whole
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
 from jointopt.core.units import GIB
 from jointopt.jobs.objectives import OBJECTIVES
@@ -76,8 +77,8 @@ def chosen_plans(
     return [ChosenPlan(f"baseline: {baseline}" if baseline else usual, reference), *found]
 
 
-@dataclass(frozen=True)
-class PlanPicture:
+@dataclass(frozen=True, repr=False)
+class PlanPicture(ShortRepr):
     """One chosen plan; powers are in W of one GPU of each stage, (pp,)."""
 
     letter: str
@@ -178,8 +179,8 @@ def _events(pid: int, plan: PlanPicture) -> Iterator[dict[str, Any]]:
         yield {"ph": "C", "pid": pid, "name": "mean power of a GPU, W", "ts": start_s * MICRO, "args": {"W": power}}
 
 
-@dataclass(frozen=True)
-class ProposalReport:
+@dataclass(frozen=True, repr=False)
+class ProposalReport(ShortRepr):
     """A report: its page, and the passes of its plans for a trace viewer."""
 
     page: Page

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.quote import html_text
+from jointopt.core.quote import ShortRepr, html_text
 from jointopt.report.tables import plain
 
 
-@dataclass(frozen=True)
-class Page:
+@dataclass(frozen=True, repr=False)
+class Page(ShortRepr):
     """A report that is ready to be written, by the template and the program of that name.
 
     ``content`` is all that the template shows; its ``data`` has the ``figures`` that the program draws, by place.

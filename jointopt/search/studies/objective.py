@@ -15,6 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import BaseTrial, TrialState
 
 from jointopt.core.errors import EndedEarlyError, UsageError
+from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.jobs.objectives import objective_words
 from jointopt.jobs.plans.text import TRIAL_LAYOUT, record_text, widened
@@ -27,8 +28,8 @@ Study = optuna.Study
 CHECKED = 20  # trials of a study that are read back before its first plan is evaluated
 
 
-@dataclass(frozen=True)
-class OptunaObjective:
+@dataclass(frozen=True, repr=False)
+class OptunaObjective(ShortRepr):
     """The values of a trial's plan by the job's objectives, time and energy first.
 
     ``distributions``: the parameters of `jointopt.search.parameters`, for `optuna.Study.ask`. A trial gets its plan,

@@ -21,7 +21,15 @@ FOLDER = "JOINTOPT_STAGES"  # environment variable: where `jointopt exec` reads 
 
 
 def report_stage(rank: int, stage: int) -> None:
-    """Tell `jointopt exec` that ``rank`` runs pipeline ``stage``, both from 0; without it, nothing happens."""
+    """Tell `jointopt exec` that ``rank`` runs pipeline ``stage``; without it, nothing happens.
+
+    Parameters
+    ----------
+    rank : int
+        Of the process among all, from 0.
+    stage : int
+        Of the pipeline, from 0.
+    """
     folder = os.environ.get(FOLDER)
     if not folder:
         return
