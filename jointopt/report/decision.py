@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.quote import our_command
+from jointopt.core.quote import our_command, sh_lines
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
@@ -234,7 +234,9 @@ class Decision(Result):
         command = found["command"]
         if self.study:  # it holds the job too
             place = {"plan": f"{self.study[0]}:{self.row + 1}", "storage": self._storage}
-            command = our_command(command.split()[1], **place, **({"to": found["to"]} if "to" in found else {}))
+            to = {"to": found["to"]} if "to" in found else {}
+            tight = " --allow-tight" * (probability_of_fitting(self.plan) < FEASIBLE)
+            command = sh_lines(our_command(command.split()[1], **place, **to) + tight)
         return [found["note"], *(f"{_INDENT}{line}" for line in command.split("\n"))]
 
     @property

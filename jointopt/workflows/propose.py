@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
-from jointopt.core.quote import sh_word
+from jointopt.core.quote import sh_lines, sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
@@ -497,15 +497,15 @@ def next_command(proposal: Proposal) -> dict[str, str] | None:
         return None
     row = proposal.decision.row
     plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
-    wanted = f"--plan {sh_word(short_plan(front, row))}"
+    wanted = f"--plan {sh_word(short_plan(front, row))}" + " --allow-tight" * (not proposal.feasible)
     try:
         name = target_of(proposal.job)
         program = program_of(intent_of(proposal.job, plan))
         exported(proposal.job, plan, name)
     except JointOptError as error:
         note = f"No start script of it ({str(error).rstrip('.')}); its parts:"
-        return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
+        return {"command": sh_lines(f"jointopt explain {source} {wanted}"), "note": note}
     note = "What starts it:"
     if program.remark(priced):
         note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
-    return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note, "to": name}
+    return {"command": sh_lines(f"jointopt export {source} --to {name} {wanted}"), "note": note, "to": name}

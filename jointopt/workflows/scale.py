@@ -24,6 +24,7 @@ from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import CERTAIN
 from jointopt.workflows.answers import ReferencePlan, accepts_paths
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
 from jointopt.workflows.open_settings import open_words
@@ -117,6 +118,8 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
         try:
             ready = prepare_search(model, quiet, allow_tight=True)
         except InfeasibleError:
+            return _ClusterFront(Size(job, reason=short), [])
+        if ready.fitting.max() < CERTAIN:  # nothing comes near
             return _ClusterFront(Size(job, reason=short), [])
     exact = exact_step(job, ready.problem, quiet)
     layout = exact.front["layout_index"]
