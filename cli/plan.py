@@ -13,6 +13,7 @@ from jointopt.cli.common import STORED_JOB
 
 Plan = str | dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
+_GIVEN = "jointopt.plans"  # of a click context: the texts that name its plans
 _JSON_FILE = re.compile(r"(\S.*\.json)(?::(\d+))?")
 _STUDY = re.compile(r"([^={}]+):(-?\d+)")
 _ANY_FILE = re.compile(r"(.+?)(?::(\d+))?")
@@ -32,6 +33,8 @@ class PlanType(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text, or the plan as a mapping; UsageError where the file holds none."""
         found = self._pattern.fullmatch(value.strip()) if isinstance(value, str) else None
+        if ctx is not None:
+            ctx.meta.setdefault(_GIVEN, []).append(str(value))
         if found is None and isinstance(value, str) and (stored := _STUDY.fullmatch(value.strip())):
             from jointopt.workflows.plan_files import plan_in
             from jointopt.workflows.stored_plans import stored_proposal
@@ -51,6 +54,15 @@ class PlanType(click.ParamType[Any]):
                 f"{value!r} (`{our_command('explain', 'JOB', plan=value)} --json > plan.json` writes one)."
             )
         return read_plan_file(Path(found[1]), int(found[2]) if found[2] else None)
+
+
+def plan_words(ctx: click.Context, storage: str | None) -> list[str]:
+    """The options that name the plans of a command to a shell, each with the database of its study."""
+    from jointopt.core.quote import sh_command
+    from jointopt.runs.database import STORAGE
+
+    place = [] if STORED_JOB not in ctx.meta or storage in (None, STORAGE) else ["--storage", str(storage)]
+    return [sh_command(["--plan", text, *place]) for text in ctx.meta.get(_GIVEN, ())]
 
 
 def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:

@@ -213,8 +213,7 @@ class Proposal(Result):
         yield _summary(self)
         if self.next_command:
             decision = self.decision
-            start = decision.start_lines()
-            yield [f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}. {start[0]}", start[1:]]
+            yield [f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}.", decision.start_lines()]
 
     def report(self) -> ProposalReport:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.errors import InfeasibleError
+from jointopt.core.errors import InfeasibleError, JointOptError
+from jointopt.core.quote import sh_lines
 from jointopt.frameworks.exported import Exported, exported, plan_without_predictions
-from jointopt.frameworks.intent import BENCHMARK
-from jointopt.frameworks.targets import target_of, version_in
+from jointopt.frameworks.intent import BENCHMARK, intent_of
+from jointopt.frameworks.targets import program_of, target_of, version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
@@ -60,6 +61,26 @@ def export(
     for note in found.export.notes:
         _log.warning("%s", note)
     return found
+
+
+def start_command(job: Job, plan: Mapping[str, Any], source: str, given: str) -> dict[str, str]:
+    """The command that starts a plan, in lines as a shell takes them, and a note on it.
+
+    That is the export to its job's framework; where this has no words for the plan, the command that explains it.
+    ``to`` is the target. ``source`` and ``given``: how a shell names the job and the plan, such as ``--plan STUDY:2``.
+    """
+    priced, job_word = job.training.framework, f" {source}" * bool(source)
+    try:
+        name = target_of(job)
+        program = program_of(intent_of(job, plan))
+        exported(job, plan, name)
+    except JointOptError as error:
+        note = f"No start script of it ({str(error).rstrip('.')}); its parts:"
+        return {"command": sh_lines(f"jointopt explain{job_word} {given}"), "note": note}
+    note = "What starts it:"
+    if program.remark(priced):
+        note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
+    return {"command": sh_lines(f"jointopt export{job_word} --to {name} {given}"), "note": note, "to": name}
 
 
 def write(exported: Exported, path: Path) -> list[Path]:

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
-from jointopt.core.quote import sh_lines, sh_word
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.quote import sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
-from jointopt.frameworks.exported import exported
-from jointopt.frameworks.intent import intent_of
-from jointopt.frameworks.targets import program_of, target_of
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.cluster import Machine
@@ -46,6 +43,7 @@ from jointopt.surrogate.intervals import DOUBTS, RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import NOT_TIGHT
 from jointopt.workflows.answers import ReferencePlan, accepts_paths, assumptions, check_priceable, predicted_plans
+from jointopt.workflows.export import start_command
 from jointopt.workflows.feasible_layouts import (
     PreparedSearch,
     need_power,
@@ -487,25 +485,11 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
 
 
 def next_command(proposal: Proposal) -> dict[str, str] | None:
-    """The command that starts the recommended plan as a shell takes it, a line per option, and a note on it.
-
-    That is the export to its job's framework; where this has no words for the plan, the command that explains it.
-    ``to`` is the target. None where no shell named the job.
-    """
-    front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
+    """The command that starts the recommended plan, as `start_command` has it; None where no shell named the job."""
+    front, source = proposal.front, proposal.source
     if not source or not len(front["pp"]):
         return None
     row = proposal.decision.row
     plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
     wanted = f"--plan {sh_word(short_plan(front, row))}" + " --allow-tight" * (not proposal.feasible)
-    try:
-        name = target_of(proposal.job)
-        program = program_of(intent_of(proposal.job, plan))
-        exported(proposal.job, plan, name)
-    except JointOptError as error:
-        note = f"No start script of it ({str(error).rstrip('.')}); its parts:"
-        return {"command": sh_lines(f"jointopt explain {source} {wanted}"), "note": note}
-    note = "What starts it:"
-    if program.remark(priced):
-        note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
-    return {"command": sh_lines(f"jointopt export {source} --to {name} {wanted}"), "note": note, "to": name}
+    return start_command(proposal.job, plan, source, wanted)

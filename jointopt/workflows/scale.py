@@ -17,6 +17,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping, sized_jobs
+from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.scaled import Pick, Scaled, Size, run_costs_at
@@ -27,7 +28,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN
 from jointopt.workflows.answers import ReferencePlan, accepts_paths
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
-from jointopt.workflows.open_settings import open_words
+from jointopt.workflows.open_settings import open_words, settings_of_plan
 from jointopt.workflows.propose import ends_and_knee, time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
@@ -47,6 +48,7 @@ class _ClusterFront:
 
     size: Size
     entries: list[dict[str, Any]]
+    model: JobModel
 
 
 @accepts_paths
@@ -55,6 +57,7 @@ def scale(
     deadline_days: float | None = None, budget: float | None = None, site_kw: float | None = None,
     at_high_end: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    source: str = "",
 ) -> Scaled:  # fmt: skip
     """The fronts of jobs that differ in their clusters (see `jointopt.jobs.jobfile.load_jobs`), side by side.
 
@@ -63,8 +66,8 @@ def scale(
     ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
     site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to
     them. A cluster on which nothing is likely to fit in memory is shown with what comes nearest, and never picked.
-    ``surrogate`` and what follows as in `JobModel.of`. Raises InfeasibleError where no cluster keeps the limits,
-    UsageError for a limit without a price.
+    ``source``: how a shell names the job, for the next command. ``surrogate`` and what follows as in `JobModel.of`.
+    Raises InfeasibleError where no cluster keeps the limits, UsageError for a limit without a price.
     """
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
@@ -101,11 +104,14 @@ def scale(
     plans = [(at, entry) for at, one in enumerate(found) if one.size.feasible for entry in one.entries]
     every = [(at, entry, run_costs(found[at].size.job, entry)) for at, entry in plans]
     if not every:
-        return Scaled(sizes, (), None, weak, left_open)
+        return Scaled(sizes, (), None, weak, left_open, source)
     days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
     rows = front_order(days, joules) if np.isfinite(joules).any() else days.argsort(kind="stable")[:1]
     pick = _pick(found, every, limits, at_high_end) if limits else None
-    return Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open)
+    scaled = Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open, source)
+    chosen = scaled.chosen
+    plan = parse_plan({name: value for name, value in chosen.plan.items() if name in PLAN_KEYS}, sizes[chosen.size].job)
+    return replace(scaled, hangs_on=settings_of_plan(found[chosen.size].model, plan.layouts, plan.stage_clock_mhz))
 
 
 def _search_cluster(model: JobModel) -> _ClusterFront:
@@ -118,14 +124,14 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
         try:
             ready = prepare_search(model, quiet, allow_tight=True)
         except InfeasibleError:
-            return _ClusterFront(Size(job, reason=short), [])
+            return _ClusterFront(Size(job, reason=short), [], model)
         if ready.fitting.max() < CERTAIN:  # nothing comes near
-            return _ClusterFront(Size(job, reason=short), [])
+            return _ClusterFront(Size(job, reason=short), [], model)
     exact = exact_step(job, ready.problem, quiet)
     layout = exact.front["layout_index"]
     front = exact.front | {"fit_probability": ready.fitting[layout]}
     if not len(layout):
-        return _ClusterFront(Size(job, reason=short or "no plan keeps the constraints at any clock."), [])
+        return _ClusterFront(Size(job, reason=short or "no plan keeps the constraints at any clock."), [], model)
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
     rows = ends_and_knee(front).tolist()
@@ -134,7 +140,7 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
     entries = plan_entries(with_rates(job, model.bounded(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     shown = tuple(entries[row] for row in rows)
-    return _ClusterFront(Size(job, shown, parts, short, model.reasons(fastest)), entries)
+    return _ClusterFront(Size(job, shown, parts, short, model.reasons(fastest)), entries, model)
 
 
 def _pick(
