@@ -37,9 +37,9 @@ class PlanType(click.ParamType[Any]):
             ctx.meta.setdefault(_GIVEN, []).append(str(value))
         if found is None and isinstance(value, str) and (stored := _STUDY.fullmatch(value.strip())):
             from jointopt.workflows.plan_files import plan_in
-            from jointopt.workflows.stored_plans import stored_proposal
+            from jointopt.workflows.stored_plans import front_of_study
 
-            document = stored_proposal(stored[1], ctx.params.get("storage") if ctx else None)
+            document = front_of_study(stored[1], ctx.params.get("storage") if ctx else None)
             if ctx and ctx.meta.setdefault(STORED_JOB, document["job_file"]) != document["job_file"]:
                 raise click.UsageError(f"{value} is of another job than the plan before it; expected plans of one job.")
             return plan_in(document, f"study {stored[1]}", stored[1], int(stored[2]))

@@ -39,6 +39,7 @@ from jointopt.workflows.campaign.campaign import (
     APART,
     UNLIKELY_LEFT,
     Campaign,
+    command_of_run,
     count_words,
     earlier_run_notes,
     is_curable,
@@ -66,21 +67,22 @@ def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, batch: int = 1, alike: bool = False, retry_failed: bool = False,
-    spread: Kernel | None = None, machine: Machine | None = None, power_profiles: Sequence[str] = (), **options: Any,
+    spread: Kernel | None = None, machine: Machine | None = None, power_profiles: Sequence[str] = (), source: str = "",
+    **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
     The first run is the first plan that `propose` prints (of a list: the best that is predicted to fit), those that
     follow promise most gain per GPU-hour of a run.
     ``launcher`` is one, or the name of one made with ``options``; ``spread``: how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time, each of another split of the GPUs unless they may
-    be ``alike``; others as in `JobModel.of`. ``power_profiles``: NVIDIA's (+ between those requested together), under
-    which the layouts of the measured front run at last, each until
-    it gains nothing; a run is left for each. Every run is kept in ``storage`` as soon as it ends; what that holds
-    of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where it failed, but
-    for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on with the rest
-    of the budget; runs left to a cluster come first. Raises LauncherError where nothing can be run, InfeasibleError
-    where no plan is left.
+    default less on CPU cores); ``source``: how a shell names the job, for the next command; ``batch`` plans are chosen
+    at a time, each of another split of the GPUs unless they may be ``alike``; others as in `JobModel.of`.
+    ``power_profiles``: NVIDIA's (+ between those requested together), under which the layouts of the measured front run
+    at last, each until it gains nothing; a run is left for each. Every run is kept in ``storage`` as soon as it ends;
+    what that holds of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where
+    it failed, but for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on
+    with the rest of the budget; runs left to a cluster come first. Raises LauncherError where nothing can be run,
+    InfeasibleError where no plan is left.
     """
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
@@ -100,7 +102,7 @@ def tune(
     loop.families = None if alike or batch < 2 else layout_families(candidates.plans)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
-    return Tuned(
+    found = Tuned(
         job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
         front=tuple(non_dominated(values).tolist()), hypervolume=tuple(hypervolumes(values)), unstored=loop.unstored,
         storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
@@ -109,6 +111,7 @@ def tune(
         reason=loop.reason or loop.converged,
         predicted_by=loop.predicted_by.rstrip(","),
     )  # fmt: skip
+    return replace(found, next_command=command_of_run(found, source))
 
 
 def _first_proposed(model: JobModel, seed: int) -> Columns | None:

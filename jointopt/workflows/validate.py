@@ -29,7 +29,14 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, cost_of_failing, needs_as_much
 from jointopt.workflows.answers import accepts_paths
-from jointopt.workflows.campaign.campaign import APART, OUT_ALREADY, Campaign, unlikely_note, why_no_usable_plan
+from jointopt.workflows.campaign.campaign import (
+    APART,
+    OUT_ALREADY,
+    Campaign,
+    command_of_run,
+    unlikely_note,
+    why_no_usable_plan,
+)
 from jointopt.workflows.campaign.candidates import (
     Candidates,
     at_highest_clock,
@@ -64,16 +71,17 @@ def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, again: bool = False, alike: bool = False, machine: Machine | None = None,
-    **options: Any,
+    source: str = "", **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
     Each is of another split of the GPUs as far as there are such, of the front or behind it, unless they may be
     ``alike``. Where one objective or no power is known, or the launcher lists its plans, these are the best of the
-    job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others
-    as in `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run
-    is kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
-    LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit.
+    job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``;
+    ``source``: how a shell names the job, for the next command; others as in `JobModel.of`. Plans that are not likely
+    to fit in memory come after those that are: a run decides. Every run is kept in ``storage`` as soon as it ends;
+    plans that it has measured are not run again, unless ``again``. Raises LauncherError where nothing could be run,
+    InfeasibleError where every plan is certain not to fit.
     """
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
@@ -101,12 +109,13 @@ def validate(
         bench.note(APART)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
-    return Validated(
+    found = Validated(
         job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
         fault="" if stopped == "interrupted" or succeeded else why_no_usable_plan(job, bench.runs),
         reason=bench.reason, unstored=bench.unstored,
     )  # fmt: skip
+    return replace(found, next_command=command_of_run(found, source))
 
 
 class _ValidateRuns(Campaign):
