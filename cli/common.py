@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import sys
@@ -17,6 +18,7 @@ import click
 
 from jointopt.cli.settings import INTER_NODE, NETWORK, NETWORK_KEY, key_and_value, with_network
 from jointopt.core.progress import LEVEL as PROGRESS
+from jointopt.core.quote import sh_command, sh_word
 from jointopt.core.secrets import masked
 
 if TYPE_CHECKING:
@@ -322,7 +324,22 @@ _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
 shape_options = options(_SHAPE)  # that stand for a job file
 STORED_JOB = "jointopt.job"  # of a click context: the job of the study that ``--plan STUDY:2`` names
 FILE_JOB = "jointopt.file_job"  # and that of the proposal of ``--plan FILE.json:2``, which other jobs may be given too
+_NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 _NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")
+
+
+def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None = None) -> str:
+    """The words that name a job to a shell: a file, a shipped job, or options, with changes; a saved file alone."""
+    if saved is not None:
+        return sh_word(str(saved))
+    words = [path] if path is not None else []
+    for name, value in shape.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    for key, value in changes.items():
+        if key not in _NOT_OF_A_PLAN:
+            text = f"{value:.15g}" if isinstance(value, float) else json.dumps(value)
+            words += ["--set", f"{key}={value if isinstance(value, str) else text}"]
+    return sh_command(words)
 
 
 def job_of(

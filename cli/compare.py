@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common
-from jointopt.cli.plan import Plan
+from jointopt.cli.plan import Plan, plan_words
 from jointopt.cli.plan import option as plan_option
 
 
@@ -19,9 +19,11 @@ from jointopt.cli.plan import option as plan_option
 @common.job_changes
 @common.model_options()
 @common.output_options
+@common.verbose
+@click.pass_context
 def compare(
-    job: str | None, plans: tuple[Plan, ...], baseline: str, pue: float | None, changes: dict[str, Any],
-    basis: dict[str, Any], as_json: bool,
+    ctx: click.Context, /, job: str | None, plans: tuple[Plan, ...], baseline: str, pue: float | None,
+    changes: dict[str, Any], basis: dict[str, Any], as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put plans of JOB side by side: time, energy and memory by part, and which parts make the difference.
 
@@ -33,6 +35,6 @@ def compare(
     """
     from jointopt.workflows import compare as workflow
 
-    common.answer(
-        workflow.compare(common.job_of(job, pue=pue, changes=changes), plans, baseline=baseline, **basis), as_json
-    )
+    basis |= {"source": common.job_words(job, {}, changes), "given": plan_words(ctx, basis["storage"])}
+    found = workflow.compare(common.job_of(job, pue=pue, changes=changes), plans, baseline=baseline, **basis)
+    common.answer(found, as_json, brief=not verbose)

@@ -13,6 +13,7 @@ from jointopt.cli.common import FILE_JOB, STORED_JOB
 
 Plan = str | dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
+_GIVEN = "jointopt.plans"  # of a click context: the texts that name its plans
 _ANY_FILE = re.compile(r"(.+?)(?::(\d+))?")
 
 
@@ -29,6 +30,8 @@ class PlanType(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text, or the plan as a mapping; UsageError where the file holds none."""
+        if ctx is not None:
+            ctx.meta.setdefault(_GIVEN, []).append(str(value))
         if not isinstance(value, str):
             return value
         from jointopt.core.quote import our_command
@@ -51,6 +54,15 @@ class PlanType(click.ParamType[Any]):
         if ctx and isinstance(document, dict) and "job_file" in document:
             ctx.meta.setdefault(FILE_JOB, document["job_file"])
         return plan_in(document, str(path), path.name, int(found[2]) if found[2] else None)
+
+
+def plan_words(ctx: click.Context, storage: str | None) -> list[str]:
+    """The options that name the plans of a command to a shell, each with the database of its study."""
+    from jointopt.core.quote import sh_command
+    from jointopt.runs.database import STORAGE
+
+    place = [] if STORED_JOB not in ctx.meta or storage in (None, STORAGE) else ["--storage", str(storage)]
+    return [sh_command(["--plan", text, *place]) for text in ctx.meta.get(_GIVEN, ())]
 
 
 def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jointopt.cli import common
-from jointopt.core.quote import sh_command, sh_word
 from jointopt.jobs.objectives import COLUMN_OF_WORD
-
-_NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 
 
 @click.command(cls=common.Command, short_help="Search for the plans that no other plan beats.")
@@ -83,8 +78,8 @@ def propose(
     named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
-    basis |= {"source": job_words(job, shape, changes, save_job), "allow_tight": allow_tight, "baseline": baseline}
-    basis |= {"study": study, "all_trials": all_trials}
+    basis |= {"source": common.job_words(job, shape, changes, save_job), "allow_tight": allow_tight}
+    basis |= {"study": study, "all_trials": all_trials, "baseline": baseline}
     found = workflow.propose(the_job, trials=trials, seed=seed, **basis)
     with common.writing("--out"):
         if out:
@@ -96,16 +91,3 @@ def propose(
         found, as_json, refused=found.decision.worse_than_front(fail_if_worse), brief=brief, show_all=show_all, top=top,
         layouts=layouts or LAYOUTS_FOR_PEOPLE,
     )  # fmt: skip
-
-
-def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None) -> str:
-    """The words that name a job to a shell: a file, a shipped job, or options, with changes; a saved file alone."""
-    if saved is not None:
-        return sh_word(str(saved))
-    words = [path] if path is not None else []
-    for name, value in shape.items():
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    for key, value in changes.items():
-        if key not in _NOT_OF_A_PLAN:
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    return sh_command(words)

@@ -20,10 +20,12 @@ from jointopt.cli import common
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
 @click.option("--force", is_flag=True, help="Replace a better surrogate too.")
 @click.option("--for-others", is_flag=True, help="For clusters not in the tables: learn nothing of single ones.")
+@common.report
+@common.verbose
 @click.option("--plot", type=common.PATH, help="HTML file to write: what moves time and power, by the trees.")
 def retrain(
     tables: tuple[Path, ...], storage: str | None, out: Path, seed: int, licences: tuple[str, ...], force: bool,
-    for_others: bool, plot: Path | None,
+    for_others: bool, plot: Path | None, report: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
     """Train a surrogate on all given measurements and print its error on held-out groups and sources.
 
@@ -36,7 +38,9 @@ def retrain(
     found = workflow.retrain(
         tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force, for_others=for_others
     )
-    click.echo(found.text())
+    click.echo(found.text(brief=not verbose))
+    if report is not None:
+        common.write_report(found.report(), report)
     if plot is not None:
         with common.writing("--plot"):
             found.plot().write_html(plot)

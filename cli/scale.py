@@ -23,9 +23,10 @@ from jointopt.cli import common, settings
 @common.job_changes
 @common.model_options(default="none")
 @common.output_options
+@common.verbose
 def scale(
     job: str, gpus: str | None, kinds: tuple[str, ...], weak: bool, pue: float | None, changes: dict[str, Any],
-    basis: dict[str, Any], as_json: bool, allow_tight: bool, **limits: Any,
+    basis: dict[str, Any], as_json: bool, allow_tight: bool, verbose: bool, **limits: Any,
 ) -> None:  # fmt: skip
     """Compare clusters for JOB: time to train, energy, money and scaling by size and kind of GPU.
 
@@ -42,5 +43,6 @@ def scale(
     from jointopt.workflows import scale as workflow
 
     jobs = load_jobs(job, gpu_counts_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)
-    found = workflow.scale([one.on_site(pue) for one in jobs], weak=weak, **limits, **basis)
-    common.answer(found, as_json, allow_tight=allow_tight)
+    source = common.job_words(job, {}, changes | ({} if pue is None else {"cluster.pue": pue}))
+    found = workflow.scale([one.on_site(pue) for one in jobs], weak=weak, source=source, **limits, **basis)
+    common.answer(found, as_json, allow_tight=allow_tight, brief=not verbose)

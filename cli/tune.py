@@ -41,11 +41,13 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.output_options
+@common.verbose
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
     batch: int, alike: bool, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], pue: float | None,
-    run_tokens: float | None, basis: dict[str, Any], report: Path | None, log: str, as_json: bool, **options: Any,
+    run_tokens: float | None, basis: dict[str, Any], report: Path | None, log: str, as_json: bool,
+    verbose: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
 
@@ -70,10 +72,11 @@ def tune(
     changes |= {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = workflow.tune(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
-        alike=alike, seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, log=log, **basis,
+        alike=alike, seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, log=log,
+        source=common.job_words(job, {}, changes), **basis,
         **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
-    common.answer(found, as_json)
+    common.answer(found, as_json, brief=not verbose)
     launching.end_command(ctx, found.stopped, found.fault)

@@ -22,10 +22,12 @@ from jointopt.cli import common, launching
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.output_options
+@common.verbose
 @click.pass_context
 def validate(
     ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, alike: bool,
-    pue: float | None, basis: dict[str, Any], report: Path | None, log: str, as_json: bool, **options: Any,
+    pue: float | None, basis: dict[str, Any], report: Path | None, log: str, as_json: bool,
+    verbose: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
 
@@ -41,11 +43,13 @@ def validate(
     from jointopt.workflows import validate as workflow
 
     launching.begin_runs(launcher, options)
+    changes = launching.job_changes(options)
     found = workflow.validate(
-        common.job_of(job, pue=pue, changes=launching.job_changes(options)), launcher, top, seed=seed, again=again,
-        alike=alike, log=log, **basis, **launching.launcher_arguments(options),
+        common.job_of(job, pue=pue, changes=changes), launcher, top, seed=seed, again=again,
+        alike=alike, log=log, source=common.job_words(job, {}, changes), **basis,
+        **launching.launcher_arguments(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
-    common.answer(found, as_json)
+    common.answer(found, as_json, brief=not verbose)
     launching.end_command(ctx, found.stopped, found.fault)

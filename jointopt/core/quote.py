@@ -76,6 +76,22 @@ def our_command(verb: str, *places: str, **options: str | None) -> str:
     return sh_command(["jointopt", verb, *words])
 
 
+def sh_lines(command: str, most: int = 78) -> str:
+    """A command in lines of at most ``most`` characters, which a shell joins; longer words stay whole.
+
+    The words of a plan (``dp=4 tp=2``) stand in double quotes, and may go on in another line with more blanks between.
+    """
+    parts: list[str] = []
+    for word in shlex.split(command):
+        is_plan = re.fullmatch(r"\w+=\S+(?: \w+=\S+)+", word) and not re.search(r'["$`\\!]', word)
+        parts += f'"{word}"'.split(" ") if is_plan else [sh_word(word)]
+    lines = parts[:1]
+    for part in parts[1:]:
+        fits = len(lines[-1]) + len(part) + len("  \\") < most
+        lines[-1:] = [f"{lines[-1]} {part}"] if fits else [f"{lines[-1]} \\", f"  {part}"]
+    return "\n".join(lines)
+
+
 # --- Slurm and Kubernetes -------------------------------------------------------------------------------------------
 
 

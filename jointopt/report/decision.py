@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.quote import our_command
+from jointopt.core.quote import our_command, sh_lines
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
@@ -209,8 +209,9 @@ class Decision(Result):
         plan, front = self.plan, self.front
         count = len(front["pp"])
         of = f" (of {count:,} Pareto plans)" if count > 1 else ""
-        head = [f"{_job_words(self.job)}.", *self._warnings(plan), f"Recommended{of}: {self.reason}"]
-        first = [line for sentence in head for line in _lines(sentence)] + self._plan_lines(plan)
+        reasons = reasons_of([plan], self.surrogate, self.job)
+        head = [f"{job_words(self.job)}.", *plan_warnings(self.job, plan, *reasons), f"Recommended{of}: {self.reason}"]
+        first = [line for sentence in head for line in narrow_lines(sentence)] + self._plan_lines(plan)
         hangs_on = self.hangs_on if OBJECTIVES[0] in self.job.objectives else ()
         second = [*self._difference_lines(), *settings_lines(hangs_on, SETTINGS, width=WIDTH)]
         yield from ([first], [second])
@@ -223,26 +224,8 @@ class Decision(Result):
 
     def _plan_lines(self, plan: Mapping[str, Any]) -> list[str]:
         """The plan as ``--plan`` takes it, and its time with its interval, energy, power, MFU and memory."""
-        factor, unit = unit_of(plan["iteration_time_s"], TIME_UNITS)
-        ends = [plan.get(f"iteration_time_s_{end}") for end in ("low", "high")]
-        span = " to ".join(f"{end / factor:.4g}" for end in ends if end is not None)
-        span = f" (90 %: {span})" * bool(span)
-        parts = [f"{plan['iteration_time_s'] / factor:.4g} {unit}{span}"]
-        if plan["energy_j"] is not None:
-            parts += [quantity(plan["energy_j"], ENERGY_UNITS), f"{plan['avg_power_w']:.0f} W/GPU"]
-        parts += [f"MFU {plan['mfu']:.1%}"] if plan.get("mfu") is not None else []
-        parts += [f"{plan['peak_memory_gib']:.1f} of {self.job.cluster.gpu.memory_gib:.0f} GiB"]
-        return [*_lines(short_plan(self.front, self.row), _INDENT), *_lines(", ".join(parts), _INDENT)]
-
-    def _warnings(self, plan: Mapping[str, Any]) -> Iterator[str]:
-        """Sentences on what makes the plan doubtful."""
-        if (odds := probability_of_fitting(plan)) < NOT_TIGHT:
-            words = "NOT FEASIBLE: it is not expected to fit" if odds < FEASIBLE else "Tight: it may not fit"
-            yield f"{words} in memory (probability {probability_text(odds)})."
-        if self.job.assumed_clocks:
-            yield f"Assumed {self.job.assumed_clocks}."
-        yield from filter(None, [above_best(self.job, plan, "The plan's")])
-        yield from wider_lines(reasons_of([plan], self.surrogate, self.job), interval="interval of its time")
+        words = narrow_lines(result_words(self.job, plan), _INDENT)
+        return [*narrow_lines(short_plan(self.front, self.row), _INDENT), *words]
 
     def _difference_lines(self) -> list[str]:
         """What the plan gives against the reference, and what a slower one would."""
@@ -252,12 +235,9 @@ class Decision(Result):
         usual = "the fastest plan at the GPU's maximum clock"
         against = f"the baseline, {self.baseline}" if self.baseline else usual
         if are_alike(plan, plan_entries(self.reference)[0]):
-            return [*_lines(f"That is {against}."), *self._slower_lines()]
-        names, changes, intervals = zip(*(one.cells for one in found), strict=True)
-        columns = [TextColumn("", names, left=True), TextColumn("", changes)]
-        columns += [TextColumn("", [f"(90 %: {text})" if text else "" for text in intervals], left=True)]
+            return [*narrow_lines(f"That is {against}."), *self._slower_lines()]
         breaks = f", which could not be run: {self.reference_breaks[0]}" if self.reference_breaks else ""
-        return [*_lines(f"Against {against}{breaks}"), *lay_out(columns)[1:], *self._slower_lines()]
+        return [*narrow_lines(f"Against {against}{breaks}"), *difference_lines(found), *self._slower_lines()]
 
     def _slower_lines(self) -> list[str]:
         """The knee of the front where that is slower than the plan: what waiting buys."""
@@ -268,7 +248,8 @@ class Decision(Result):
         if time_s[knee] <= (1.0 + SLOWER) * time_s[self.row]:
             return []
         more, less = (_percent(values[knee], values[self.row]) for values in (time_s, energy_j))
-        return _lines(f"Who can wait: plan {knee + 1} takes {more:+z.1f} % of its time, {less:+z.1f} % of its energy.")
+        knee_words = f"plan {knee + 1} takes {more:+z.1f} % of its time, {less:+z.1f} % of its energy"
+        return narrow_lines(f"Who can wait: {knee_words}.")
 
     def start_lines(self) -> list[str]:
         """The note on what starts the plan, and the command, by the study's name where there is one; else Python's."""
@@ -277,8 +258,10 @@ class Decision(Result):
         command = found["command"]
         if self.study:  # it holds the job too
             place = {"plan": f"{self.study[0]}:{self.row + 1}", "storage": self._storage}
-            command = our_command(command.split()[1], **place, **({"to": found["to"]} if "to" in found else {}))
-        return [found["note"], *(f"{_INDENT}{line}" for line in command.split("\n"))]
+            to = {"to": found["to"]} if "to" in found else {}
+            tight = " --allow-tight" * (probability_of_fitting(self.plan) < FEASIBLE)
+            command = sh_lines(our_command(command.split()[1], **place, **to) + tight)
+        return command_lines({"note": found["note"], "command": command})
 
     @property
     def _storage(self) -> str | None:
@@ -287,10 +270,37 @@ class Decision(Result):
 
     def _commands(self) -> Iterator[list[str]]:
         if start := self.start_lines():
-            yield [*_lines(start[0]), *start[1:]]
+            yield start
         if self.study:
             page = our_command("report", self.study[0], studies=self._storage, out="report.html")
-            yield _lines(f"All plans: -v. A page: {page}")
+            yield narrow_lines(f"All plans: -v. A page: {page}")
+
+
+def plan_warnings(job: Job, plan: Mapping[str, Any], reasons: Sequence[str] = ()) -> Iterator[str]:
+    """Sentences on what makes a plan (an entry) doubtful; ``reasons``: why its interval is wider."""
+    if (odds := probability_of_fitting(plan)) < NOT_TIGHT:
+        words = "NOT FEASIBLE: it is not expected to fit" if odds < FEASIBLE else "Tight: it may not fit"
+        yield f"{words} in memory (probability {probability_text(odds)})."
+    if job.assumed_clocks:
+        yield f"Assumed {job.assumed_clocks}."
+    yield from filter(None, [above_best(job, plan, "The plan's")])
+    yield from wider_lines([reasons], interval="interval of its time")
+
+
+def result_words(job: Job, plan: Mapping[str, Any]) -> str:
+    """The time of a plan (an entry) with its interval, then its energy, power, MFU and memory, as far as known."""
+    factor, unit = unit_of(plan["iteration_time_s"], TIME_UNITS)
+    ends = [plan.get(f"iteration_time_s_{end}") for end in ("low", "high")]
+    span = " to ".join(f"{end / factor:.4g}" for end in ends if end is not None)
+    span = f" (90 %: {span})" * bool(span)
+    known = {name: value for name, value in plan.items() if isinstance(value, float) and math.isfinite(value)}
+    parts = [f"{plan['iteration_time_s'] / factor:.4g} {unit}{span}"]
+    parts += [quantity(known["energy_j"], ENERGY_UNITS)] if "energy_j" in known else []
+    parts += [f"{known['avg_power_w']:.0f} W/GPU"] if "avg_power_w" in known else []
+    parts += [f"MFU {known['mfu']:.1%}"] if "mfu" in known else []
+    if "peak_memory_gib" in known:
+        parts.append(f"{known['peak_memory_gib']:.1f} of {job.cluster.gpu.memory_gib:.0f} GiB")
+    return ", ".join(parts)
 
 
 def front_picture(front: Columns, reference: Columns, row: int, width: int, height: int) -> list[str]:
@@ -315,11 +325,27 @@ def front_picture(front: Columns, reference: Columns, row: int, width: int, heig
     return [*lines, f"{'':>{margin}}  {start}{legend:^{max(width - len(start) - len(end), len(legend) + 2)}}{end}"]
 
 
-def _lines(sentence: str, first: str = "") -> list[str]:
+def narrow_lines(sentence: str, first: str = "") -> list[str]:
+    """The lines of a sentence of a short answer."""
     return paragraphs([sentence], first=first, most=WIDTH)
 
 
-def _job_words(job: Job) -> str:
+def difference_lines(found: Sequence[Difference]) -> list[str]:
+    """A line for each difference, with its interval where that is known."""
+    names, changes, intervals = zip(*(one.cells for one in found), strict=True)
+    columns = [TextColumn("", names, left=True), TextColumn("", changes)]
+    columns += [TextColumn("", [f"(90 %: {text})" if text else "" for text in intervals], left=True)]
+    return lay_out(columns)[1:]
+
+
+def command_lines(found: Mapping[str, str] | None) -> list[str]:
+    """The note on a command and the command, to copy; none without one."""
+    command = found["command"].split("\n") if found else []
+    return [*narrow_lines(found["note"]), *(f"{_INDENT}{line}" for line in command)] if found else []
+
+
+def job_words(job: Job) -> str:
+    """The model, the batch, the software and the cluster of a job."""
     training, cluster = job.training, job.cluster
     return (
         f"{job.model.name}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "

@@ -1,4 +1,4 @@
-"""Doubts of plans: why intervals are wider, in one form for every table, and what the first row of a front hangs on."""
+"""Doubts of plans: why intervals are wider, in one form for every table, and what the time of a plan hangs on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OpenSetting:
     key: str  # of the job file
     assumed: Any
     alternative: Any
-    time_change_percent: float  # of the first row's time, where the job states the alternative
+    time_change_percent: float  # of the plan's time, where the job states the alternative
     plan: str = ""  # the first plan there, where that is another layout
 
     @property
@@ -62,19 +62,19 @@ class OpenSetting:
         return asdict(self) | {"states": self.states}
 
 
-def first_doubts(
-    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
+def plan_doubts(
+    job: Job, plan: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The plan's"
 ) -> list[str]:
-    """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
-    above = above_best(job, first, whose)
+    """Sentences on a plan (an entry with its rates): above every record, then what its time hangs on."""
+    above = above_best(job, plan, whose)
     return [*([above] if above else []), *(" ".join(one.cells) for one in _shown_settings(hangs_on))]
 
 
-def first_lines(
-    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
+def doubt_lines(
+    job: Job, plan: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The plan's"
 ) -> list[str]:
     """The same in a few lines, as text has them before its table."""
-    return [*paragraphs([above_best(job, first, whose)]), *settings_lines(hangs_on, whose=whose)]
+    return [*paragraphs([above_best(job, plan, whose)]), *settings_lines(hangs_on, whose=whose)]
 
 
 def settings_lines(

@@ -15,7 +15,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, settings_lines, unlike_recorded_runs
+from jointopt.report.doubts import OpenSetting, doubt_lines, plan_doubts, settings_lines, unlike_recorded_runs
 from jointopt.report.plans import (
     Rank,
     basis_lines,
@@ -163,8 +163,8 @@ class Explanation(Result):
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the plan's time
 
     @property
-    def _first_row(self) -> dict[str, Any]:
-        """The plan as an entry that doubts of a front's first row are told by."""
+    def _entry(self) -> dict[str, Any]:
+        """The plan as an entry that its doubts are told by."""
         _, high_s = self.intervals.get("iteration_time_s", (None, None))
         return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": high_s}
 
@@ -185,7 +185,7 @@ class Explanation(Result):
         out = pick(self, self.keys)
         out |= {name: tidy_parts(out[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
-        out["doubts"] = [*first_doubts(job, self._first_row, self.hangs_on, "The plan's"), *self.doubts]
+        out["doubts"] = [*plan_doubts(job, self._entry, self.hangs_on), *self.doubts]
         out["hangs_on"] = self.hangs_on
         out |= {"quantization": self.quantization} if self.quantization else {}
         out |= self.shortage.document() if self.shortage else {}
@@ -217,7 +217,7 @@ class Explanation(Result):
         yield [
             *_totals(self), *_use_sentences(self), *_power_sentences(self),
             f"Feasible. {rank}" if self.feasible else "Not feasible:", *(f"- {text}" for text in self.against),
-            first_lines(self.job, self._first_row, self.hangs_on, "The plan's"),
+            doubt_lines(self.job, self._entry, self.hangs_on),
         ]  # fmt: skip
         yield [share_table("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
         if math.isfinite(energy_j):

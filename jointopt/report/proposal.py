@@ -24,7 +24,7 @@ from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.alternatives import AlternativePlan, JointSavings, joint_words, published_plan_lines, under_limits
 from jointopt.report.decision import Decision
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
+from jointopt.report.doubts import OpenSetting, doubt_lines, plan_doubts, reasons_of, unshown_lines, wider_lines
 from jointopt.report.plans import (
     LayoutSummary,
     basis_lines,
@@ -74,6 +74,7 @@ _BILLION = 1e9
 FILES = ("proposal.json", "front.csv", "proposal.txt")
 RECORD = "record.csv.gz"
 WRITTEN = (*FILES, RECORD)
+RECOMMENDED = "The recommended plan's"
 NOT_EXPECTED = "NOT FEASIBLE: none of these plans is expected to fit in memory; they are those that come nearest."
 
 
@@ -111,7 +112,7 @@ class Proposal(Result):
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
     best_layouts: tuple[LayoutSummary, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
-    hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
+    hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the recommended plan's time
     domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
     source: str = ""  # how a shell names the job: its file, or options; blank: not known
     next_command: Mapping[str, str] | None = None  # that starts the recommended plan, a note; None: source unknown
@@ -122,6 +123,7 @@ class Proposal(Result):
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
         front, reference = (plan_entries(with_rates(self.job, plans)) for plans in (self.front, self.reference))
+        decision = self.decision
         return pick(self, "job=job.name seed surrogate informed_by learned assumed seconds") | {
             "job_file": job_mapping(self.job),
             "feasible": self.feasible,
@@ -134,11 +136,11 @@ class Proposal(Result):
             "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
-            # against the first row, then why plans are outside of what was checked
-            "doubts": [*first_doubts(self.job, self._first_row, self.hangs_on), *self.domain_doubts],
+            # of the recommended plan, then why plans are outside of what was checked
+            "doubts": [*plan_doubts(self.job, decision.plan, self.hangs_on, RECOMMENDED), *self.domain_doubts],
             "hangs_on": self.hangs_on,
             "next": self.next_command,
-            "decision": self.decision,
+            "decision": decision,
             "study": pick(self, "name=study_name storage"),
         }
 
@@ -146,12 +148,6 @@ class Proposal(Result):
     def feasible(self) -> bool:
         """Whether plans of the front are likelier to fit in memory than not: all of them then are."""
         return bool(np.min(self.front.get("fit_probability", 1.0)) >= FEASIBLE)
-
-    @property
-    def _first_row(self) -> dict[str, Any]:
-        """The first row with its rates; nothing of a front without plans."""
-        rows = [0] if len(self.front["pp"]) else []
-        return next(iter(plan_entries(with_rates(self.job, self.front), rows)), {})
 
     @property
     def decision(self) -> Decision:
@@ -223,7 +219,7 @@ class Proposal(Result):
         if brief:
             yield from self.decision.blocks()
             return
-        yield [*_title(self), first_lines(self.job, self._first_row, self.hangs_on)]
+        yield [*_title(self), doubt_lines(self.job, self.decision.plan, self.hangs_on, RECOMMENDED)]
         by_layout = self.best_layouts and not (show_all or top or self.job.goals != OBJECTIVES)
         table = _layout_lines(self, layouts) if by_layout else _plan_lines(self, show_all, top)
         yield [*table, published_plan_lines(self.beside, self.feasible_layouts)]
@@ -231,8 +227,7 @@ class Proposal(Result):
         yield _summary(self)
         if self.next_command:
             decision = self.decision
-            start = decision.start_lines()
-            yield [f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}. {start[0]}", start[1:]]
+            yield [f"Recommended: plan {decision.row + 1:,} of the front, {decision.reason}.", decision.start_lines()]
 
     def report(self) -> ProposalReport:
         """The proposal as a page.

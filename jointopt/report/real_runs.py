@@ -6,10 +6,13 @@ import functools
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, ClassVar
+
+import numpy as np
 
 from jointopt.core.budget import Spent
 from jointopt.core.quote import ShortRepr
@@ -18,6 +21,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
+from jointopt.report.decision import LINES, Difference, command_lines, difference_lines, narrow_lines, recommended_row
 from jointopt.report.doubts import distinct_reasons, reasons_of, wider_lines
 from jointopt.report.page.content import table_of
 from jointopt.report.page.figures import ABOVE, Figure, colour, error_bar_lengths, rounded_values
@@ -122,6 +126,28 @@ class MeasuredResult(Result):
     fault: str = ""  # why no run is a plan to use; empty where one is
     reason: str = ""  # why it failed or no other run is worth it, one of the notes
     unstored: int = 0  # runs that could not be stored
+    next_command: Mapping[str, str] | None = None  # that starts the plan of the best run, a note; None: not known
+
+    @functools.cached_property
+    def best(self) -> tuple[int, str] | None:
+        """The place of the sound run that is recommended, and why that one; None where no run is sound."""
+        if not (good := successful_runs(self.runs)):
+            return None
+        values = {name: np.array([self.runs[at].result(name) for at in good]) for name in (*OBJECTIVES, *self.goals)}
+        if len(self.goals) == 1 and np.isfinite(values[self.goals[0]]).any():
+            least = int(np.nanargmin(values[self.goals[0]]))
+            return good[least], f"least {tables.OBJECTIVE_UNITS[self.goals[0]][0]}"
+        row, why = recommended_row(self.job, values)
+        return good[row], why
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """What runs are compared in."""
+        return self.job.measured_objectives
+
+    def run_name(self, place: int) -> str:
+        """What a sentence calls the run at a place."""
+        return f"run {place + 1}"
 
     @property
     def place(self) -> str | None:
@@ -172,6 +198,66 @@ class MeasuredResult(Result):
         """Of the places of sound runs the one that others are compared with, and what it is."""
         return good[0], "the first that succeeded"
 
+    @property
+    def differences(self) -> list[Difference]:
+        """Of measured time and energy of the best run against the run that others are compared with."""
+        if self.best is None or self.gains is None or self.best[0] == self.gains.against:
+            return []
+        now, before = self.runs[self.best[0]], self.runs[self.gains.against]
+        found = [
+            Difference(tables.OBJECTIVE_UNITS[name][0], 100.0 * (now.result(name) / before.result(name) - 1.0))
+            for name in OBJECTIVES
+        ]
+        return [one for one in found if math.isfinite(one.percent)]
+
+    def _short_answer(self, title: str, outlook: Sequence[str]) -> Iterator[list[str]]:
+        """The best run beside its prediction, what it gives, how far predictions are off, why that is all, its start.
+
+        ``outlook``: sentences on what further runs would bring.
+        """
+        ended = Counter("over a bound" if run.broken else run.status for run in self.runs)
+        failed = ", ".join(f"{count} {status}" for status, count in ended.items() if status != "ok")
+        head = narrow_lines(title)
+        if self.best is None:
+            yield [
+                *head,
+                *narrow_lines(f"No run gives a plan to use ({failed}). {STOPPED[self.stopped]} {self.reason}"),
+            ]
+            return
+        place, why = self.best
+        run, varied = self.runs[place], differing_columns([run.plan for run in self.runs])
+        head += narrow_lines(f"Best measured: {self.run_name(place)} of {len(self.runs)}, {why}")
+        head += narrow_lines(plan_words(run.plan, varied), "  ")
+        for name in tables.OBJECTIVE_UNITS:
+            head += narrow_lines(words, "  ") if (words := beside_prediction(run, name)) else []
+        if (gains := self.gains) and not self.differences:
+            head += narrow_lines(gains.sentences(self.run_name)[0])
+        elif gains:
+            against = f"{self.run_name(gains.against)}, {gains.called}"
+            head += [*narrow_lines(f"Against {against}, as measured"), *difference_lines(self.differences)]
+        yield head
+        rest = [
+            *(f"Predictions of {name} were off by {text}." for name, text in self.error_words.items()),
+            f"Did not succeed: {failed}." * bool(failed),
+            f"{STOPPED[self.stopped]} {self.reason}".strip(), *outlook,
+            *(text for text in self.notes if text != self.reason),
+        ]  # fmt: skip
+        last = [*command_lines(self.next_command), "All runs: -v. A page of them: --report FILE."]
+        lines = [line for text in rest for line in narrow_lines(text)]
+        yield lines[: LINES - len([*head, *last]) - 2]
+        yield last
+
+    @property
+    def error_words(self) -> dict[str, str]:
+        """How far predictions were off, by the short name of each result that was predicted and measured."""
+        found = {}
+        for name, (head, _) in tables.OBJECTIVE_UNITS.items():
+            errors, inside = prediction_errors(self.runs, name)
+            if errors:
+                within = f"; {sum(inside)} of {len(inside)} in their 90 % interval" * bool(inside)
+                found[head] = f"{statistics.median(errors):.1%} (median{within})"
+        return found
+
     def _answer_blocks(self, title: str, rows: Sequence[str], legend: str, remarks: Iterable[str]) -> Iterator[Block]:
         """The blocks: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
         yield [title]
@@ -188,6 +274,19 @@ class MeasuredResult(Result):
             name, opened = tables.study_lines(self.study_name, self.place or "", self.study_name)
             kept += [name, *tables.paragraphs([opened], "      ")]
         yield [*lines, kept]
+
+
+def beside_prediction(run: MeasuredRun, name: str) -> str:
+    """A result of a run as measured and as predicted, with the interval of that; blank where it was not measured."""
+    value, known = run.result(name), run.predicted
+    if not math.isfinite(value):
+        return ""
+    words = f"{tables.OBJECTIVE_UNITS[name][0]} {tables.result_text(name, value)}"
+    if not math.isfinite(run.error(name)):
+        return words
+    ends = [known.get(f"{name}_{end}", math.nan) for end in ("low", "high")]
+    span = f" (90 %: {' to '.join(tables.result_text(name, end) for end in ends)})" * all(map(math.isfinite, ends))
+    return f"{words}, predicted {tables.result_text(name, known[name])}{span}, off by {run.error(name):+z.1%}"
 
 
 def run_table(
@@ -229,13 +328,33 @@ class Tuned(MeasuredResult):
     predicted_by: str = ""  # what the predictions of plans that are left rest on; blank: no plan was predicted
     spent: Spent = field(default_factory=Spent)
 
-    def blocks(self) -> Iterator[Block]:
-        """The runs in their order, * on those that no other beats, and a summary."""
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """What runs are compared in."""
+        return self.objectives
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        numbers = itertools.count(max(self.spent.runs - sum(run.round > 0 for run in self.runs), 0) + 1)
+        return [f"run {next(numbers)}" if run.round > 0 else "a run of an earlier tune" for run in self.runs]
+
+    def run_name(self, place: int) -> str:
+        """What a sentence calls the run at a place: numbers go on from those of the same budget before."""
+        return self._names[place]
+
+    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+        """The runs in their order, * on those that no other beats, and a summary; ``brief``: the best run alone."""
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
         first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans {self.how_run()}"
         legend = f"* no other run is better; Δ%: {first} beyond the least of all runs; predicted was before the run."
-        numbers = itertools.count(max(self.spent.runs - new, 0) + 1)
-        numbered = [str(next(numbers)) if run.round > 0 else "-" for run in self.runs]
+        gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
+        outlook = [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
+        title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
+        if brief:
+            more = ["A larger --budget runs more of them."] * (self.stopped == "budget")
+            yield from self._short_answer(title, [" ".join([*outlook, *more])] * (self.gain_left > LITTLE))
+            return
+        numbered = [name.removeprefix("run ") if name.startswith("run ") else "-" for name in self._names]
         left = [
             TextColumn("", ["*" if i in self.front else " " for i in range(len(self.runs))]),
             TextColumn("run", numbered),
@@ -244,14 +363,10 @@ class Tuned(MeasuredResult):
         slower = tables.percent_of(kept, tables.least_positive(kept), ".1f")
         shown: Any = dict.fromkeys((*OBJECTIVES, *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
-        names = [f"run {number}" if number != "-" else "a run of an earlier tune" for number in numbered]
-        remarks = self.gains.sentences(names.__getitem__) if self.gains else []
-        remarks += filter(None, [self.hypervolume_sentence()])
-        gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
-        remarks += [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
+        remarks = self.gains.sentences(self.run_name) if self.gains else []
+        remarks += [*filter(None, [self.hypervolume_sentence()]), *outlook]
         remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
-        title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
-        return self._answer_blocks(title, rows, legend if self.front else "", remarks)
+        yield from self._answer_blocks(title, rows, legend if self.front else "", remarks)
 
     def hypervolume_sentence(self) -> str:
         """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
@@ -319,10 +434,18 @@ class Validated(MeasuredResult):
         """How the plans were run, as a participle."""
         return "all measured before and not run again (--again does)" if self.all_known else super().how_run()
 
-    def blocks(self) -> Iterator[Block]:
-        """The runs in the order of the proposal with the errors of their predictions, and a summary."""
+    def run_name(self, place: int) -> str:
+        """What a sentence calls the run at a place."""
+        return f"row {place + 1}"
+
+    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+        """The runs in the proposal's order with the errors of predictions, and a summary; ``brief``: the best alone."""
         runs = self.runs
         plans = f"{len(runs)} proposed plan{'s' * (len(runs) != 1)} (surrogate {self.surrogate})"
+        title = f"{self.job.name}: {plans}, {self.how_run()}."
+        if brief:
+            yield from self._short_answer(title, [])
+            return
         legend = ["err: the prediction against the measurement; in: within the 90 % interval."]
         legend += ["= the fastest plan at the GPU's own clock."] * any(run.reference for run in runs)
         again = [run.earlier and not self.all_known for run in runs]
@@ -333,7 +456,7 @@ class Validated(MeasuredResult):
             for number, run in enumerate(runs, start=1)
             if run.status != "ok"
         ]
-        remarks += self.gains.sentences(lambda place: f"row {place + 1}") if self.gains else []
+        remarks += self.gains.sentences(self.run_name) if self.gains else []
         for name, error in self.median_errors.items():
             inside, head = prediction_errors(runs, name)[1], tables.RESULT_UNITS[name][0].capitalize()
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
@@ -350,8 +473,8 @@ class Validated(MeasuredResult):
             for name in (*OBJECTIVES, "peak_memory_gib")
         }
         legend += wider_lines(reasons, interval="interval")
-        table, title = run_table(runs, [TextColumn("", marks)], beside), f"{self.job.name}: {plans}, {self.how_run()}."
-        return self._answer_blocks(title, table, " ".join(legend), remarks)
+        table = run_table(runs, [TextColumn("", marks)], beside)
+        yield from self._answer_blocks(title, table, " ".join(legend), remarks)
 
 
 LITTLE = 0.0005  # a share that prints as 0.0 %

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.quote import ShortRepr
+import numpy as np
+
+from jointopt.core.quote import ShortRepr, sh_lines
 from jointopt.core.schema import LOG_COLUMNS
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
@@ -16,8 +20,21 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
-from jointopt.report.doubts import above_best, wider_lines
+from jointopt.report.decision import (
+    LINES,
+    SETTINGS,
+    WIDTH,
+    Difference,
+    command_lines,
+    difference_lines,
+    job_words,
+    narrow_lines,
+    plan_warnings,
+)
+from jointopt.report.doubts import OpenSetting, above_best, settings_lines, wider_lines
 from jointopt.report.plans import (
+    COMPARED,
+    against_first,
     difference_column,
     interval_half_width,
     plan_words,
@@ -32,6 +49,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_PARTS = 6
+_SURE = 0.95  # of keeping a limit; below it the answer says how to be surer
+_BESIDE = 4  # lines of a short answer beside its blocks: two of the table's head, two blank ones
+_ASK = "To pick by a limit: --deadline-days, --budget or --site-kw, with --run-tokens."
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,6 +110,19 @@ class Scaled(Result):
     pick: Pick | None = None
     weak: bool = False
     open_settings: tuple[str, ...] = ()  # what the job leaves open, with what is assumed
+    source: str = ""  # how a shell names the job; blank: not known
+    hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the time of `chosen`
+
+    @property
+    def chosen(self) -> Pick:
+        """What is picked; without a limit the fastest plan of all clusters, of those that are feasible if any is."""
+        if self.pick is not None:
+            return self.pick
+        some = [at for at, size in enumerate(self.sizes) if size.feasible]
+        some = some or [at for at, size in enumerate(self.sizes) if size.plans]
+        days = {at: run_costs(self.sizes[at].job, self.sizes[at].plans[0])["days"] for at in some}
+        best = min(days, key=days.__getitem__)
+        return Pick(best, self.sizes[best].plans[0], "time", {})
 
     def document(self) -> dict[str, Any]:
         """The sizes, the front over all of them, and the pick.
@@ -125,25 +158,51 @@ class Scaled(Result):
                 rows.append(cluster | plain(plan) | ({"time_s": plain(size.time_s or {})} if at == 0 else {}))
         return flat_frame(rows)
 
-    def blocks(self) -> Iterator[Block]:
-        """A line per cluster, the parts of its time, the front over clusters, the pick, and what was left out."""
+    @property
+    def next_command(self) -> dict[str, str] | None:
+        """The command that searches the cluster that is picked, and a note on it; None where no shell named the job."""
+        if not self.source:
+            return None
+        pick, job = self.chosen, self.sizes[self.chosen.size].job
+        of_kind = ("gpu.id", "price_per_gpu_hour") if len({size.job.cluster.gpu.id for size in self.sizes}) > 1 else ()
+        names = (*of_kind, "nodes", "gpus_per_node")
+        changes = {f"cluster.{name.removesuffix('.id')}": attrgetter(name)(job.cluster) for name in names}
+        changes |= {"training.global_batch_size": job.training.global_batch_size} if self.weak else {}
+        if (days := pick.limits.get("deadline_days")) and (iterations := job.training.run_iterations):
+            changes |= {"constraints.iteration_time_s": float(f"{24 * HOUR_S * days / iterations:.5g}")}
+        changes |= {"constraints.cluster_power_kw": kw} if (kw := pick.limits.get("site_kw")) else {}
+        words = " ".join(f"--set {key}={value}" for key, value in changes.items() if value is not None)
+        tight = " --allow-tight" * (not self.sizes[pick.size].feasible)
+        command = sh_lines(f"jointopt propose {self.source} {words}{tight}")
+        return {"note": "What searches that cluster and starts its plan (-v: all figures):", "command": command}
+
+    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+        """A line per cluster, the parts of its time, the front over clusters, the pick, and what was left out.
+
+        ``brief``: the cluster and plan that are picked, what they give, what that hangs on, and the next command.
+        """
+        if brief:
+            yield from _short_answer(self)
+            return
         first, sizes = self.sizes[0].job, [size for size in self.sizes if size.plans]
         kind = "the batch grows with the GPUs" if self.weak else f"{first.training.global_batch_size:,} sequences"
         tokens = first.training.run_tokens
         of = f"Of a run of {tokens:,} tokens" if tokens else "Of a billion tokens"
+        kinds = {size.job.cluster.gpu.id for size in self.sizes}
+        clusters = f"{len(self.sizes)} cluster{'s' * (len(self.sizes) != 1)}"
+        clusters += f" of {first.cluster.gpu.id}" * (len(kinds) == 1)
         yield (
-            f"{first.model.name}: {len(self.sizes)} cluster{'s' * (len(self.sizes) != 1)}, {kind} per iteration of "
-            f"{first.training.seq_length:,} tokens. {of}, at the site's meter (PUE {first.cluster.pue:g}):",
+            f"{first.model.name}: {clusters}, {kind} per iteration "
+            f"of {first.training.seq_length:,} tokens. {of}, at the site's meter (PUE {first.cluster.pue:g}):",
             f"Left open, and so assumed: {', '.join(self.open_settings)}; `propose` prices what they move."
             * bool(self.open_settings),
             *self._above(),
         )
-        known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
         feasible = [size.plans[0] for size in sizes if size.feasible]
         assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
         yield [
-            size_table(sizes),
-            *["± behind a difference is its 90 % interval."] * known,
+            drawn := size_table(sizes),
+            *["± behind a difference is its 90 % interval."] * any(re.search(r"\d±\d", line) for line in drawn),
             *(tight_lines(feasible) if feasible else []),
             *wider_lines([size.doubts for size in sizes], [size.name for size in sizes]),
             *(f"Assumed {clocks}." for clocks in assumed if clocks),
@@ -163,18 +222,105 @@ class Scaled(Result):
         return list(filter(None, (above_best(one.job, one.plans[0], f"{one.name}: the") for one in sizes)))
 
 
+def _short_answer(found: Scaled) -> Iterator[list[str]]:
+    """What is picked, what it gives, what that hangs on, the clusters, and a command."""
+    left_out = ", ".join(one.name for one in found.sizes if not one.feasible)
+    short = narrow_lines(f"Not feasible (-v says why): {left_out}.") if left_out else []
+    if not any(one.plans for one in found.sizes):
+        yield short
+        return
+    pick = found.chosen
+    size, plan = found.sizes[pick.size], pick.plan
+    limits = ", ".join(_LIMITS[name].format(value) for name, value in pick.limits.items())
+    held = " at the high end of its interval" * pick.at_high_end
+    why = f"least {pick.objective} under {limits}{held}" if limits else "the fastest, for no limit is stated"
+    sure = kept_probability(size.job, pick)
+    keeps = "" if math.isnan(sure) else f"It keeps that with probability {probability_text(sure)}"
+    keeps += "; --at-high-end keeps it at the high end." if sure < _SURE else "." * bool(keeps)
+    head = [
+        f"{job_words(size.job)}.", *plan_warnings(size.job, plan, size.doubts),
+        f"Picked of {len(found.sizes)} cluster{'s' * (len(found.sizes) != 1)}: {size.name}, {why}",
+    ]  # fmt: skip
+    first = [line for sentence in head for line in narrow_lines(sentence)]
+    first += narrow_lines(plan_words(plan, _SHOWN), "  ") + narrow_lines(_run_words(size.job, plan), "  ")
+    first += narrow_lines(keeps, "  ") + _against_lines(found, pick)
+    last = [*narrow_lines(_ASK) * (not limits), *command_lines(found.next_command)]
+    room = LINES - len([*first, *last, *short]) - _BESIDE  # for settings and rows of the table
+    first += settings_lines(found.hangs_on, max(1, min(SETTINGS, room - 3)), whose="Its", width=WIDTH)
+    yield first
+    yield [*_short_table(found, pick, LINES - len([*first, *last, *short]) - _BESIDE), *short]
+    yield last
+
+
+def _run_words(job: Job, plan: Mapping[str, Any]) -> str:
+    """The time, the energy and the money of a plan's run with its interval, and its power."""
+    costs, low, high = (run_costs_at(job, plan, end) for end in ("", "_low", "_high"))
+    factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
+    span = f" (90 %: {factor * low['days']:.3g} to {factor * high['days']:.3g})" * (low["days"] < high["days"])
+    words = [f"{factor * costs['days']:.3g} {unit}{span}"]
+    if math.isfinite(costs["energy_j"]):
+        words.append(tables.quantity(costs["energy_j"], tables.RUN_ENERGY_UNITS))
+    words += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
+    if plan["energy_j"] is not None:
+        words.append(f"{plan['cluster_power_kw']:,.0f} kW, {plan['avg_power_w']:.0f} W per GPU")
+    return ", ".join(words)
+
+
+def _against_lines(found: Scaled, pick: Pick) -> list[str]:
+    """What the pick takes against the fastest plan of its cluster; of that, against the smallest cluster."""
+    size, plan, fastest = found.sizes[pick.size], pick.plan, found.sizes[pick.size].plans[0]
+    if plan is not fastest and plan["iteration_time_s"] > fastest["iteration_time_s"]:
+        known = [Difference(name, *against_first(plan, name)) for name in COMPARED]
+        known = [one for one in known if math.isfinite(one.percent)]
+        return [*narrow_lines(f"Against the fastest plan of {size.name}"), *difference_lines(known)] if known else []
+    smallest = min((one for one in found.sizes if one.feasible), default=size, key=lambda one: one.job.cluster.num_gpus)
+    if smallest is size:
+        return []
+    now, before = run_costs(size.job, plan), run_costs(smallest.job, smallest.plans[0])
+    names = {"time": "days", "energy": "energy_j", "money": "money"}
+    known = [Difference(name, 100.0 * ((now[key] or math.nan) / (before[key] or math.nan) - 1.0))
+             for name, key in names.items()]  # fmt: skip
+    known = [one for one in known if math.isfinite(one.percent)]
+    return [*narrow_lines(f"Against the fastest plan of {smallest.name}"), *difference_lines(known)]
+
+
+def _short_table(found: Scaled, pick: Pick, most: int) -> list[str]:
+    """A line per cluster, at most so many: its fastest plan or the picked one (=), and what its run takes."""
+    sizes = {at: size for at, size in enumerate(found.sizes) if size.plans}
+    kept = np.linspace(0, len(sizes) - 1, min(max(most, 2), len(sizes))).round().astype(int)
+    own = list(sizes).index(pick.size)
+    kept[np.abs(kept - own).argmin()] = own
+    shown = [list(sizes)[row] for row in kept.tolist()]
+    plans = [pick.plan if at == pick.size else sizes[at].plans[0] for at in shown]
+    marks = ["=" * (at == pick.size) + "~" * (probability_of_fitting(plan) < NOT_TIGHT)
+             for at, plan in zip(shown, plans, strict=True)]  # fmt: skip
+    columns = [
+        TextColumn("", marks, left=True),
+        TextColumn("cluster", [sizes[at].name for at in shown], left=True),
+        *_run_columns([sizes[at].job for at in shown], plans),
+        tables.figure_column("cluster_power_kw", plans),
+        tables.figure_column("efficiency", [sizes[at] for at in shown]),
+    ]
+    return tables.lay_out(tables.fit_columns(tables.known_columns(columns), WIDTH))
+
+
+def _run_columns(jobs: Sequence[Job], plans: Sequence[Mapping[str, Any]]) -> list[TextColumn]:
+    """Time, energy and money of the run of each plan."""
+    costs = [  # by their names in `tables.FIGURE_FORMATS`
+        {"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]}
+        for run in map(run_costs, jobs, plans)
+    ]
+    return [tables.figure_column(name, costs) for name in ("run_time_s", "run_energy_j", "money")]
+
+
 def _pick_words(size: Size, pick: Pick) -> str:
     """The pick in a sentence: its limits, its cluster and plan, what its run takes, and how surely it keeps a limit."""
     job, plan = size.job, pick.plan
     limits = ", ".join(_LIMITS[name].format(value) for name, value in pick.limits.items())
-    costs, low, high = (run_costs_at(job, plan, end) for end in ("", "_low", "_high"))
-    factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
-    money = f"{costs['money']:,.0f} {job.cluster.currency}".strip() + ", " if costs["money"] is not None else ""
     held = " at the high end of its interval" * pick.at_high_end
     words = (
         f"Under {limits}{held}, least {pick.objective}: {size.name}, {plan_words(plan, _SHOWN)}: "
-        f"{factor * costs['days']:.3g} {unit} ({factor * low['days']:.3g} to {factor * high['days']:.3g}), "
-        f"{money}{plan['cluster_power_kw']:,.0f} kW, {plan['avg_power_w']:.0f} W per GPU."
+        f"{_run_words(job, plan)}."
     )
     sure = kept_probability(job, pick)
     if math.isnan(sure):
@@ -219,25 +365,21 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
     if not sizes:
         return []
     first, least = [size.plans[0] for size in sizes], [size.plans[-1] for size in sizes]
-    costs = [  # by their names in `tables.FIGURE_FORMATS`
-        {"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]}
-        for run in (run_costs(size.job, size.plans[0]) for size in sizes)
-    ]
     tight = [probability_of_fitting(plan) < NOT_TIGHT for plan in first]
     names = [name for name in LOG_COLUMNS if name != "micro_batch_size"]
     layouts = [" ".join(f"{name}{plan[name]}" for name in names if plan[name] > 1) or "1" for plan in first]
     columns = [
         *([TextColumn("", ["~" * one for one in tight], left=True)] if any(tight) else []),
-        TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
+        TextColumn("GPU", gpus := [size.job.cluster.gpu.id for size in sizes], left=True, spare=len({*gpus}) == 1),
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", layouts, left=True),
         tables.figure_column("iteration_time_s", first),
         TextColumn("±\n%", tables.format_values(map(interval_half_width, first), ".0f")),
-        tables.figure_column("tokens_per_s", first),
-        tables.figure_column("efficiency", sizes),
-        tables.figure_column("mfu", first),
-        tables.figure_column("cluster_power_kw", first),
-        *(tables.figure_column(name, costs) for name in ("run_time_s", "run_energy_j", "money")),
+        tables.figure_column("tokens_per_s", first, spare=True),
+        tables.figure_column("efficiency", sizes, spare=True),
+        tables.figure_column("mfu", first, spare=True),
+        tables.figure_column("cluster_power_kw", first, spare=True),
+        *_run_columns([size.job for size in sizes], first),
         *(difference_column(name, least, first, least, head=head) for name, head in _LEAST.items()),
     ]
     return tables.lay_out(tables.fit_columns(tables.known_columns(columns), tables.line_width()))
@@ -252,4 +394,6 @@ def part_table(sizes: Sequence[Size]) -> list[str]:
     shown = [name for name in names if max(one.get(name, 0.0) for one in shares) >= 0.005][:_MOST_PARTS]
     columns = [TextColumn("Share of the time, %", [size.name for size in sizes], left=True)]
     columns += [TextColumn(n, tables.format_values([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
+    while len(columns) > 2 and tables.table_width(columns) > tables.line_width():
+        columns.pop()
     return tables.lay_out(columns)

@@ -10,7 +10,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.quote import our_command
 from jointopt.jobs.calibration import Calibration
+from jointopt.report.decision import LINES, command_lines, narrow_lines
 from jointopt.report.tables import (
     WIDTH,
     Block,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+_NO_HELP = "On groups left out these runs do not help: compare plans of others with --surrogate none."
 LEAST_SHARED = 10  # held-out rows that two surrogates must share to be compared
 _MOST_WORK = 12
 _HEAD = 10  # characters of a line of a table's head
@@ -116,6 +119,8 @@ class Retrained(Result):
     # of features, by source and quantity, where trees count
     importance: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     judged: int = 0  # rows that could be held out
+    learned: Mapping[str, int] = field(default_factory=dict)  # rows by source
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # source -> group left out -> median error
 
     def plot(self) -> go.Figure:
         """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""
@@ -129,8 +134,14 @@ class Retrained(Result):
         found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
         return found | pick(self, "forgotten remarks")
 
-    def blocks(self) -> Iterator[Block]:
-        """Remarks, errors by source, and the comparison with the surrogate that was replaced."""
+    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+        """Remarks, errors by source, and the comparison with the surrogate that was replaced.
+
+        ``brief``: what was learned, the sources with the largest errors, what would teach most, and what uses it.
+        """
+        if brief:
+            yield from self._short_answer()
+            return
         yield [paragraphs((line for remark in self.remarks for line in remark.split("\n")), "    ")]
         names = [str(name) for name in self.sources.columns if name != "source"]
         held = [name for name in names if name.endswith(_COVERED)]
@@ -143,14 +154,101 @@ class Retrained(Result):
             yield from ([table] for table in more)
         yield [self._verdict()]
 
+    @property
+    def lesson(self) -> list[str]:
+        """Sentences on what was learned, and how far off that is on what was left out."""
+        mean, rows = self._mean, sum(self.learned.values())
+        many = f"{len(self.learned)} sources" if len(self.learned) != 1 else next(iter(self.learned))
+        found = [f"Learned from {rows:,} timed rows of {many}."] * bool(rows)
+        if math.isnan(error := mean.get("group out", math.nan)):
+            return [*found, "Too few runs or groups to judge it by: its errors are not known."]
+        inside = mean.get(f"group out{_COVERED}", math.nan)
+        within = f"; {inside:.0%} of runs in their 90 % interval" * (inside == inside)
+        found.append(
+            f"Of models left out it is off by {error:.1%} (median), physics alone by {mean['physics']:.1%}{within}."
+        )
+        return [*found, *[_NO_HELP] * (error > mean["physics"])]
+
+    @property
+    def _mean(self) -> dict[str, float]:
+        """The means over sources."""
+        return dict(self.sources.set_index("source").round(4).to_dict("index")["mean"])
+
+    @property
+    def lessons_left(self) -> list[str]:
+        """Sentences on what runs would teach most: groups with the largest errors, and runs of another cluster."""
+        mean, worst = self._mean, sorted(
+            ((error, source, group) for source, errors in self.groups.items() for group, error in errors.items()),
+            reverse=True,
+        )[:2]  # fmt: skip
+        found = [f"{_group_words(source, group)}, off by {error:.1%}" for error, source, group in worst]
+        told = [f"Most is left to learn of {' and of '.join(found)}: runs of such models teach most."] if found else []
+        out, few = (mean.get(name, math.nan) for name in ("source out", "+3 runs"))
+        more = f"Of a cluster that is none of these 3 measured runs take the error from {out:.1%} to {few:.1%}."
+        return [*told, *[more] * (few < out)]
+
+    def error_columns(self) -> list[tuple[str, list[str]]]:
+        """By source, the largest error first: rows, error of the physics, of what was replaced, and now, in percent."""
+        shown = self.sources[self.sources["source"] != "mean"]
+        shown = shown.sort_values("group out", ascending=False) if "group out" in shown else shown
+        before = (
+            {} if self.compared is None else dict(zip(self.compared["source"], self.compared["before"], strict=True))
+        )
+        names = [str(name) for name in shown["source"]]
+        columns = {
+            "physics": shown["physics"], "before": [before.get(name) for name in names],
+            "now": shown.get("group out", [None] * len(names)),
+            "in 90 %": shown.get(f"group out{_COVERED}", [None] * len(names)),
+        }  # fmt: skip
+        percents = {head: format_values((None if v is None else 100.0 * float(v) for v in values), ".1f")
+                    for head, values in columns.items()}  # fmt: skip
+        return [
+            ("source", names), ("rows", [f"{self.learned[name]:,}" if name in self.learned else "-" for name in names]),
+            *((head, cells) for head, cells in percents.items() if set(cells) - {"-"}),
+        ]  # fmt: skip
+
+    @property
+    def next_command(self) -> dict[str, str]:
+        """The command that predicts with it, and a note on that."""
+        return {
+            "note": "What predicts with it:",
+            "command": our_command("propose", "job.yaml", surrogate=str(self.out)),
+        }
+
+    def _short_answer(self) -> Iterator[list[str]]:
+        """What was learned, errors by source, what would teach most, and the command that predicts with it."""
+        first = [line for sentence in [*self.lesson, *self._replaced()] for line in narrow_lines(sentence)]
+        left = [line for sentence in self.lessons_left for line in narrow_lines(sentence)]
+        last = [*command_lines(self.next_command), "All errors: -v. A page: --report FILE."]
+        yield first
+        columns = self.error_columns()
+        room = max(1, LINES - len([*first, *left, *last]) - 5)  # beside heads and blank lines
+        more = len(columns[0][1]) - room
+        table = lay_out([
+            TextColumn(head if head in ("source", "rows") else f"{head}\n%", cells[:room], left=head == "source")
+            for head, cells in columns
+        ])  # fmt: skip
+        yield [*table, *[f"and {more} more sources, of smaller errors"] * (more > 0)]
+        yield left
+        yield last
+
+    def _replaced(self) -> list[str]:
+        """Sentences on the surrogate that was replaced."""
+        if self.compared is None:
+            return []
+        if self.compared.empty:
+            return [not_comparable(self.out, self.judged)]
+        before, now = (self.compared[name].mean() for name in ("before", "now"))
+        return [f"On the same held-out rows the surrogate before it erred by {before:.1%}, this one by {now:.1%}."]
+
     def _verdict(self) -> list[str]:
         """Lines on whether the surrogate helps, and how it compares with the one that was replaced."""
-        mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
+        mean = self._mean
         group_out = mean.get("group out", math.nan)
         errors = "unknown (too few runs or groups to judge by)" if math.isnan(group_out) else f"{group_out:.1%}"
         lines = [f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}"]
         if group_out > mean["physics"]:
-            lines.append("On groups left out these runs do not help: compare plans of others with --surrogate none.")
+            lines.append(_NO_HELP)
         if self.compared is not None and self.compared.empty:
             lines += ["", not_comparable(self.out, self.judged)]
         elif self.compared is not None:
@@ -162,6 +260,13 @@ class Retrained(Result):
         if self.forgotten:
             lines.append(f"only the one now there was trained on {', '.join(self.forgotten)}")
         return [*lines, f"written to {self.out}"]
+
+
+def _group_words(source: str, group: str) -> str:
+    """A group of runs that were left out together, in words."""
+    model, *sizes = group.split("|")
+    words = zip(sizes, ("batch {}", "{} GPUs", "{} tokens"), strict=False)
+    return f"{source}'s {model}" + f" ({', '.join(form.format(size) for size, form in words)})" * bool(sizes)
 
 
 def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:

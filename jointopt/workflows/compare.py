@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.answers import accepts_paths, as_list, model_of, with_power_limits
 from jointopt.workflows.explain import explain
+from jointopt.workflows.export import start_command
 from jointopt.workflows.plan_files import baseline_plan
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ FEWEST, MOST = 2, 8
 def compare(
     job: JobLike, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
     measured: TableLike | None = None, calibration: CalibrationLike | None = None,
-    storage: str | None = None, machine: MachineLike | None = None, baseline: str = "",
+    storage: str | None = None, machine: MachineLike | None = None, baseline: str = "", source: str = "",
+    given: Sequence[str] = (),
 ) -> Compared:  # fmt: skip
     """Plans of one job by part of time, energy and memory, each against the first.
 
@@ -49,6 +53,10 @@ def compare(
         Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
     baseline : str, optional
         The first of them: a plan as ``--plan`` takes it, or the launch script, config or log of a run.
+    source : str, optional
+        How a shell names the job, for the next command.
+    given : sequence of str, optional
+        How it names each of ``plans``.
 
     Returns
     -------
@@ -81,4 +89,10 @@ def compare(
         columns["stage_clock_mhz"] = np.concatenate([widened(one.stage_clock_mhz[:1], deepest) for one in parsed])
         found = model.differences(columns, 0)
     later = range(1, len(explained))
-    return Compared(explained, tuple({name: float(values[row]) for name, values in found.items()} for row in later))
+    compared = Compared(explained, tuple({name: float(values[row]) for name, values in found.items()} for row in later))
+    at = compared.best[0] - bool(baseline)
+    if not given or at < 0:  # it runs today
+        return compared
+    tight = " --allow-tight" * (explained[compared.best[0]].fit_probability < FEASIBLE)
+    command = start_command(model.job, explained[compared.best[0]].plan, source, f"{given[at]}{tight}")
+    return replace(compared, next_command=command)

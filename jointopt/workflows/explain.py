@@ -109,7 +109,8 @@ def explain(
             rank = layout_rank(model, parsed.layouts, ready)
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
-        exceeded=exceeded, shortage=short, hangs_on=() if broken else settings_of_plan(model, parsed.layouts),
+        exceeded=exceeded, shortage=short,
+        hangs_on=() if broken else settings_of_plan(model, parsed.layouts, parsed.stage_clock_mhz),
         **results, time_s=parts.time_s,
         energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,

@@ -47,6 +47,7 @@ NO_MEMORY = "does not fit in the GPU's memory"
 RAN_OUT = "ran out of memory in a measured run, or holds as much"
 TIGHT = "is likelier not to fit in the GPU's memory than to fit"
 RISKY = "may not fit in the GPU's memory, and gains less than a failed start costs"
+LEANEST = 1.1  # times the least memory of any layout: those that stand for a job that nothing comes near to fitting
 CHUNK_BYTES, LAYOUT_BYTES = 32, 600  # of memory, per chunk of a feasible layout and per listed one, as measured
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
@@ -67,9 +68,9 @@ def feasible_layouts(
     """(space, its layouts that fit in memory, the bytes (n,) that they take by the physics, what was dropped).
 
     They fit with a probability of ``least`` or more. Where none does and ``allow_tight`` is set they are those that
-    come nearest: at least half as likely to fit as the best, and not certain to fail. The dropped ones are counted by
-    reason; InfeasibleError where nothing is left. Behind the listed splits of the layers come ``splits``, (pp, vpp,
-    split) of each; None: those that `free_splits` finds.
+    come nearest: at least half as likely to fit as the best and not certain to fail, or where all are, the leanest. The
+    dropped ones are counted by reason; InfeasibleError where nothing is left. Behind the listed splits of the layers
+    come ``splits``, (pp, vpp, split) of each; None: those that `free_splits` finds.
     """
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(model.job)
@@ -79,7 +80,7 @@ def feasible_layouts(
         space, layouts, peak_bytes, dropped = _fitting_layouts(model, listed, least)
         if not len(peak_bytes) and allow_tight:
             best = model.fit_probability_of(peak_memory_bytes(model.job, listed.layouts)).max(initial=0.0)
-            least = max(CERTAIN, 0.5 * best)
+            least = max(CERTAIN, 0.5 * best) if best >= CERTAIN else 0.0
             space, layouts, peak_bytes, dropped = _fitting_layouts(model, listed, least)
     if not len(peak_bytes):
         raise InfeasibleError(remedy(model, space.layouts, dropped))
@@ -93,7 +94,10 @@ def feasible_layouts(
             layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
             for reason in {RAN_OUT, NO_MEMORY, TIGHT, NEEDLESS} & without.keys():
                 dropped[reason] = dropped.get(reason, 0) + without[reason]
-    return space, layouts, peak_bytes, dropped
+    if least:
+        return space, layouts, peak_bytes, dropped
+    leanest = np.flatnonzero(peak_bytes <= LEANEST * peak_bytes.min())
+    return space, take(layouts, leanest), peak_bytes[leanest], dropped | {NO_MEMORY: len(peak_bytes) - len(leanest)}
 
 
 def _fitting_layouts(model: JobModel, space: Space, least: float) -> tuple[Space, Columns, Floats, dict[str, int]]:
@@ -175,6 +179,8 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
         peak_bytes = repeat_per_limit(peak_bytes, len(layouts["pp"]))
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         problem, fitting = search_problem(model.job, physics, space.clocks_mhz), model.fit_probability(physics)
+        if fitting.max() < CERTAIN:  # all were asked for, although none comes near
+            physics.memory_reach = math.inf
         rows = np.flatnonzero(np.resize(worth_starting(problem, physics, fitting), len(fitting)))
         if len(rows) < len(fitting):
             dropped[RISKY] = problem.num_distinct * (len(fitting) - len(rows)) // len(fitting)

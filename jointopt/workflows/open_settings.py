@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import JointOptError
-from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, STAGE_LAYERS, Columns
+from jointopt.core.schema import ATTENTIONS, DEGREES, LAYOUT_COLUMNS, RECIPE_CLASSES, STAGE_LAYERS, Columns, Floats
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
 from jointopt.jobs.catalog.kernels import recipes_of
 from jointopt.jobs.catalog.priors import alternatives
@@ -93,15 +93,19 @@ def open_words(job: Job) -> list[str]:
 
 
 def settings_of_proposal(model: JobModel, found: Proposal) -> tuple[OpenSetting, ...]:
-    """The open settings of a proposal by how much they move the time of its first row, the largest first.
+    """The open settings of a proposal by how much they move the time of its recommended plan, the largest first.
 
-    The first plan of each alternative is looked for within the degrees and splits of the best layouts. By the physics
+    Where that has the fastest layout, the fastest of each alternative is looked for within the degrees and splits of
+    the best layouts; where another one is recommended, or power is bounded, the plan itself is priced. By the physics
     alone; none where runs were measured on such a cluster, which show what its settings are.
     """
-    front, shown = found.front, [layout.plans[0] for layout in found.best_layouts]
-    if model.evidence.counts or not len(front["pp"]):
+    front, shown, row = found.front, [layout.plans[0] for layout in found.best_layouts], found.decision.row
+    if model.evidence.counts:
         return ()
-    own = {name: front[name][:1] for name in LAYOUT_COLUMNS if name in front}
+    own = {name: front[name][[row]] for name in LAYOUT_COLUMNS if name in front}
+    bounds = model.job.constraints
+    if (bounds.avg_power_w, bounds.cluster_power_kw) != (None, None) or any(own[n][0] != front[n][0] for n in own):
+        return settings_of_plan(model, own, front["stage_clock_mhz"][[row], : int(own["pp"][0])])
     shown += plan_records(own, np.full((1, int(own["pp"][0])), np.nan), [0])
     near = {name: tuple(sorted({int(entry[name]) for entry in shown})) for name in _SPLIT}
     sizes = {1, 2} | {int(entry["micro_batch_size"]) for entry in shown}
@@ -110,29 +114,35 @@ def settings_of_proposal(model: JobModel, found: Proposal) -> tuple[OpenSetting,
     return _priced_alternatives(model.job, own, near | {"micro_batch_size": tuple(sorted(sizes))}, splits)
 
 
-def settings_of_plan(model: JobModel, layouts: Columns) -> tuple[OpenSetting, ...]:
-    """As `settings_of_proposal`, of one plan (layout columns of one row) under every alternative that can start it."""
-    return () if model.evidence.counts else _priced_alternatives(model.job, layouts, {}, [])
+def settings_of_plan(model: JobModel, layouts: Columns, stage_clock_mhz: Floats) -> tuple[OpenSetting, ...]:
+    """As `settings_of_proposal`, of one plan (columns of one row) under every alternative that can start it."""
+    return () if model.evidence.counts else _priced_alternatives(model.job, layouts, {}, [], stage_clock_mhz)
 
 
 def _priced_alternatives(
-    job: Job, own: Columns, near: Mapping[str, Any], splits: Sequence[tuple[int, int, Split]]
+    job: Job,
+    own: Columns,
+    near: Mapping[str, Any],
+    splits: Sequence[tuple[int, int, Split]],
+    stage_clock_mhz: Floats | None = None,
 ) -> tuple[OpenSetting, ...]:
     """Each alternative of an open setting with the change of time, of the plan itself or of the fastest ``near`` it.
 
     ``splits`` of the layers, (pp, vpp, split), are tried beside those that are listed; under another framework
-    others may be faster, and are looked for.
+    others may be faster, and are looked for. At ``stage_clock_mhz`` (1, stages), by default the highest.
     """
     found: list[OpenSetting] = []
     if not (settings := open_settings(job)):
         return ()
-    now_s, split = _own_time_s(job, own), [int(own[name][0]) for name in _SPLIT]
+    now_s, split = _own_time_s(job, own, stage_clock_mhz), [int(own[name][0]) for name in _SPLIT]
     for key, assumed, others in settings:
         for other in others:
             with suppress(JointOptError):  # the job cannot be run so
                 there = with_changes(job, {key: other})
                 tried = None if key == FRAMEWORK else splits
-                time_s, layout = _fastest(there, near, tried) if near else (_own_time_s(there, own), own)
+                time_s, layout = (
+                    _fastest(there, near, tried) if near else (_own_time_s(there, own, stage_clock_mhz), own)
+                )
                 clocks = np.full((1, int(layout["pp"][0])), np.nan)
                 if not near and (broken := check_plan(there, plan_records(own, clocks, [0])[0])):
                     raise JointOptError(broken[0])
@@ -141,8 +151,11 @@ def _priced_alternatives(
     return tuple(sorted(found, key=lambda one: -abs(one.time_change_percent)))
 
 
-def _own_time_s(job: Job, layout: Columns) -> float:
-    return float(plan_at_top_clock(JobModel(job).physics(layout), 0)[0]["iteration_time_s"][0])
+def _own_time_s(job: Job, layout: Columns, stage_clock_mhz: Floats | None) -> float:
+    physics = JobModel(job).physics(layout)
+    if stage_clock_mhz is None:
+        return float(plan_at_top_clock(physics, 0)[0]["iteration_time_s"][0])
+    return float(physics.evaluate(np.zeros(1, np.int64), stage_clock_mhz)["iteration_time_s"][0])
 
 
 def _fastest(

@@ -62,9 +62,9 @@ def plan_of_study(text: str, storage: str | None) -> tuple[dict[str, Any], dict[
     """The plan that ``NAME:2`` stands for, row 2 of a study's front, and the job as its file; None for other text."""
     if not (named := _STUDY.fullmatch(text.strip())):
         return None
-    from jointopt.workflows.stored_plans import stored_proposal
+    from jointopt.workflows.stored_plans import front_of_study
 
-    document = stored_proposal(named[1], storage)
+    document = front_of_study(named[1], storage)
     return plan_in(document, f"study {named[1]}", named[1], int(named[2])), document["job_file"]
 
 

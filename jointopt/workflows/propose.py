@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
+from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.quote import sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
-from jointopt.frameworks.exported import exported, other_target
-from jointopt.frameworks.targets import target_named, target_of
 from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
@@ -50,6 +48,7 @@ from jointopt.workflows.answers import (
     model_of,
     predicted_plans,
 )
+from jointopt.workflows.export import start_command
 from jointopt.workflows.feasible_layouts import (
     PreparedSearch,
     need_power,
@@ -533,27 +532,11 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
 
 
 def next_command(proposal: Proposal) -> dict[str, str] | None:
-    """The command that starts the recommended plan as a shell takes it, a line per option, and a note on it.
-
-    That is the export to its job's framework; where this has no words for the plan, to another of the same family, else
-    the command that explains it.
-    ``to`` is the target. None where no shell named the job.
-    """
-    front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
+    """The command that starts the recommended plan, as `start_command` has it; None where no shell named the job."""
+    front, source = proposal.front, proposal.source
     if not source or not len(front["pp"]):
         return None
     row = proposal.decision.row
     plan = {name: value for name, value in plan_entries(front, [row])[0].items() if name in PLAN_KEYS}
-    wanted = f"--plan {sh_word(short_plan(front, row))}"
-    name, note = target_of(proposal.job), "What starts it:"
-    try:
-        exported(proposal.job, plan, name)
-    except JointOptError as error:
-        why, other = str(error).rstrip("."), other_target(proposal.job, plan, name)
-        if not other:
-            note = f"No start script of it ({why}); its parts:"
-            return {"command": f"jointopt explain {source} \\\n  {wanted}", "note": note}
-        name, note = other, f"What starts it ({why.partition(';')[0]}):"
-    if target_named(name).remark(priced):
-        note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
-    return {"command": f"jointopt export {source} --to {name} \\\n  {wanted}", "note": note, "to": name}
+    wanted = f"--plan {sh_word(short_plan(front, row))}" + " --allow-tight" * (not proposal.feasible)
+    return start_command(proposal.job, plan, source, wanted)

@@ -126,7 +126,8 @@ def retrain(
     bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
     bounds = [_BOUNDS.format(counted, bounded)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
-    return Retrained(lines, scores, compared, forgotten, out, surrogate.importance, len(judged))
+    learned, groups = card["learned_from"], card["error_per_group"]
+    return Retrained(lines, scores, compared, forgotten, out, surrogate.importance, len(judged), learned, groups)
 
 
 def _write_surrogate(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:

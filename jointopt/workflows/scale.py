@@ -15,6 +15,7 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping, sized_jobs
+from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.scaled import Pick, Scaled, Size, run_costs_at
@@ -22,9 +23,10 @@ from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import CERTAIN
 from jointopt.workflows.answers import ReferencePlan, accepts_paths, model_of
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
-from jointopt.workflows.open_settings import open_words
+from jointopt.workflows.open_settings import open_words, settings_of_plan
 from jointopt.workflows.propose import ends_and_knee, time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
@@ -42,6 +44,7 @@ class _ClusterFront:
 
     size: Size
     entries: list[dict[str, Any]]
+    model: JobModel
 
 
 @accepts_paths
@@ -50,6 +53,7 @@ def scale(
     deadline_days: float | None = None, budget: float | None = None, site_kw: float | None = None,
     at_high_end: bool = False, surrogate: str = "default", measured: TableLike | None = None,
     calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
+    source: str = "",
 ) -> Scaled:  # fmt: skip
     """The fronts of jobs that differ in their clusters (see `jointopt.load_jobs`), side by side.
 
@@ -81,6 +85,8 @@ def scale(
         URL of the database whose measured runs correct the predictions too; none by default.
     machine : Machine or path, optional
         Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+    source : str, optional
+        How a shell names the job, for the next command.
 
     Returns
     -------
@@ -136,11 +142,14 @@ def scale(
     plans = [(at, entry) for at, one in enumerate(found) if one.size.feasible for entry in one.entries]
     every = [(at, entry, run_costs(found[at].size.job, entry)) for at, entry in plans]
     if not every:
-        return Scaled(sizes, (), None, weak, left_open)
+        return Scaled(sizes, (), None, weak, left_open, source)
     days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
     rows = front_order(days, joules) if np.isfinite(joules).any() else days.argsort(kind="stable")[:1]
     pick = _pick(found, every, limits, at_high_end) if limits else None
-    return Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open)
+    scaled = Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open, source)
+    chosen = scaled.chosen
+    plan = parse_plan({name: value for name, value in chosen.plan.items() if name in PLAN_KEYS}, sizes[chosen.size].job)
+    return replace(scaled, hangs_on=settings_of_plan(found[chosen.size].model, plan.layouts, plan.stage_clock_mhz))
 
 
 def _search_cluster(model: JobModel) -> _ClusterFront:
@@ -153,12 +162,14 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
         try:
             ready = prepare_search(model, quiet, allow_tight=True)
         except InfeasibleError:
-            return _ClusterFront(Size(job, reason=short), [])
+            return _ClusterFront(Size(job, reason=short), [], model)
+        if ready.fitting.max() < CERTAIN:  # nothing comes near
+            return _ClusterFront(Size(job, reason=short), [], model)
     exact = exact_step(job, ready.problem, quiet)
     layout = exact.front["layout_index"]
     front = exact.front | {"fit_probability": ready.fitting[layout]}
     if not len(layout):
-        return _ClusterFront(Size(job, reason=short or "no plan keeps the constraints at any clock."), [])
+        return _ClusterFront(Size(job, reason=short or "no plan keeps the constraints at any clock."), [], model)
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
     rows = ends_and_knee(front).tolist()
@@ -167,7 +178,7 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
     entries = plan_entries(with_rates(job, model.bounded(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     shown = tuple(entries[row] for row in rows)
-    return _ClusterFront(Size(job, shown, parts, short, model.reasons(fastest)), entries)
+    return _ClusterFront(Size(job, shown, parts, short, model.reasons(fastest)), entries, model)
 
 
 def _pick(

@@ -269,6 +269,17 @@ def stored_proposal(source: str, storage: str | None = None) -> dict[str, Any]:
     return _parse_proposal(read_document(url, source), f"study {source}") | {"study": study}
 
 
+def front_of_study(name: str, storage: str | None = None) -> dict[str, Any]:
+    """The job file and the front of a stored study; of one of real runs the fastest run of each plan, by time."""
+    from jointopt.search.studies.measured import KIND
+    from jointopt.search.studies.study_plans import read_study, study_kind
+
+    if study_kind(storage or STORAGE, name) != KIND:
+        return stored_proposal(name, storage)
+    rows, attributes = read_study(storage or STORAGE, name)
+    return {"job_file": parse_yaml(str(attributes["job"])), "front": rows}
+
+
 def _parse_proposal(text: str, source: str) -> dict[str, Any]:
     try:
         document = parse_json(text)

@@ -37,6 +37,7 @@ from jointopt.workflows.campaign.campaign import (
     APART,
     UNLIKELY_LEFT,
     Campaign,
+    command_of_run,
     count_words,
     earlier_run_notes,
     is_curable,
@@ -71,6 +72,7 @@ def tune(
     measured: TableLike | None = None, calibration: CalibrationLike | None = None,
     storage: str | None = None, machine: MachineLike | None = None, batch: int = 1, alike: bool = False,
     retry_failed: bool = False, spread: Kernel | None = None, power_profiles: Sequence[str] = (), log: str = "",
+    source: str = "",
     **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget``, each chosen by all before it; return what was measured.
@@ -113,6 +115,8 @@ def tune(
         until it gains nothing; a run is left for each.
     log : str, optional
         An experiment tracker, mlflow or wandb, to which every run is logged once it is stored.
+    source : str, optional
+        How a shell names the job, for the next command.
     **options
         Of the launcher.
 
@@ -149,7 +153,7 @@ def tune(
     loop.families = None if alike or batch < 2 else layout_families(candidates.plans)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     values = loop.values(objectives := loop.objectives())
-    return Tuned(
+    found = Tuned(
         job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
         front=tuple(non_dominated(values).tolist()), hypervolume=tuple(hypervolumes(values)), unstored=loop.unstored,
         storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
@@ -158,6 +162,7 @@ def tune(
         reason=loop.reason or loop.converged,
         predicted_by=loop.predicted_by.rstrip(","),
     )  # fmt: skip
+    return replace(found, next_command=command_of_run(found, source))
 
 
 def _first_proposed(model: JobModel, seed: int) -> Columns | None:

@@ -28,7 +28,14 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import FEASIBLE, OOM_STATUS, cost_of_failing, needs_as_much
 from jointopt.workflows.answers import accepts_paths
-from jointopt.workflows.campaign.campaign import APART, OUT_ALREADY, Campaign, unlikely_note, why_no_usable_plan
+from jointopt.workflows.campaign.campaign import (
+    APART,
+    OUT_ALREADY,
+    Campaign,
+    command_of_run,
+    unlikely_note,
+    why_no_usable_plan,
+)
 from jointopt.workflows.campaign.candidates import (
     Candidates,
     at_highest_clock,
@@ -69,7 +76,7 @@ def validate(
     job: Job | str | Path, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: TableLike | None = None, calibration: CalibrationLike | None = None,
     storage: str | None = None, machine: MachineLike | None = None, again: bool = False, alike: bool = False,
-    log: str = "", **options: Any,
+    log: str = "", source: str = "", **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
@@ -102,6 +109,8 @@ def validate(
         Plans may split the GPUs alike; else each in another way, as far as there are such.
     log : str, optional
         An experiment tracker, mlflow or wandb, to which every run is logged once it is stored.
+    source : str, optional
+        How a shell names the job, for the next command.
     **options
         Of the launcher.
 
@@ -146,12 +155,13 @@ def validate(
         bench.note(APART)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
-    return Validated(
+    found = Validated(
         job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
         fault="" if stopped == "interrupted" or succeeded else why_no_usable_plan(job, bench.runs),
         reason=bench.reason, unstored=bench.unstored,
     )  # fmt: skip
+    return replace(found, next_command=command_of_run(found, source))
 
 
 class _ValidateRuns(Campaign):

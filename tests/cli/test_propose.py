@@ -195,3 +195,15 @@ def test_a_network_of_an_unclear_unit_is_a_question(words: tuple[str, ...], sent
     result = run(*SHAPE, "--gpu=h100-sxm5-80gb", *words)
     assert result.exit_code == 2
     assert sentence in result.stderr
+
+
+def test_where_nothing_comes_near_to_fitting_the_leanest_is_an_answer_marked_as_such_if_asked_for() -> None:
+    small = ("--set", "cluster.nodes=1", "--set", "cluster.gpus_per_node=4", "--storage", "none")
+    words = ("llama-3-70b-4x8-h200", *small)
+    assert run(*words).exit_code == 1
+    answered = run(*words, "--allow-tight")
+    assert answered.exit_code == 0, answered.output
+    assert "NOT FEASIBLE: it is not expected to fit in memory (probability 0.00)" in answered.stdout
+    assert answered.stdout.rstrip().endswith("--allow-tight")
+    document = json.loads(run(*words, "--allow-tight", "--json").stdout)
+    assert {plan["feasible"] for plan in document["front"]} == {document["feasible"]} == {False}

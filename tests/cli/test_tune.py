@@ -39,7 +39,7 @@ def test_a_tune_for_a_short_training_ends_after_a_run_and_gives_both_figures(rec
 
 
 def test_progress_goes_to_stderr_and_the_table_to_stdout(recorded: Path) -> None:
-    result = run("--table", "runs.csv", "--budget", 2)
+    result = run("--table", "runs.csv", "--budget", 2, "-v")
     assert "run 1: dp=" in result.stderr
     assert "* " in result.stdout
     assert "The budget is spent." in result.stdout

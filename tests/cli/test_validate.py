@@ -17,7 +17,7 @@ def run(*flags: object) -> Result:
 
 
 def test_predicted_and_measured_stand_side_by_side(recorded: Path) -> None:
-    result = run("--top", 3)
+    result = run("--top", 3, "-v")
     assert result.exit_code == 0, result.stderr
     assert "run 1 of 3: dp=" in result.stderr
     assert "Time is off by" in result.stdout

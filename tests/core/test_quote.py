@@ -29,6 +29,19 @@ def test_words_and_files_of_a_shell_arrive(given_words: list[str], content: str)
     assert (arrived or [""], text) == (given_words or [""], content.rstrip() + "\n")
 
 
+@settings(deadline=None, max_examples=40)
+@given(words, st.integers(2, 30))
+def test_a_command_in_lines_is_the_same_command_and_a_plan_s_words_keep_their_order(
+    others: list[str], degrees: int
+) -> None:
+    plan = " ".join(f"d{number}=6*4;3" for number in range(degrees))
+    lines = quote.sh_lines(quote.sh_command(["export", *others, "--plan", plan]))
+    ran = subprocess.run(["bash"], input=f"printf '%s\\0' {lines}".encode(), capture_output=True, check=True)
+    *arrived, last, nothing = ran.stdout.decode().split("\0")
+    assert (arrived, last.split(), nothing) == (["export", *others, "--plan"], plan.split(), "")
+    assert max(map(len, quote.sh_lines(f"export --plan '{plan}'").split("\n"))) <= 78
+
+
 @each("text", HOSTILE)
 def test_an_option_of_sbatch_is_one_word_of_its_line_or_refused(text: str) -> None:
     try:

@@ -27,7 +27,10 @@ def job() -> Job:
     return replace(found, training=replace(found.training, run_tokens=None))
 
 
-def test_a_cluster_s_line_is_its_fastest_plan_and_what_least_energy_changes(job: Job) -> None:
+def test_a_cluster_s_line_is_its_fastest_plan_and_what_least_energy_changes(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     cells = size_table([Size(job, (FASTEST, THRIFTY), efficiency=0.934)])[-1].split()
     assert cells[:3] == [job.cluster.gpu.id, "8", "dp8"]
     assert cells[3:9] == ["tp2", "2.000", "20", "12,345", "93", "43.2"]
@@ -94,7 +97,7 @@ def test_the_days_of_a_pick_have_their_interval_from_low_to_high(job: Job) -> No
     plan = FASTEST | {"micro_batch_size": 1, "avg_power_w": 400.0, "energy_j_low": 8e3, "energy_j_high": 1e4}
     sizes = (Size(job, (plan,), {"compute": 1.0}),)
     text = " ".join(Scaled(sizes, ((0, plan),), Pick(0, plan, "energy", {"site_kw": 20.0})).text().split())
-    found = re.search(r": ([0-9.]+) h per billion tokens \(([0-9.]+) to ([0-9.]+)\)", text)
+    found = re.search(r": ([0-9.]+) h per billion tokens \(90 %: ([0-9.]+) to ([0-9.]+)\)", text)
     assert found is not None
     hours, low, high = map(float, found.groups())
     assert (low / hours, high / hours) == pytest.approx((0.85, 1.25), rel=0.01)

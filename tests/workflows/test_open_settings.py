@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -124,3 +125,15 @@ def test_a_proposal_in_80_columns_says_in_words_which_settings_of_the_software_m
     assert settings[0].states.removeprefix("--set ") in head
     assert "(not as usual" in head
     assert "hangs on open settings; --set KEY=VALUE states one:" in head
+
+
+def test_where_power_is_bounded_settings_move_the_recommended_plan_and_no_other_layout() -> None:
+    bounded = replace(JOBS["megatron"], constraints=replace(JOBS["megatron"].constraints, avg_power_w=250.0))
+    found = propose(bounded, surrogate="none")
+    plan = found.recommended.plan
+    assert found.hangs_on
+    assert {one.plan for one in found.hangs_on} == {""}
+    now_s = explain(bounded, plan, surrogate="none").iteration_time_s
+    for one in found.hangs_on:
+        there_s = explain(with_changes(bounded, {one.key: one.alternative}), plan, surrogate="none").iteration_time_s
+        assert one.time_change_percent == pytest.approx(100 * (there_s / now_s - 1), abs=0.01)

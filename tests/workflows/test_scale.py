@@ -162,7 +162,7 @@ def test_where_no_cluster_keeps_the_power_of_the_site_all_are_shown_as_not_feasi
 
 def test_the_command_prints_a_line_per_cluster_and_the_pick() -> None:
     words = ["scale", JOB, "--gpus", "4..16", "--surrogate", "none", "--quiet", "--run-tokens", "1e12"]
-    text = CliRunner().invoke(jointopt, [*words, "--site-kw", "5"]).stdout
+    text = CliRunner().invoke(jointopt, [*words, "--site-kw", "5", "-v"]).stdout
     assert text.count("a100-sxm4-40gb  ") >= 3
     assert "Under 5 kW of the site, least time: " in text
     document = json.loads(CliRunner().invoke(jointopt, [*words, "--json", "--gpu", "h200=3"]).stdout)

@@ -47,6 +47,12 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], attributes
 
 
+@on_studies
+def study_kind(url: str, name: str) -> str:
+    """What a study holds: `KIND` where it is of real runs; UsageError where there is none of that name."""
+    return str(_known_study(url, name).user_attrs.get("kind") or "")
+
+
 def _known_study(url: str, name: str) -> optuna.Study:
     """The study of that name; nothing is made where there is no database, or none with studies."""
     if not has_table(url, "studies"):

@@ -7,23 +7,25 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import DeviceError, LauncherError
+from jointopt.core.errors import DeviceError, JointOptError, LauncherError
 from jointopt.core.facts import failure_in
+from jointopt.core.quote import sh_command
 from jointopt.core.schema import Bools, Ints
 from jointopt.jobs.job import Job
-from jointopt.jobs.plans.text import format_stage_clocks
+from jointopt.jobs.plans.text import format_stage_clocks, parse_plan
 from jointopt.measure.base import Launcher
 from jointopt.physics.cost_model import with_unit
-from jointopt.report.plans import differing_columns, plan_words
-from jointopt.report.real_runs import TERMINATED
+from jointopt.report.plans import differing_columns, plan_words, short_plan
+from jointopt.report.real_runs import TERMINATED, MeasuredResult
 from jointopt.report.results import MeasuredRun
 from jointopt.report.tables import figure, result_text
-from jointopt.runs.database import PATIENCE_S
+from jointopt.runs.database import PATIENCE_S, STORAGE
 from jointopt.runs.rows import is_bounded
 from jointopt.surrogate.data_doubts import DOUBTED, POWER_REFUSED, QUESTION
 from jointopt.surrogate.job_model import JobModel
@@ -37,6 +39,8 @@ from jointopt.workflows.campaign.expectation import (
     values_and_bounds,
 )
 from jointopt.workflows.campaign.record import FinishedRun, QueuedRun, Record
+from jointopt.workflows.export import start_command
+from jointopt.workflows.stored_plans import front_of_study
 from jointopt.workflows.trackers import TrackedRun, Tracker
 
 _log = logging.getLogger(__name__)
@@ -351,3 +355,26 @@ def earlier_run_notes(runs: int, failed: int, forgotten: int, earlier: EarlierRu
         cluster = f"{earlier.num_other_runs:,} earlier runs on this kind of cluster are known"
         sentences.append(f"{cluster}; predictions rest on them {since}.")
     return sentences
+
+
+def command_of_run(found: MeasuredResult, source: str) -> dict[str, str] | None:
+    """`start_command` of the best of real runs, by the name of its study where there is one; None where no run is best.
+
+    ``source``: how a shell names the job; blank: not known.
+    """
+    if found.best is None:
+        return None
+    plan = found.runs[found.best[0]].plan
+    mine = {**plan, "stage_clock_mhz": format_stage_clocks(plan["stage_clock_mhz"])}.items()
+    rows: list[dict[str, Any]] = []
+    if found.study_name and found.storage and not found.unstored:
+        with suppress(JointOptError):  # it is away
+            rows = front_of_study(found.study_name, found.storage)["front"]
+    if number := next((number for number, row in enumerate(rows, start=1) if mine <= row.items()), 0):
+        place = [] if found.storage == STORAGE else ["--storage", str(found.place)]
+        return start_command(found.job, plan, "", sh_command(["--plan", f"{found.study_name}:{number}", *place]))
+    if not source:
+        return None
+    parsed = parse_plan(plan, found.job)
+    words = short_plan(parsed.layouts | {"stage_clock_mhz": parsed.stage_clock_mhz}, 0)
+    return start_command(found.job, plan, source, sh_command(["--plan", words]))
