@@ -113,7 +113,8 @@ def typical_run(run: Run, seed: int = 0, failures: Failures = CONSTANT) -> dict[
     whole, lost = float(run.intervals[0]), ("work", "restart", "idle")
     times_s = lanes.played(events)["time"]
     median = np.argsort(times_s)[_TYPICAL_OF // 2]
-    own = [np.stack([event[name] for name in _SEEN])[:, event["lane"] == median] for event in events]
+    own = [np.array([[0.0], [whole], *[[0.0]] * 5])]  # the begin
+    own += [np.stack([event[name] for name in _SEEN])[:, event["lane"] == median] for event in events]
     seen = np.concatenate(own, axis=1)
     found = dict(zip(_SEEN, seen[:, np.append(True, np.diff(seen[0]) > 0.0)][:, :-1], strict=True))
     done = whole - found["whole"]

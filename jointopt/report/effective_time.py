@@ -15,7 +15,7 @@ from jointopt.measure.run_history import History
 from jointopt.physics.failure_rate import Rate
 from jointopt.report.explanation import Explanation
 from jointopt.report.page.render import Page
-from jointopt.report.page.whole_run import course_figure, waterfall_figure, worth_figure
+from jointopt.report.page.whole_run import course_figure, events_figure, waterfall_figure, worth_figure
 from jointopt.report.plans import plan_words
 from jointopt.report.tables import RUN_ENERGY_UNITS, Block, Result, TextColumn, figure, lay_out, paragraphs, unit_of
 
@@ -187,7 +187,7 @@ class Goodput(Result):
         names = {"useful": "useful training"} | _WORDS
         rows = [[one.policy, f"{100 * one.effective_time_ratio:.2f} %", days(one.time_to_train_s),
                  f"{days(one.p10)} to {days(one.p90)}"] for one in self.outcomes]  # fmt: skip
-        text = self.text().splitlines()
+        course, text = self.course(), self.text().splitlines()
         content = {
             "title": f"{self.job.name}: the whole run", "alert": "" if self.explained.feasible else text[3],
             "lead": f"Plan {plan_words(self.explained.plan, ('stage_clock_mhz',))}.",
@@ -207,7 +207,7 @@ class Goodput(Result):
             "text": "\n".join(text),
             "data": {"figures": {
                 "waterfall": waterfall_figure(best.time_to_train_s, {_WORDS[name]: best.lost[name] for name in _WORDS}),
-                "course": course_figure(self.course(), names), "worth": worth_figure(saved),
+                "events": events_figure(course), "course": course_figure(course, names), "worth": worth_figure(saved),
             }},
         }  # fmt: skip
         return Page(content, "whole_run")

@@ -8,9 +8,15 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.report import tables
-from jointopt.report.page.figures import Figure, colour, rounded_values
+from jointopt.report.page.figures import ABOVE, Figure, colour, rounded_values
 
 _MOST_POINTS = 400  # of a line
+_EVENTS = 12  # of a run that are drawn one by one
+_SEGMENTS = {  # what happens between two events, in its order: the parts and their colour
+    "restart and waits": (("restart", "idle"), "var(--c3)"),
+    "training": (("useful", "checkpoint", "degraded"), "var(--c0)"),
+    "work that is lost": (("work",), "var(--c1)"),
+}  # fmt: skip
 _LEAST = 5e-5  # of the time: smaller parts are not drawn
 
 
@@ -52,10 +58,28 @@ def course_figure(course: Mapping[str, Floats], names: Mapping[str, str]) -> Fig
          "hovertemplate": f"%{{x}} {unit}: %{{y}} {lost_unit}<extra>%{{fullData.name}}</extra>"}
         for number, (name, values) in enumerate(parts.items())
     ], "layout": {
-        "height": 340, "margin": {"t": 16, "r": 16, "l": 60, "b": 44},
+        "height": 340, "margin": {"t": 30, "r": 16, "l": 60, "b": 44}, "legend": ABOVE,
         "xaxis": {"title": {"text": f"calendar time, {unit}"}, "range": [0.0, end_s / factor]},
         "yaxis": {"title": {"text": f"lost so far, {lost_unit}"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": -0.22, "yanchor": "top"},
+    }}  # fmt: skip
+
+
+def events_figure(course: Mapping[str, Floats]) -> Figure:
+    """The first events of one run one after the other: how long it restarts, trains, and what of that is lost."""
+    times = course["time"][: _EVENTS + 1]
+    factor, unit = tables.unit_of(float(times[-1]), tables.RUN_TIME_UNITS)
+    data, begins = [], times[:-1] / factor
+    for name, (parts, shade) in _SEGMENTS.items():
+        lengths = np.diff(sum(course[part][: _EVENTS + 1] for part in parts)) / factor
+        data.append({
+            "type": "bar", "orientation": "h", "name": name, "y": [""] * len(begins), "base": begins.tolist(),
+            "x": rounded_values(lengths.tolist()), "marker": {"color": shade},
+            "hovertemplate": f"%{{x}} {unit}<extra>%{{fullData.name}}</extra>",
+        })  # fmt: skip
+        begins = begins + lengths
+    return {"data": data, "layout": {
+        "barmode": "overlay", "height": 170, "margin": {"t": 34, "r": 16, "l": 16, "b": 44}, "legend": ABOVE,
+        "xaxis": {"title": {"text": f"calendar time, {unit}"}, "range": [0.0, float(times[-1]) / factor]},
     }}  # fmt: skip
 
 
@@ -68,6 +92,6 @@ def worth_figure(saved_s: Mapping[str, float]) -> Figure:
         "marker": {"color": "var(--c2)"}, "hovertemplate": f"%{{y}}: %{{x}} {unit}<extra></extra>",
     }], "layout": {
         "height": 110 + 34 * len(order), "margin": {"t": 8, "r": 16, "l": 16, "b": 44}, "showlegend": False,
-        "xaxis": {"title": {"text": f"{unit} of calendar time saved"}},
+        "xaxis": {"title": {"text": f"{unit} saved"}},
         "yaxis": {"type": "category", "automargin": True},
     }}  # fmt: skip
