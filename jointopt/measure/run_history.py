@@ -126,7 +126,7 @@ class _Reader:
                 self._event(line.text)
         self._end()
         starts = [one for one in self.starts if one.iterations or (one.cause and math.isfinite(one.begun_s))]
-        if not starts:
+        if not starts or (ranks and not any(one.iterations for one in starts)):
             why = "its iterations have no times" if ranks else "it holds no iteration"
             raise UsageError(
                 f"{self.source}: {why}; expected a log of Megatron-LM, torchtitan or the like whose lines begin with "
@@ -179,7 +179,7 @@ class _Reader:
     def _checkpoint(self, start: Start, text: str, moment_s: float) -> None:
         """What a line says of a checkpoint: that it begins, is whole, or how long it stopped training."""
         if _SAVE.search(text) and not _SAVED.search(text):
-            self.saving = len(start.iterations), moment_s
+            self.saving = len(start.iterations), moment_s if math.isfinite(moment_s) else self.last_s
             start.saves_s.append(math.nan)
         elif self.saving and start.saves_s and _SAVED.search(text):
             count, begun_s = self.saving
