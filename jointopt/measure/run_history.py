@@ -90,7 +90,11 @@ def read_history(files: Sequence[Path], batch: Batch, nodes: int) -> History:
     allocations: list[Start] = []
     remarks: list[str] = []
     for path in dict.fromkeys(files):
-        text = regular_bytes(path, _MOST_BYTES, "a log of training or a table of sacct").decode("utf-8", "replace")
+        try:
+            raw = regular_bytes(path, _MOST_BYTES, "a log of training or a table of sacct")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+        text = raw.decode("utf-8", "replace")
         if _is_account(text):
             allocations += _allocations(text, path.name)
             continue

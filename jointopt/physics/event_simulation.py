@@ -45,8 +45,8 @@ class Failures:
         """What of it the closed form of `expected` does not know; blank where that holds."""
         racks = self.rack_share and (run.shop is not None or (self.rack_copies and not run.rolls_back))
         words = {
-            "times between failures that are not exponential": self.shape != 1.0,
-            "failures of whole racks": racks,
+            "Weibull failures": self.shape != 1.0,
+            "rack failures": racks,
             "lemon nodes that are replaced": self.lemons and self.lemon_factor != 1.0 and self.lemon_failures,
         }
         return ", ".join(name for name, counts in words.items() if counts)

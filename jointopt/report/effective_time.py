@@ -109,14 +109,13 @@ class Measured:
         history, rate = self.history, self.rate
         causes = ", ".join(f"{count} {name}" for name, count in history.causes.items())
         yield (
-            f"{days(history.calendar_s)} of {', '.join(history.sources)}: {history.failures} failures"
-            f"{f' ({causes})' if causes else ''}, {rate.mean:.3g} per GPU-hour, 90 % {rate.low:.3g} to {rate.high:.3g} "
-            "(Jeffreys' prior)."
+            f"{days(history.calendar_s)}, {history.failures} failures{f' ({causes})' if causes else ''}: "
+            f"{rate.mean:.3g} per GPU-hour, 90 % {rate.low:.3g} to {rate.high:.3g} (Jeffreys' prior)."
         )
         if history.trained:
             yield (
-                f"{history.lost_iterations:,} iterations were lost; with what happened the model gives "
-                f"{100 * self.modelled_ratio:.1f} % useful training."
+                f"{history.lost_iterations:,} iterations were lost. The model with what happened: "
+                f"{100 * self.modelled_ratio:.1f} % useful."
             )
         yield from (f"{remark}." for remark in history.remarks)
 
@@ -217,16 +216,17 @@ class Goodput(Result):
 
         ``brief``: where there are logs, without the parts of the time and what is assumed.
         """
+        brief = brief and self.measured is not None
         best, spread = self.chosen, "simulated" if self.simulated else "by a normal approximation"
+        why_not = " (-v says why)." if brief else f": {' '.join(self.explained.against)}"
         ends = " to ".join(days(end) for end in (best.p10, best.p90))
         head = (
             f"{self.job.name}: {100 * best.effective_time_ratio:.2f} % of the time to train is useful training.",
             f"Time to train {days(best.time_to_train_s)} ({ends} in 80 % of runs, {spread}).",
             f"Plan: {plan_words(self.explained.plan, ('stage_clock_mhz',))}",
-            *([] if self.explained.feasible else [f"NOT FEASIBLE: {' '.join(self.explained.against)}"]),
+            *([] if self.explained.feasible else [f"NOT FEASIBLE{why_not}"]),
         )
         yield [line for sentence in head for line in _lines(sentence)]
-        brief = brief and self.measured is not None
         if self.measured:
             yield [self.measured.table()]
             yield [line for sentence in self.measured.sentences() for line in _lines(sentence)]
@@ -252,7 +252,7 @@ class Goodput(Result):
         written = stated.checkpoint_write_s or 0.0
         checks = "" if brief else f" Young {days(self.young_s)}, Daly {days(self.daly_s)}."
         yield (
-            f"A checkpoint every {self._interval()}, {days(stated.checkpoint_s or 0.0)} each"
+            f"A checkpoint every {self._interval(brief)}, {days(stated.checkpoint_s or 0.0)} each"
             f"{f', whole {days(written)} later' if written else ''}: {self._why()}.{checks}"
         )
         rolls = "rolls back to the checkpoint" if best.rolls_back else "loses an iteration at most"
@@ -273,12 +273,12 @@ class Goodput(Result):
         yield f"A minute less per restart saves {self._saved('restart_minute')}{spare}."
         if self.simulated:
             ratio, error = (100 * part for part in (self.simulated.effective_time_ratio, self.simulated.standard_error))
-            why = f" in place of a formula, which knows no {self.simulated.beyond}" if self.simulated.beyond else ""
+            why = f" in place of a formula ({self.simulated.beyond})" if self.simulated.beyond else ""
             yield f"{self.simulated.runs:,} simulated runs{why}: {ratio:.2f} ± {error:.2g} % useful training."
 
-    def _interval(self) -> str:
-        count = f"{self.interval_iterations:,} iteration{'s' * (self.interval_iterations != 1)}"
-        return f"{days(self.interval_s)} of training ({count})"
+    def _interval(self, brief: bool = False) -> str:
+        count = f" ({self.interval_iterations:,} iteration{'s' * (self.interval_iterations != 1)})"
+        return f"{days(self.interval_s)} of training{'' if brief else count}"
 
     def _why(self) -> str:
         """Where the interval comes from."""

@@ -32,7 +32,7 @@ def test_weibull_failures_are_as_many_and_come_sooner_after_each_other_below_sha
     assert found.failures == pytest.approx(expected(never).failures, rel=0.02)
     lost = simulated(RUN, 2_000, 0, Failures(shape=shape)).lost_s["work"].mean()
     assert (lost < simulated(RUN, 2_000).lost_s["work"].mean()) == (shape < 1.0)
-    assert "not exponential" in Failures(shape=shape).beyond_formula(RUN)
+    assert "Weibull" in Failures(shape=shape).beyond_formula(RUN)
 
 
 def test_a_rack_of_one_node_is_a_node_and_a_larger_one_exhausts_the_spares() -> None:
