@@ -109,7 +109,7 @@ class Measured:
         history, rate = self.history, self.rate
         causes = ", ".join(f"{count} {name}" for name, count in history.causes.items())
         yield (
-            f"{days(history.calendar_s)}, {history.failures} failures{f' ({causes})' if causes else ''}: "
+            f"{days(history.calendar_s)}, failures: {history.failures}{f' ({causes})' if causes else ''}, "
             f"{rate.mean:.3g} per GPU-hour, 90 % {rate.low:.3g} to {rate.high:.3g} (Jeffreys' prior)."
         )
         if history.trained:
@@ -216,7 +216,7 @@ class Goodput(Result):
 
         ``brief``: where there are logs, without the parts of the time and what is assumed.
         """
-        brief = brief and self.measured is not None
+        brief = brief and self.measured is not None and self.measured.history.trained
         best, spread = self.chosen, "simulated" if self.simulated else "by a normal approximation"
         why_not = " (-v says why)." if brief else f": {' '.join(self.explained.against)}"
         ends = " to ".join(days(end) for end in (best.p10, best.p90))
