@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jointopt.core.errors import UsageError
 from jointopt.core.input_files import regular_bytes
+from jointopt.core.progress import steps
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.logs import Batch, Iteration, lines_with_iterations, moment_of
 from jointopt.jobs.catalog.catalog_files import read_yaml
@@ -23,6 +24,7 @@ _BACK_S = 5.0  # by which lines of one program may be out of order
 _MOST_TAIL = 200  # lines after the last iteration in which the error stands
 _COLUMNS = ("State", "Start", "End")
 _SACCT = "sacct --duplicates --parsable2 --format=JobID,State,Start,End,NNodes,Restarts"
+_NO_TIME = ("Unknown", "None")
 _PLANNED, _FAILURE, _RUNNING = "planned", "failure", "running"  # how a start ended
 # lines of Megatron-LM, of torchtitan, and of what is built on them
 _SAVE = re.compile(r"saving checkpoint at iteration|saving the checkpoint|saving a (?:full|model) checkpoint", re.I)
@@ -89,7 +91,7 @@ def read_history(files: Sequence[Path], batch: Batch, nodes: int) -> History:
     starts: list[Start] = []
     allocations: list[Start] = []
     remarks: list[str] = []
-    for path in dict.fromkeys(files):
+    for path in steps(list(dict.fromkeys(files)), "logs read"):
         try:
             raw = regular_bytes(path, _MOST_BYTES, "a log of training or a table of sacct")
         except OSError as error:
@@ -259,12 +261,15 @@ def _allocations(text: str, source: str) -> list[Start]:
         state = row["State"].split(" ")[0].rstrip("+")
         ends = read_yaml("reliability.yaml")["slurm_states"]
         if state not in ends:
-            if row["Start"] in ("Unknown", "None"):  # it has not begun
+            if row["Start"] in _NO_TIME:  # it has not begun
                 continue
             raise UsageError(f"{source}: {row['State'][:40]!r} is no state that is known; expected {', '.join(ends)}.")
         begun_s, ended_s = moment_of(row["Start"]), moment_of(row["End"])
+        if row["Start"] in _NO_TIME:  # cancelled before it began
+            continue
         if math.isnan(begun_s) or (math.isnan(ended_s) and ends[state] != _RUNNING):
-            continue  # cancelled before it began
+            times = f"{row['Start'][:30]!r} to {row['End'][:30]!r}"
+            raise UsageError(f"{source}: {times} is no time of sacct; expected such as 2026-01-31T12:00:00.")
         nodes = row.get("NNodes") or row.get("AllocNodes") or ""
         found.append(Start(source, begun_s, ended_s, ends[state], state if ends[state] == _FAILURE else "",
                            float(nodes) if nodes.isdecimal() and int(nodes) else math.nan))  # fmt: skip

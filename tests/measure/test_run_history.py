@@ -118,6 +118,7 @@ def test_a_rank_that_logs_beside_another_counts_once(tmp_path: Path, first: str)
         (lambda _: "JobID|State|Start|End|Restarts\n7|FAILED|2026-03-02T10:00:00|2026-03-02T11:00:00|3\n",
          "job 7 was started 4 times, of which 1 is listed; expected the output of sacct --duplicates"),
         (lambda _: "State|Start|End\nEXPLODED|2026-03-02T10:00:00|2026-03-02T11:00:00\n", "'EXPLODED' is no state"),
+        (lambda _: "State|Start|End\nFAILED|noon|2026-03-02T11:00:00\n", "'noon' to '2026-03-02T11:00:00' is no time"),
         (lambda _: "State|Start|End\nPENDING|Unknown|Unknown\n", "no start of the run has ended or was seen to train"),
     ],
 )  # fmt: skip
