@@ -186,7 +186,7 @@ class Goodput(Result):
         names = {"useful": "useful training"} | _WORDS
         rows = [[one.policy, f"{100 * one.effective_time_ratio:.2f} %", days(one.time_to_train_s),
                  f"{days(one.p10)} to {days(one.p90)}"] for one in self.outcomes]  # fmt: skip
-        course, text = self.course(), self.text().splitlines()
+        course, text = self.course(), self.text(brief=False).splitlines()
         content = {
             "title": f"{self.job.name}: the whole run", "alert": "" if self.explained.feasible else text[3],
             "lead": f"Plan {plan_words(self.explained.plan, ('stage_clock_mhz',))}.",
@@ -202,7 +202,7 @@ class Goodput(Result):
             "happened": self.measured and {
                 "lines": self.measured.table(), "sentences": list(self.measured.sentences()),
             },
-            "assumed": [str(one) for one in self.assumed if one.key.startswith("reliability.")],
+            "assumed": [str(one) for one in self._stand_ins],
             "text": "\n".join(text),
             "data": {"figures": {
                 "waterfall": waterfall_figure(best.time_to_train_s, {_WORDS[name]: best.lost[name] for name in _WORDS}),
@@ -211,14 +211,14 @@ class Goodput(Result):
         }  # fmt: skip
         return Page(content, "whole_run")
 
-    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+    def blocks(self, *, brief: bool = True) -> Iterator[Block]:
         """Ratio and time, what happened, where the time goes, checkpoints, failures, what would help, what was assumed.
 
-        ``brief``: where there are logs, without the parts of the time and what is assumed.
+        ``brief``: without the sources of what is assumed, and beside what happened without the parts of the time.
         """
-        brief = brief and self.measured is not None and self.measured.history.trained
+        whole = not (brief and self.measured is not None and self.measured.history.trained)
         best, spread = self.chosen, "simulated" if self.simulated else "by a normal approximation"
-        why_not = " (-v says why)." if brief else f": {' '.join(self.explained.against)}"
+        why_not = f": {' '.join(self.explained.against)}" if whole else " (-v says why)."
         ends = " to ".join(days(end) for end in (best.p10, best.p90))
         head = (
             f"{self.job.name}: {100 * best.effective_time_ratio:.2f} % of the time to train is useful training.",
@@ -230,13 +230,19 @@ class Goodput(Result):
         if self.measured:
             yield [self.measured.table()]
             yield [line for sentence in self.measured.sentences() for line in _lines(sentence)]
-        if not brief:
+        if whole:
             yield [self._parts()]
-        yield [line for sentence in self._sentences(brief) for line in _lines(sentence)]
-        if self.assumed and not brief:
-            names = [one for one in self.assumed if one.key.startswith("reliability.")]
-            shown = ", ".join(f"{one.key.removeprefix('reliability.')} {one.value:.6g}" for one in names)
-            yield _lines(f"Assumed (--json has the sources): {shown or 'see --json'}.")
+        yield [line for sentence in self._sentences(whole) for line in _lines(sentence)]
+        if not brief:
+            yield [line for one in self._stand_ins for line in _lines(f"{one}.")]
+        elif self.assumed and whole:
+            shown = (f"{one.key.removeprefix('reliability.')} {one.value:.6g}" for one in self._stand_ins)
+            yield _lines(f"Assumed (-v has the sources): {', '.join(shown) or 'see --json'}.")
+
+    @property
+    def _stand_ins(self) -> list[Assumption]:
+        """What stands in for keys of the section reliability."""
+        return [one for one in self.assumed if one.key.startswith("reliability.")]
 
     def _parts(self) -> list[str]:
         """Where the calendar time goes: a line for each part that takes any."""
@@ -247,12 +253,12 @@ class Goodput(Result):
         columns += [TextColumn("", [days(share * self.chosen.time_to_train_s) for share in shares.values()])]
         return lay_out(columns)[1:]
 
-    def _sentences(self, brief: bool) -> Iterator[str]:
+    def _sentences(self, whole: bool) -> Iterator[str]:
         best, stated = self.chosen, self.reliability
         written = stated.checkpoint_write_s or 0.0
-        checks = "" if brief else f" Young {days(self.young_s)}, Daly {days(self.daly_s)}."
+        checks = f" Young {days(self.young_s)}, Daly {days(self.daly_s)}." if whole else ""
         yield (
-            f"A checkpoint every {self._interval(brief)}, {days(stated.checkpoint_s or 0.0)} each"
+            f"A checkpoint every {self._interval(whole)}, {days(stated.checkpoint_s or 0.0)} each"
             f"{f', whole {days(written)} later' if written else ''}: {self._why()}.{checks}"
         )
         rolls = "rolls back to the checkpoint" if best.rolls_back else "loses an iteration at most"
@@ -265,7 +271,7 @@ class Goodput(Result):
         others = [f"{one.policy} {days(one.time_to_train_s)}" for one in self.outcomes if one is not best]
         if others:
             yield f"Other policies: {', '.join(others)}."
-        if math.isfinite(best.useful_energy_j) and not brief:
+        if math.isfinite(best.useful_energy_j) and whole:
             factor, unit = unit_of(best.useful_energy_j, RUN_ENERGY_UNITS)
             cost = "" if best.money is None else f"; cost {best.money:,.0f} {self.job.cluster.currency}"
             yield f"Energy of the GPUs {best.useful_energy_j / factor:.4g} {unit}{cost.rstrip()}."
@@ -276,9 +282,9 @@ class Goodput(Result):
             why = f" in place of a formula ({self.simulated.beyond})" if self.simulated.beyond else ""
             yield f"{self.simulated.runs:,} simulated runs{why}: {ratio:.2f} ± {error:.2g} % useful training."
 
-    def _interval(self, brief: bool = False) -> str:
+    def _interval(self, whole: bool = True) -> str:
         count = f" ({self.interval_iterations:,} iteration{'s' * (self.interval_iterations != 1)})"
-        return f"{days(self.interval_s)} of training{'' if brief else count}"
+        return f"{days(self.interval_s)} of training{count if whole else ''}"
 
     def _why(self) -> str:
         """Where the interval comes from."""

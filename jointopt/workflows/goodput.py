@@ -40,6 +40,7 @@ MOST_RUNS, MOST_EVENTS = 1_000_000, 2e9
 _RUNS = 2_000  # that are played where no formula holds
 _MOST_TRIES = 20.0  # e-foldings: a piece that long against the time between failures never ends
 _MINUTE_S = 60.0
+_NONE = 1e-6  # failures, where none happened
 _SAME = 1e-5  # of a time: policies that differ by less are alike, and the first of them is taken
 _ENDS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
@@ -225,7 +226,7 @@ def _measured(job: Job, explained: Explanation, run: renewal.Run, history: Histo
     known |= {"iteration_s": history.iteration_time_s, "interval_s": history.checkpoint_interval_s}
     known |= {"checkpoint_s": history.checkpoint_s, "restart_s": history.detection_s + history.restart_s}
     known = {name: value for name, value in known.items() if np.isfinite(value)}
-    again = replace(run, **known, failure_s=history.ran_s / (history.failures + 0.5))  # type: ignore[arg-type]
+    again = replace(run, **known, failure_s=history.ran_s / max(history.failures, _NONE))  # type: ignore[arg-type]
     ratio = float(again.work_s) / renewal.expected(again).time_s if history.trained else np.nan
     return Measured(history, rate, expected, ratio)
 

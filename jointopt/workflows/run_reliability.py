@@ -36,7 +36,7 @@ def with_measured(job: Job, history: History) -> tuple[Reliability, tuple[Assump
     """The job's reliability with what a history shows in place of what is not stated, each figure with its source."""
     stated, files = job.reliability, ", ".join(history.sources)
     found = {name: getattr(history, name) for name in _MEASURED}
-    whole = f"measured in {files} ({history.failures} failures, {history.starts} starts)"
+    whole = f"measured in {files} (starts: {history.starts}, failures: {history.failures})"
     rate = rate_of(history, job)
     if stated.failures_per_node_hour is None:
         found["failures_per_gpu_hour"] = rate.mean
