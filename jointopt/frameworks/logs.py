@@ -33,6 +33,16 @@ def read_run(text: str, warmup: int, batch: Batch) -> RunLog:
     return form.read(text, warmup, batch)
 
 
+def lines_with_iterations(text: str, batch: Batch) -> Iterator[tuple[Line, list[Iteration]]]:
+    """The lines of a log in order, each with the iterations that it states; none where no format fits."""
+    if is_log(text):
+        yield from ((line, _iterations(line)) for line in lines_of(text))
+    elif form := next((form for form in FORMATS if form.is_log(text)), None):
+        yield from form.lines(text, batch)
+    else:
+        yield from ((line, []) for line in lines_of(text))
+
+
 class Window(NamedTuple):
     """A time in which nothing but iterations that count ran: start and end in s since 1970, and their number."""
 
@@ -258,6 +268,10 @@ class Format:
         rounding = max(statistics.median(map(_rounding, rates)), 0.001) if rates else 0.0
         found = [*_mean_between_lines(found)] if self.elapsed else found
         return run_log(found, 0 if self.whole else warmup, _largest(memory), self.remark.format(f"{rounding:.1%}"))
+
+    def lines(self, text: str, batch: Batch) -> Iterator[tuple[Line, list[Iteration]]]:
+        """Its entries in order, each with the iterations that it states."""
+        yield from ((line, [*self._iterations(line, batch, "", 0)]) for line in self._entries(text))
 
     def _memory(self, text: str) -> list[float]:
         found = [m["memory"] for m in self.iteration.finditer(text) if "memory" in m.re.groupindex and m["memory"]]

@@ -21,8 +21,15 @@ POLICIES = {  # what a run does after a failure, by its name
 }
 _FILE = "reliability.yaml"
 _RATES = ("failures_per_gpu_hour", "failures_per_node_hour")
-_FROM_ZERO = ("detection_s", "restart_s", "checkpoint_s")
-_HOUR_S = 3600.0
+_FROM_ZERO = (
+    "detection_s", "restart_s", "checkpoint_s", "checkpoint_write_s", "planned_stops_per_day", "planned_stop_s",
+    "rack_failure_share", "lemon_node_share",
+)  # fmt: skip
+_NEEDS = {  # a key that says nothing without another one
+    "planned_stops_per_day": "planned_stop_s", "rack_failure_share": "rack_nodes",
+    "lemon_node_share": "lemon_failure_factor",
+}  # fmt: skip
+_HOUR_S, _DAY_S = 3600.0, 86_400.0
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,32 @@ class Reliability:
     detection_s: float | None = None
     restart_s: float | None = None  # from the decision to the first useful step
     checkpoint_s: float | None = None  # in which a checkpoint stops training; None = from bytes and the storage
+    checkpoint_write_s: float | None = None  # from then until it has reached the storage, while training goes on
     storage_gbytes_per_s: float | None = None  # that a node writes
+    storage_total_gbytes_per_s: float | None = None  # that all nodes write together
     checkpoint_interval_s: float | None = None  # of training; None = the best one
     spares: int | None = None  # nodes; None = a replacement is always at hand
     repair_s: float | None = None
     policy: tuple[str, ...] = ("restart",)  # of `POLICIES`; of several the one of least time
+    planned_stops_per_day: float = 0.0
+    planned_stop_s: float = 0.0  # each, of which nothing but the time is lost
+    weibull_shape: float = 1.0  # of the time between failures; below 1 they are likelier soon after another
+    rack_failure_share: float = 0.0  # of the failures, which take all nodes of a rack
+    rack_nodes: int = 1
+    lemon_node_share: float = 0.0  # of the nodes, which fail more often than the others
+    lemon_failure_factor: float = 1.0  # times as often
+    lemon_failures: float | None = None  # of a lemon node until it is replaced, in the mean; None = it never is
+
+    @property
+    def planned_share(self) -> float:
+        """The share of the calendar time that planned stops take."""
+        return self.planned_stops_per_day * self.planned_stop_s / _DAY_S
 
     def failure_s(self, cluster: Cluster) -> float:
-        """Mean time between failures of a run on all of the cluster's GPUs, in s."""
+        """Mean time between failures of a run on all of the cluster's GPUs, in s; with all of its lemon nodes."""
         of_gpus = (self.failures_per_gpu_hour or 0.0) * cluster.num_gpus
-        return _HOUR_S / (of_gpus + (self.failures_per_node_hour or 0.0) * cluster.nodes)
+        rate = of_gpus + (self.failures_per_node_hour or 0.0) * cluster.nodes
+        return _HOUR_S / (rate * (1.0 + self.lemon_node_share * (self.lemon_failure_factor - 1.0)))
 
 
 RELIABILITY_KEYS = tuple(field.name for field in fields(Reliability))
@@ -51,17 +74,26 @@ RELIABILITY_KEYS = tuple(field.name for field in fields(Reliability))
 
 def read_reliability(job: Section, cluster: Cluster) -> Reliability:
     """The section ``reliability`` of a job file; JobError where its figures cannot be, or exclude each other."""
-    section, found = job.section("reliability", RELIABILITY_KEYS), {}
+    section = job.section("reliability", RELIABILITY_KEYS)
+    found: dict[str, Any] = {}
     if all(map(section.has, _RATES)):
         raise JobError(f"{section.at(_RATES[0])} and {_RATES[1]} state the same rate twice; leave one of them out.")
-    numbers = [key for key in RELIABILITY_KEYS if section.has(key) and key not in ("spares", "policy")]
-    for key in numbers:
-        found[key] = limited_number(section, key, f"reliability.{key}", zero=key in _FROM_ZERO)
+    for key in RELIABILITY_KEYS:
+        if section.has(key) and key not in ("spares", "policy", "rack_nodes"):
+            found[key] = limited_number(section, key, f"reliability.{key}", zero=key in _FROM_ZERO)
+    if section.has("rack_nodes"):
+        found["rack_nodes"] = section.whole("rack_nodes", 1, cluster.nodes, why=", the cluster's nodes")
+    for key, other in _NEEDS.items():
+        if found.get(key) and other not in found:
+            raise JobError(f"{section.at(other)} is missing; {key} says nothing without it.")
     spares = section.whole("spares", 0, cluster.nodes, why=", the cluster's nodes") if section.has("spares") else None
     policies = _policies(section) if section.has("policy") else Reliability.policy
     if spares == 0 and "spare" in policies:
         raise JobError(f"{section.at('policy')}: spare needs reliability.spares of 1 or more, or none stated; got 0.")
-    return Reliability(**found, spares=spares, policy=policies)
+    reliability = Reliability(**found, spares=spares, policy=policies)
+    if reliability.planned_share >= 1.0:
+        raise JobError(f"{section.at('planned_stop_s')}: planned stops take all of a day; expected less of both.")
+    return reliability
 
 
 def _policies(section: Section) -> tuple[str, ...]:
@@ -75,7 +107,8 @@ def with_defaults(stated: Reliability) -> tuple[Reliability, tuple[Assumption, .
     """The figures with those of the catalogue in place of what is not stated, and what was assumed."""
     cells, needed = read_yaml(_FILE)["defaults"], {"detection_s", "restart_s"}
     needed |= {"failures_per_gpu_hour"} if stated.failures_per_node_hour is None else set()
-    needed |= {"storage_gbytes_per_s"} if stated.checkpoint_s is None else set()
+    rates = (stated.storage_gbytes_per_s, stated.storage_total_gbytes_per_s)
+    needed |= {"storage_gbytes_per_s"} if stated.checkpoint_s is None and rates == (None, None) else set()
     needed |= {"repair_s"} if stated.spares is not None else set()
     missing = [key for key in cells if key in needed and getattr(stated, key) is None]
     assumed = tuple(

@@ -32,6 +32,7 @@ class Run:
     restart_s: Array  # from a failure to training again, its detection included
     rolls_back: bool = True  # to the last checkpoint; else a failure undoes the iteration that it hits
     shop: RepairShop | None = None  # None: a replacement is always at hand
+    write_s: Array = 0.0  # after a checkpoint has stopped training, until it can be gone back to
 
     @property
     def intervals(self) -> tuple[Floats, Floats]:
@@ -58,8 +59,8 @@ class Run:
 
     def at_speed(self, factor: float) -> Run:
         """The run as it counts in the work of a slower one: its checkpoints and restarts are shorter."""
-        checkpoint_s, restart_s = (np.multiply(each, factor) for each in (self.checkpoint_s, self.restart_s))
-        return replace(self, checkpoint_s=checkpoint_s, restart_s=restart_s)
+        longer = {name: np.multiply(getattr(self, name), factor) for name in ("checkpoint_s", "restart_s", "write_s")}
+        return replace(self, **longer)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,13 @@ class Expected:
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
         return max(self.time_s + float(ndtri(share)) * self.deviation_s, least_s)
+
+    def with_planned_stops(self, share: float) -> Expected:
+        """The run with planned stops, of which nothing is lost but that share of the time; they count as restarts."""
+        longer = 1.0 / (1.0 - share)
+        restart_s = self.lost_s["restart"] + self.time_s * (longer - 1.0)
+        lost_s = self.lost_s | {"restart": restart_s}
+        return replace(self, time_s=self.time_s * longer, lost_s=lost_s, deviation_s=self.deviation_s * longer)
 
     def energy_j(self, work_s: float, training_w: float, idle_w: float) -> float:
         """Energy in J of GPUs that together draw ``training_w`` in useful and lost work, else ``idle_w``."""
@@ -90,16 +98,18 @@ def expected_parts(run: Run) -> dict[str, Floats]:
     """Expected seconds of work lost, checkpoints and restarts of a run that waits for no repair.
 
     With the work they are M e^(R/M) (e^((tau+C)/M) - 1) per interval tau with its checkpoint C, for restarts R and a
-    mean time between failures M (Daly 2006, A higher order estimate of the optimum checkpoint interval).
+    mean time between failures M (Daly 2006, A higher order estimate of the optimum checkpoint interval). A failure
+    while a checkpoint is still written, for W after it, undoes an interval more: exactly as if restarts took W longer
+    (derived here, for W of at most tau + C).
     """
     lengths, counts = run.pieces
     failures = (counts * np.expm1(lengths / run.failure_s)).sum(axis=0)
     tried = (counts * attempts_s(lengths, run.failure_s)).sum(axis=0)
     planned = (counts * lengths).sum(axis=0)
-    return {
-        "work": tried - planned, "checkpoint": planned - run.work_s,
-        "restart": failures * attempts_s(run.restart_s, run.failure_s),
-    }  # fmt: skip
+    write_s = run.write_s if run.rolls_back else 0.0
+    restart = failures * np.exp(write_s / run.failure_s) * attempts_s(run.restart_s, run.failure_s)
+    undone = failures * attempts_s(run.restart_s + write_s, run.failure_s) - restart  # 0 without such a checkpoint
+    return {"work": tried - planned + undone, "checkpoint": planned - run.work_s, "restart": restart}
 
 
 def variance_s2(run: Run) -> Floats:
@@ -109,8 +119,9 @@ def variance_s2(run: Run) -> Floats:
     restart, of which the same holds.
     """
     lengths, counts = run.pieces
-    restarts, wasted_s, wasted_s2 = _failed_attempts(run.restart_s, run.failure_s)
-    mean_s = attempts_s(run.restart_s, run.failure_s)
+    lengths_s = run.restart_s + (run.write_s if run.rolls_back else 0.0)
+    restarts, wasted_s, wasted_s2 = _failed_attempts(lengths_s, run.failure_s)
+    mean_s = attempts_s(lengths_s, run.failure_s)
     spread_s2 = restarts * wasted_s2 + restarts * (restarts + 1.0) * wasted_s**2
     failures, lost_s, lost_s2 = _failed_attempts(lengths, run.failure_s)
     each = failures * (lost_s2 + spread_s2) + failures * (failures + 1.0) * (lost_s + mean_s) ** 2

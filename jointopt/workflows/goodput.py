@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, JobError, UsageError
-from jointopt.core.facts import Assumption
-from jointopt.core.schema import Floats
 from jointopt.core.units import KWH
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.jobs.reliability import Reliability, with_defaults
+from jointopt.jobs.reliability import Reliability
+from jointopt.measure.run_history import History
 from jointopt.physics import renewal
-from jointopt.physics.checkpoints import checkpoint_s, state_copies
-from jointopt.physics.event_simulation import simulated_times_s
+from jointopt.physics.checkpoints import state_copies
+from jointopt.physics.event_simulation import Failures, Played, simulated, typical_run
 from jointopt.physics.repair import RepairShop
 from jointopt.physics.site import HOUR_S, facility_energy_j
-from jointopt.report.effective_time import Goodput, Outcome, Simulated, days
+from jointopt.report.effective_time import Goodput, Measured, Outcome, Simulated, days
 from jointopt.report.explanation import Explanation
-from jointopt.workflows.answers import accepts_paths, model_of
+from jointopt.workflows.answers import accepts_paths, as_paths, model_of
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
+from jointopt.workflows.run_reliability import failures_of, history_of, of_plan, rate_of, with_measured
 
 if TYPE_CHECKING:
     from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 MOST_RUNS, MOST_EVENTS = 1_000_000, 2e9
+_RUNS = 2_000  # that are played where no formula holds
 _MOST_TRIES = 20.0  # e-foldings: a piece that long against the time between failures never ends
 _MINUTE_S = 60.0
+_NONE = 1e-6  # failures, where none happened
 _SAME = 1e-5  # of a time: policies that differ by less are alike, and the first of them is taken
 _ENDS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 @accepts_paths
 def goodput(
-    job: JobLike, plan: str | Mapping[str, Any] | None = None, *, simulate: int = 0, seed: int = 0,
-    surrogate: str = "default", measured: TableLike | None = None,
-    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
+    job: JobLike, plan: str | Mapping[str, Any] | None = None, *, logs: Sequence[str | Path] | str | Path = (),
+    simulate: int = 0, seed: int = 0, surrogate: str = "default",
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None,
 ) -> Goodput:  # fmt: skip
     """Time, energy and money of a whole run of ``run_tokens`` with its failures, under each policy of the job.
 
@@ -51,8 +56,10 @@ def goodput(
     plan : str or mapping, optional
         Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; by default the plan that
         `propose` recommends.
+    logs : path or sequence of path, optional
+        Those of one run of the job, and tables of sacct, which give what its section ``reliability`` leaves open.
     simulate : int, optional
-        Runs that are played event by event too, and give the spread.
+        Runs that are played event by event too, and give the spread; 2,000 where no formula holds.
     seed : int, optional
         Of their random numbers.
     surrogate : str, optional
@@ -84,38 +91,41 @@ def goodput(
         raise JobError("training.run_tokens is missing; expected the tokens of the whole run (--run-tokens 15.6e12).")
     if simulate and not 2 <= simulate <= MOST_RUNS:
         raise UsageError(f"simulate must be a number of runs from 2 to {MOST_RUNS:,}; got {simulate}.")
+    files = as_paths("logs", logs)
+    history = history_of(job, files) if files else None
     explained = explain(model, propose(model).recommended.plan if plan is None else plan)
-    stated, assumed = with_defaults(job.reliability)
     layouts = parse_plan(explained.plan, job).layouts
-    if stated.checkpoint_s is None:
-        written = float(checkpoint_s(job, layouts, float(stated.storage_gbytes_per_s or np.nan))[0])
-        stated = replace(stated, checkpoint_s=written)
-        rate = f"{stated.storage_gbytes_per_s:g} GB/s per node"
-        how = f"{written:.3g} s are the bytes of the states, each written once, at {rate}"
-        assumed += (Assumption.not_given("reliability.checkpoint_s", written, f"{written:.3g} s", how),)
+    own, origins = with_measured(job, history) if history else (job.reliability, ())
+    stated, assumed = of_plan(job, layouts, own)
     run, copies = _run(job, explained, stated), float(state_copies(job, layouts)[0])
     runs = {name: _under(name, run, stated, explained, copies) for name in stated.policy}
-    outcomes = [_outcome(job, explained, name, one) for name, one in runs.items()]
+    failures = failures_of(job, stated, int(explained.plan["pp"]))
+    beyond = next(filter(None, (failures.beyond_formula(one) for one in runs.values())), "")
+    simulate = simulate or (_RUNS if beyond else 0)
+    played = {name: _played(one, simulate, seed, failures) for name, one in runs.items()} if beyond else {}
+    share = stated.planned_share
+    outcomes = [_outcome(job, explained, name, one, share, played.get(name)) for name, one in runs.items()]
     least_s = min(one.time_to_train_s for one in outcomes)
     best = next(one for one in outcomes if one.time_to_train_s <= (1.0 + _SAME) * least_s)
-    chosen, simulated = runs[best.policy], None
+    chosen, spread = runs[best.policy], None
     if simulate:
-        times_s = _simulated(chosen, best, simulate, seed)
-        simulated = Simulated.of(times_s, float(run.work_s))
-        ends: dict[str, Any] = {end: float(np.quantile(times_s, share)) for end, share in _ENDS.items()}
+        times_s = (played.get(best.policy) or _played(chosen, simulate, seed, failures)).times_s / (1.0 - share)
+        spread = Simulated.of(times_s, float(run.work_s), beyond)
+        ends: dict[str, Any] = {end: float(np.quantile(times_s, part)) for end, part in _ENDS.items()}
         best = replace(best, **ends)
         outcomes = [best if one.policy == best.policy else one for one in outcomes]
-    worth = {
-        f"{name}_{unit}": value
-        for name, other in _improved(chosen).items()
-        for unit, value in _saving(best, _outcome(job, explained, best.policy, other)).items()
-    }
+    worth: dict[str, float | None] = {}
+    for name, other in _improved(chosen, stated).items():
+        again = _played(other, simulate, seed, failures) if beyond else None
+        saved = _saving(best, _outcome(job, explained, best.policy, other, share, again))
+        worth |= {f"{name}_{unit}": value for unit, value in saved.items()}
     return Goodput(
         job=job, explained=explained, reliability=stated, outcomes=tuple(outcomes), chosen=best,
         failure_s=float(run.failure_s), interval_s=float(run.interval_s),
         young_s=float(renewal.young_s(run.checkpoint_s, run.failure_s)),
-        daly_s=float(renewal.daly_s(run.checkpoint_s, run.failure_s)), copies=copies, worth=worth, simulated=simulated,
-        assumed=(*assumed, *explained.assumed),
+        daly_s=float(renewal.daly_s(run.checkpoint_s, run.failure_s)), copies=copies, worth=worth, simulated=spread,
+        assumed=(*origins, *assumed, *explained.assumed), course=partial(typical_run, chosen, seed, failures),
+        measured=_measured(job, explained, run, history) if history else None,
     )  # fmt: skip
 
 
@@ -135,14 +145,20 @@ def _run(job: Job, explained: Explanation, stated: Reliability) -> renewal.Run:
             f"reliability.checkpoint_interval_s is {interval_s:g} s and an iteration takes {iteration_s:.4g} s; "
             "choose one iteration or more, or leave it out for the best one."
         )
+    write_s = stated.checkpoint_write_s or 0.0
+    if interval_s is not None and interval_s + stopped_s < write_s:
+        raise JobError(
+            f"reliability.checkpoint_interval_s is {interval_s:,.0f} s, and a checkpoint takes {write_s:,.0f} s to be "
+            "written after it; choose a longer interval, or leave it out for the best one."
+        )
     if interval_s is None:
-        interval_s = min(max(float(renewal.best_interval_s(stopped_s, failure_s)), iteration_s), work_s)
+        interval_s = min(max(float(renewal.best_interval_s(stopped_s, failure_s)), iteration_s, write_s), work_s)
     if max(interval_s + stopped_s, restart_s) > _MOST_TRIES * failure_s:
         raise InfeasibleError(
             f"The run does not end: it fails every {days(failure_s)}, and takes {days(interval_s + stopped_s)} from "
             f"one checkpoint to the next and {days(restart_s)} to restart; faster checkpoints and restarts would help."
         )
-    return renewal.Run(work_s, iteration_s, interval_s, stopped_s, failure_s, restart_s)
+    return renewal.Run(work_s, iteration_s, interval_s, stopped_s, failure_s, restart_s, write_s=write_s)
 
 
 def _under(policy: str, run: renewal.Run, stated: Reliability, explained: Explanation, copies: float) -> renewal.Run:
@@ -157,9 +173,12 @@ def _under(policy: str, run: renewal.Run, stated: Reliability, explained: Explan
     return replace(run, rolls_back=policy == "restart" or copies < 2.0, shop=shop)
 
 
-def _outcome(job: Job, explained: Explanation, policy: str, run: renewal.Run) -> Outcome:
-    """What a run comes to under a policy; its spread by a normal distribution."""
-    found, work_s = renewal.expected(run), float(run.work_s)
+def _outcome(
+    job: Job, explained: Explanation, policy: str, run: renewal.Run, planned_share: float, played: Played | None
+) -> Outcome:
+    """What a run comes to under a policy, by the formula or the runs that were played; its spread by a normal one."""
+    found = (played.expected() if played else renewal.expected(run)).with_planned_stops(planned_share)
+    work_s = float(run.work_s)
     gpu, spares = job.cluster.gpu, run.shop.spares if run.shop else 0
     power = gpu.power
     idle_w = np.nan if power is None else gpu.idle_w if gpu.idle_w is not None else power.static_w
@@ -186,21 +205,54 @@ def _money(job: Job, spares: int, time_s: float, energy_j: float) -> float | Non
     return sum(paid) if paid else None
 
 
-def _simulated(run: renewal.Run, outcome: Outcome, runs: int, seed: int) -> Floats:
-    events = outcome.failures * runs
-    if events > MOST_EVENTS:
+def _played(run: renewal.Run, runs: int, seed: int, failures: Failures) -> Played:
+    events = float(renewal.expected(run).failures)
+    if events * runs > MOST_EVENTS:
         raise UsageError(
-            f"{runs:,} runs with {outcome.failures:,.0f} failures each take too long to simulate; "
-            f"expected at most {MOST_EVENTS / outcome.failures:,.0f} runs."
+            f"{runs:,} runs with {events:,.0f} failures each take too long to simulate; "
+            f"expected at most {MOST_EVENTS / events:,.0f} runs."
         )
-    return simulated_times_s(run, runs, seed)
+    return simulated(run, runs, seed, failures)
 
 
-def _improved(run: renewal.Run) -> dict[str, renewal.Run]:
-    """The run with restarts of a minute less (none where they take less), and with one more spare."""
+def _improved(run: renewal.Run, stated: Reliability) -> dict[str, renewal.Run]:
+    """The run with a minute less per restart or detection (or none of it), faster checkpoints, fewer failures, a spare.
+
+    With the interval that is then the best, where none is stated.
+    """
+    minutes = {name: min(_MINUTE_S, getattr(stated, f"{name}_s") or 0.0) for name in ("restart", "detection")}
+    found = {
+        f"{name}_minute": replace(run, restart_s=float(run.restart_s) - less) for name, less in minutes.items()
+    }  # fmt: skip
+    half = replace(run, checkpoint_s=0.5 * float(run.checkpoint_s)), replace(run, failure_s=2.0 * float(run.failure_s))
+    for name, one in zip(("checkpoint_half", "failures_half"), half, strict=True):
+        best_s = float(renewal.best_interval_s(one.checkpoint_s, one.failure_s))
+        least_s = max(float(one.iteration_s), float(one.write_s))
+        if stated.checkpoint_interval_s is None:
+            one = replace(one, interval_s=min(max(best_s, least_s), float(one.work_s)))
+        found[name] = one
     shop = run.shop and replace(run.shop, spares=run.shop.spares + 1)
-    faster = replace(run, restart_s=max(float(run.restart_s) - _MINUTE_S, 0.0))
-    return {"restart_minute": faster, "spare": replace(run, shop=shop)}
+    return found | {"spare": replace(run, shop=shop)}
+
+
+def _measured(job: Job, explained: Explanation, run: renewal.Run, history: History) -> Measured:
+    """What happened, what the model expected without the logs, and what it gives with the figures of them."""
+    before, _ = of_plan(job, parse_plan(explained.plan, job).layouts, job.reliability)
+    planned, ran_s = _run(job, explained, before), history.node_hours / job.cluster.nodes * HOUR_S
+    foreseen = renewal.expected(planned).with_planned_stops(before.planned_share)
+    expected: dict[str, float | None] = {
+        "failures": ran_s / float(planned.failure_s), "detection_s": before.detection_s,
+        "restart_s": before.restart_s, "checkpoint_s": before.checkpoint_s,
+        "checkpoint_interval_s": float(planned.interval_s), "iteration_time_s": explained.iteration_time_s,
+        "effective_time_ratio": float(planned.work_s) / foreseen.time_s,
+    }  # fmt: skip
+    rate, known = rate_of(history, job), {"work_s": history.iterations * history.iteration_time_s}
+    known |= {"iteration_s": history.iteration_time_s, "interval_s": history.checkpoint_interval_s}
+    known |= {"checkpoint_s": history.checkpoint_s, "restart_s": history.detection_s + history.restart_s}
+    known = {name: value for name, value in known.items() if np.isfinite(value)}
+    again = replace(run, **known, failure_s=history.ran_s / max(history.failures, _NONE))  # type: ignore[arg-type]
+    ratio = float(again.work_s) / renewal.expected(again).time_s if history.trained else np.nan
+    return Measured(history, rate, expected, ratio)
 
 
 def _saving(before: Outcome, after: Outcome) -> dict[str, float | None]:

@@ -9,11 +9,14 @@ import pytest
 import yaml
 
 from jointopt.core.errors import JobError
+from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.jobfile import dump_job, parse_job
 from jointopt.jobs.reliability import Reliability, with_defaults
 from tests.jobs.test_slurm import FILE
 
 CLUSTER = parse_job(FILE, "job", Path()).cluster  # of 2 nodes of 8
+
+OF_GPUS = ("HBM3 memory", "silent data corruption")
 
 
 def reliability(**section: Any) -> Reliability:
@@ -27,6 +30,15 @@ def reliability(**section: Any) -> Reliability:
         ({"failures_per_gpu_hour": 2}, "at most 0.1 (the largest known: 3e-5, of Meta's research clusters)"),
         ({"failures_per_gpu_hour": 1e-5, "failures_per_node_hour": 1e-4}, "state the same rate twice; leave one"),
         ({"spares": 3}, "reliability.spares must be a whole number from 0 to 2, the cluster's nodes"),
+        ({"weibull_shape": 0}, "reliability.weibull_shape must be a number above 0"),
+        ({"weibull_shape": -1}, "reliability.weibull_shape must be a number above 0"),
+        ({"rack_failure_share": 0.1}, "reliability.rack_nodes is missing; rack_failure_share says nothing without it"),
+        ({"rack_failure_share": 1.5, "rack_nodes": 2}, "reliability.rack_failure_share must be"),
+        ({"rack_failure_share": 0.1, "rack_nodes": 3}, "a whole number from 1 to 2, the cluster's nodes"),
+        ({"lemon_node_share": 0.1}, "reliability.lemon_failure_factor is missing"),
+        ({"planned_stops_per_day": 1}, "reliability.planned_stop_s is missing"),
+        ({"planned_stops_per_day": 24, "planned_stop_s": 3600}, "planned stops take all of a day; expected less"),
+        ({"storage_total_gbytes_per_s": 0}, "reliability.storage_total_gbytes_per_s must be a number above 0"),
         ({"storage_gbytes_per_s": 0}, "reliability.storage_gbytes_per_s must be a number above 0"),
         ({"policy": "drop"}, "one of restart, spare, drop_replica, nonuniform_tp"),
         ({"policy": []}, "reliability.policy must be one of"),
@@ -52,6 +64,21 @@ def test_a_job_file_is_read_back_as_it_was() -> None:
 def test_failures_are_of_gpus_or_of_nodes() -> None:
     assert reliability(failures_per_gpu_hour=0.01).failure_s(CLUSTER) == pytest.approx(3600 / 0.16)
     assert reliability(failures_per_node_hour=0.01).failure_s(CLUSTER) == pytest.approx(3600 / 0.02)
+
+
+def test_lemon_nodes_add_to_the_rate() -> None:
+    stated = reliability(failures_per_node_hour=0.01, lemon_node_share=0.5, lemon_failure_factor=9)
+    assert stated.failure_s(CLUSTER) == pytest.approx(3600 / 0.02 / (1 + 0.5 * 8))
+
+
+def test_the_rate_that_is_assumed_is_the_sum_of_its_causes() -> None:
+    known = read_yaml("reliability.yaml")
+    counts = [cell[0] for cell in known["causes"].values()]
+    of_gpus = sum(cell[0] for name, cell in known["causes"].items() if "GPU" in name or name in OF_GPUS)
+    assert sum(counts) / (54 * 24 * 16_384) == pytest.approx(known["defaults"]["failures_per_gpu_hour"][0], rel=0.002)
+    assert of_gpus / sum(counts) == pytest.approx(0.587, abs=0.055)  # as the paper says, which counts NVLink to them
+    cells = [*known["causes"].values(), *known["defaults"].values(), *known["published"].values()]
+    assert {cell[1] for cell in cells} <= known["sources"].keys()
 
 
 def test_what_is_not_stated_is_assumed_by_name_and_with_its_source() -> None:

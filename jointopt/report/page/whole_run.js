@@ -1,0 +1,2 @@
+// The page of a whole run: its figures, one after the other.
+report.start();
