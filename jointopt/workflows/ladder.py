@@ -91,8 +91,8 @@ def ladder_of(model: JobModel, plan: str | Mapping[str, Any], *, allow_tight: bo
     """The ladder of the layout of a plan, exact over the job's clocks and shares of slack.
 
     Clocks of single stages are moved beyond that. Where the plan states a power limit all rungs have it, else those of
-    ``search.power_limit_w`` are tried. InfeasibleError where the plan is not feasible (``allow_tight``: but for memory),
-    CatalogError where the power of the GPU is not known.
+    ``search.power_limit_w`` are tried. InfeasibleError where the plan is not feasible (with ``allow_tight`` for more
+    than memory), CatalogError where the power of the GPU is not known.
     """
     if model.job.cluster.gpu.power is None:
         model.job.cluster.gpu.need("tdp_w", "predict power and energy")
