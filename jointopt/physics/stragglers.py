@@ -19,6 +19,7 @@ FALSE_ALARMS = 0.01  # per run of `_LEAST_ROWS` iterations or more
 _LEAST_ROWS = 1000
 FIRST = 20  # iterations that a rank without peers is compared with
 _MARGIN, _STEP = 0.006, 0.01  # of the time: what ranks differ by anyway, and the excess above it that is sought
+_LEAST = 0.015  # of the time: ranks that are healthy differ by less
 _SPREAD = 3.0  # deviations of the ranks among themselves that are ordinary, where there are `_MANY` to tell
 _MANY = 8
 _LEAST_NOISE = 5e-4  # of the time
@@ -95,7 +96,8 @@ def slow_episodes(excess: Floats, group: Ints) -> list[Episode]:
         start[ended], noticed[ended] = row + 1, -1
         noticed[(total >= limit) & (noticed < 0)] = row
     found += [(rank, int(start[rank]), rows, int(noticed[rank])) for rank in np.flatnonzero(noticed >= 0).tolist()]
-    return [Episode(*one, float(np.median(excess[one[1] : one[2], one[0]]))) for one in _joined(found)]
+    episodes = [Episode(*one, float(np.median(excess[one[1] : one[2], one[0]]))) for one in _joined(found)]
+    return [one for one in episodes if one.excess >= _LEAST]
 
 
 def _joined(found: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

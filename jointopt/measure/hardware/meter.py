@@ -309,6 +309,13 @@ class Meter:
         """The reading of the window between two times (seconds since 1970), by default of all that was sampled."""
         return self.series().between(start_s, end_s)
 
+    def latest(self, seconds: float) -> dict[str, Floats]:
+        """Means (gpus,) over the last seconds, by the names of `QUANTITIES`; empty before the first sample."""
+        count = min(len(self._times), len(self._samples))
+        since = self._times[count - 1] - seconds if count else 0.0
+        rows = [self._samples[i] for i in range(count - 1, -1, -1) if self._times[i] >= since or i == count - 1]
+        return dict(zip(QUANTITIES, np.mean(rows, axis=0).T, strict=True)) if rows else {}
+
     def _watch(self, gpus: Gpus, wanted: list[int]) -> None:
         try:
             self._sample(gpus, wanted)
