@@ -35,7 +35,7 @@ search: {cp: 1, vpp: 1, recompute: none, clock_mhz: {min: 990, max: 1980, step: 
 TRAIN = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'train.py'))}"
 RUN = ("--launcher", "command", "--command", f"{TRAIN} {{result}} 2", "--surrogate", "none", "--limit-s", "60")
 LIMITS = "(for kw in 2.0 1.1 0.8 1.4 0.6 2.0; do echo $kw > limit; sleep 0.7; done) &"
-FOLLOW = "exec --plan plan.json --job job.yaml --follow limit --record changes --metrics prom".split()
+FOLLOW = ("exec", "--plan", "plan.json", "--job", "job.yaml", "--follow", "limit", "--record", "changes")
 SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGINT)
 
 
@@ -238,9 +238,8 @@ def main() -> int:
     changes = folder / "changes"
     followed = len(changes.read_text().splitlines()) if changes.exists() else 0
     ran = sum(_count(file) for file in folder.glob("runs-*.db"))
-    print(
-        f"{count} kills of {dict(names)}; {ran:,} rows stored, {followed:,} changes of clocks; wrong: {dict(wrong) or 'nothing'}"
-    )
+    print(f"{count} kills of {dict(names)}; {ran:,} rows stored, {followed:,} changes of clocks")
+    print(f"wrong: {dict(wrong) or 'nothing'}")
     if not wrong:
         shutil.rmtree(folder)
     return sum(wrong.values())
