@@ -19,10 +19,9 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="Ranks of a node; by default as the logs say.")
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True,
               help="First iterations that do not count.")  # fmt: skip
+@click.option("--rebalance", is_flag=True, help="Also the clocks, lower for those that wait, that save energy.")
 @common.output_options
-def watch(
-    logs: tuple[Path, ...], plan: Plan | None, job: str | None, gpus_per_node: int | None, warmup: int, as_json: bool
-) -> None:
+def watch(logs: tuple[Path, ...], plan: Plan | None, job: str | None, as_json: bool, **options: Any) -> None:
     """Which rank, node or link of a run is slow, since when, of which kind, and what it costs.
 
     LOGS: of Megatron-LM with --timing-log-level 2 --timing-log-option all; rows of ranks (iteration, rank, time_s, and
@@ -33,8 +32,9 @@ def watch(
     Examples:
       jointopt watch train.log
       jointopt watch ranks.csv --plan "dp=4 tp=2 pp=2" --gpus-per-node 8 --json
+      jointopt watch train.log --job job.yaml --plan "dp=4 tp=2 pp=2" --rebalance
     """
     from jointopt.workflows import watch as workflow
 
-    given: dict[str, Any] = {"job": common.job_of(job)} if job else {}
-    common.answer(workflow.watch(logs, plan, gpus_per_node=gpus_per_node, warmup=warmup, **given), as_json)
+    found = workflow.watch(logs, plan, job=common.job_of(job) if job else None, **options)
+    common.answer(found, as_json)

@@ -139,7 +139,8 @@ def kind_of(one: Episode, excess: Floats, group: Ints, seen: Mapping[str, Floats
         other = np.nanmedian(values[rows][:, peers], axis=1) if len(peers) else np.nanmedian(values[:FIRST, one.rank])
         return np.stack(np.broadcast_arrays(values[rows, one.rank], other))
 
-    if "clock_mhz" in seen:
+    clocks = "clock_mhz" in seen and np.isfinite(seen["clock_mhz"][rows, one.rank]).any()
+    if clocks:
         mine, theirs = beside("clock_mhz")
         if np.nanmedian(np.log(theirs / mine)) >= _HALF * one.excess:
             for reason in ("heat", "power"):
@@ -154,7 +155,7 @@ def kind_of(one: Episode, excess: Floats, group: Ints, seen: Mapping[str, Floats
     level = noise(excess)
     if len(peers) and level[one.rank] >= _UNEVEN * np.median(level[peers]) and "tokens" not in seen:
         return "experts"
-    return "host" if whole_node or "clock_mhz" in seen else "unknown"
+    return "host" if whole_node or clocks else "unknown"
 
 
 def slowest_alone(together: list[Episode], excess: Floats, clock_mhz: Floats | None) -> int | None:

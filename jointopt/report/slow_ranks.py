@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jointopt.core.facts import Assumption
 from jointopt.core.units import KWH
 from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.report.tables import TIME_UNITS, Block, Result, TextColumn, figure, lay_out, paragraphs, quantity
 
 _WIDTH, _DAY_S, _SHOWN = 80, 86400.0, 8
@@ -39,13 +40,50 @@ class SlowRank:
     ranks: tuple[int, ...]  # of the node, the group or the link
 
 
+@dataclass(frozen=True)
+class Rebalanced:
+    """Clocks of stages, in MHz, for replicas that wait for the slow one (none: there is one), and for that one.
+
+    The slow rank itself, and the others of its stage and replica, keep the clock of the plan.
+    """
+
+    others_mhz: tuple[float, ...]
+    slow_replica_mhz: tuple[float, ...]
+    stage: int  # of the slow rank
+    replica: int
+    energy_j: float  # predicted of all GPUs in an iteration, the waiting included
+    energy_before_j: float
+    iteration_time_s: float  # predicted, with the slow rank
+    iteration_time_before_s: float
+
+    @property
+    def saved(self) -> float:
+        """The share of the energy that is saved."""
+        return 1.0 - self.energy_j / self.energy_before_j
+
+    def sentence(self) -> str:
+        """What to hold, and what that saves."""
+        own, kw = (
+            format_stage_clocks(dict.fromkeys(self.slow_replica_mhz)),
+            (self.energy_before_j - self.energy_j) / 1e3,
+        )
+        others = f"those of the other replicas at {format_stage_clocks(dict.fromkeys(self.others_mhz))} MHz, "
+        longer = self.iteration_time_s / self.iteration_time_before_s - 1.0
+        return (
+            f"Rebalanced: hold the stages of replica {self.replica} at {own} MHz, {others * bool(self.others_mhz)}for "
+            f"{100 * self.saved:.1f} % less energy ({kw / self.iteration_time_s:.3g} kW of the GPUs) at "
+            f"{100 * max(longer, 0.0):.2f} % more time."
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Watched(Result):
     """A run by the times of its ranks."""
 
     rows = "slow"
     keys = (
-        "source ranks first_iteration last_iteration iteration_time_s slow cost_s gpu_hours_per_day wasted_kw assumed"
+        "source ranks first_iteration last_iteration iteration_time_s slow cost_s gpu_hours_per_day wasted_kw "
+        "rebalanced assumed"
     )
     source: str
     ranks: int  # 0: not known
@@ -53,7 +91,7 @@ class Watched(Result):
     last_iteration: int
     iteration_time_s: float  # NaN where only the work of ranks is known
     slow: tuple[SlowRank, ...]
-    clocks_known: bool
+    rebalanced: Rebalanced | None = None
     job: Job | None = None
     assumed: tuple[Assumption, ...] = ()
 
@@ -88,6 +126,8 @@ class Watched(Result):
         if self.slow:
             yield [self._table()]
             yield [*self._costs(), *self._advice()]
+        if self.rebalanced is not None:
+            yield _lines(self.rebalanced.sentence())
         if self.assumed:
             yield [line for one in self.assumed for line in _lines(f"Assumed: {one}")]
 

@@ -24,7 +24,7 @@ from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order, stage_of_r
 from jointopt.jobs.plans.text import plan_degrees
 from jointopt.physics import stragglers
 from jointopt.physics.stragglers import Episode
-from jointopt.report.slow_ranks import SlowRank, Watched
+from jointopt.report.slow_ranks import Rebalanced, SlowRank, Watched
 from jointopt.runs.rank_times import RankTimes, is_rank_rows, read_rank_rows
 from jointopt.workflows.answers import as_paths
 
@@ -38,14 +38,19 @@ _LINK_EXCESS = 0.022  # of the ranks' work, below which what ranks differ by may
 
 def watch(
     logs: Sequence[str | Path] | str | Path, plan: str | Mapping[str, Any] | None = None, *, job: Job | None = None,
-    gpus_per_node: int | None = None, order: str = DEFAULT_ORDER, warmup: int = 1,
+    gpus_per_node: int | None = None, order: str = DEFAULT_ORDER, warmup: int = 1, rebalance: bool = False,
 ) -> Watched:  # fmt: skip
     """The slow ranks of one run, by ``logs`` of one or all of its ranks.
 
     ``plan`` says which ranks are one pipeline stage and do the same work; by default what the log says of its options,
     its timers of sends, or the column stage. ``job``: for energy and money. The first ``warmup`` iterations of the logs
-    do not count. UsageError where no log has times.
+    do not count. ``rebalance``: also the clocks that save energy while a rank is slow, for which ``job`` and ``plan``
+    are needed. UsageError where no log has times.
     """
+    if rebalance and (job is None or plan is None):
+        raise UsageError(
+            "--rebalance prices clocks, for which it needs the job and the plan of the run: --job, --plan."
+        )
     paths = as_paths("logs", logs)
     texts = {path: _text(path) for path in paths}
     settings = {} if all(map(is_rank_rows, texts.values())) else _settings(texts.values())
@@ -62,11 +67,12 @@ def watch(
     size = gpus_per_node or (job.cluster.gpus_per_node if job else settings.get("gpus_per_node"))
     node = times.rank // size if node is None and size else node
     found = SlowRanks(times, stage, node, int(stated.get("tp", 1)) * int(stated.get("cp", 1)))
+    slow = tuple(found.slow())
     return Watched(
         source=", ".join(path.name for path in paths), ranks=len(times.rank) if times.rank[0] >= 0 else 0,
         first_iteration=int(times.iteration[0]), last_iteration=int(times.iteration[-1]),
-        iteration_time_s=found.iteration_time_s, slow=tuple(found.slow()), clocks_known="clock_mhz" in times.columns,
-        job=job, assumed=assumed,
+        iteration_time_s=found.iteration_time_s, slow=slow, job=job, assumed=assumed,
+        rebalanced=found.rebalanced(slow, job, plan) if rebalance and job is not None and plan is not None else None,
     )  # fmt: skip
 
 
@@ -163,9 +169,9 @@ class SlowRanks:
 
     @property
     def iteration_time_s(self) -> float:
-        """Median seconds of an iteration; NaN where only the work of ranks is known."""
+        """Median seconds of the last iterations; NaN where only the work of ranks is known."""
         known = self.times.columns.get("iteration_time_s")
-        return math.nan if known is None else float(np.nanmedian(known))
+        return math.nan if known is None else float(np.nanmedian(known[-stragglers.FIRST :]))
 
     def slow(self) -> list[SlowRank]:
         """Slow ranks, and slow links where no rank beside them is."""
@@ -177,6 +183,20 @@ class SlowRanks:
         units, nodes = self._whole_nodes(units)
         found = [self._slow_rank(unit, excess, whole) for unit, whole in zip(units, nodes, strict=True)]
         return sorted([*found, *self._slow_links(found)], key=lambda one: (-one.cost_s, one.since_iteration))
+
+    def rebalanced(self, slow: Sequence[SlowRank], job: Job, plan: str | Mapping[str, Any]) -> Rebalanced | None:
+        """The clocks of those that wait for the rank that costs most now; None where no rank is slow."""
+        from jointopt.surrogate.job_model import JobModel  # which only prices need
+        from jointopt.workflows.rebalance import rebalance
+
+        now = [one for one in slow if one.until_iteration is None and one.kind != "link" and one.rank is not None]
+        if not now or not math.isfinite(self.iteration_time_s):
+            return None
+        worst = max(now, key=lambda one: one.cost_s)
+        of_stage = self.times.rank[self.stage == worst.stage].tolist()
+        usual_s = self.iteration_time_s - worst.cost_s
+        replica = of_stage.index(worst.rank) // self.together
+        return rebalance(JobModel.of(job), plan, int(worst.stage or 0), replica, worst.cost_s / usual_s)
 
     def _whole_nodes(self, units: list[list[Episode]]) -> tuple[list[list[Episode]], list[bool]]:
         """Ranks of nodes that slow down as a whole as one unit each, and which units are that."""
