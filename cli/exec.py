@@ -32,10 +32,14 @@ from jointopt.cli.plan import PlanType
 @click.option("--reading", type=common.PATH, help="File for the meter's samples.")
 @click.option("--follow", metavar="SIGNAL", help="Keep limits of power that change: a CSV file of time_s and limit_kw "
               "(or reduce_percent), a URL (of Prometheus too), or unix:SOCKET.")  # fmt: skip
-@click.option("--job", metavar="JOB", help="The plan's job, which --follow needs.")
+@click.option("--job", metavar="JOB", help="The plan's job, which --follow and --rebalance need.")
 @click.option("--fallback", type=click.Choice(["lowest", "keep", "plan"]), default="lowest", show_default=True,
               help="What holds where the signal's source is dead.")  # fmt: skip
 @click.option("--record", type=common.PATH, help="File of JSON lines: every change of clocks and why.")
+@click.option(
+    "--watch", type=common.PATH, metavar="LOG", help="The program's log: tell slow ranks, as jointopt watch does."
+)
+@click.option("--rebalance", is_flag=True, help="With --watch: lower the clocks of those that wait for a slow rank.")
 @click.option("--metrics", type=common.PATH, help="File for node_exporter's textfile collector (Prometheus).")
 @click.pass_context
 def exec(
@@ -58,11 +62,13 @@ def exec(
       jointopt exec --plan plan.json --job job.yaml --follow limits.csv -- torchrun --nproc-per-node 8 train.py
     """
     from jointopt.workflows.exec import execute
+    from jointopt.workflows.supervision import Supervision
 
     common.offer_restore()
+    given = {name: options.pop(name) for name in ("follow", "fallback", "record", "watch", "rebalance", "metrics")}
     done = execute(
         command, plan | ({"power_profile": power_profile} if power_profile else {}), series=reading,
-        job=common.job_of(job) if job else None, **options,
+        supervision=Supervision(job=common.job_of(job) if job else None, **given), **options,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")
     if done.trouble:

@@ -58,13 +58,13 @@ class RunMetrics:
         self._file, self._stages, self._next_s, self._told = file, stages, -math.inf, False
         self._start_j: Floats | None = None
 
-    def write(self, meter: Meter, session: SettingsSession, more: Callable[[], Iterable[Sample]] | None) -> None:
-        """Write what is known now, ``more`` among it; a file that cannot be written ends nothing."""
+    def write(self, meter: Meter, session: SettingsSession, more: Sequence[Callable[[], Iterable[Sample]]]) -> None:
+        """Write what is known now, and what ``more`` tell; a file that cannot be written ends nothing."""
         if (now_s := time.monotonic()) < self._next_s:
             return
         self._next_s = now_s + _EXPORT_S
         try:
-            found = [*self._samples(meter.latest(_EXPORT_S), session), *(more() if more is not None else ())]
+            found = [*self._samples(meter.latest(_EXPORT_S), session), *(one for each in more for one in each())]
             write_whole(self._file, metrics_text(found))
         except OSError as error:
             if not self._told:

@@ -39,6 +39,23 @@ class SlowRank:
     node: int | None
     ranks: tuple[int, ...]  # of the node, the group or the link
 
+    def sentence(self) -> str:
+        """What is slow, since when, and what it costs, in one line."""
+        which = "The run" if self.rank is None else f"Rank {self.name}"
+        return (
+            f"{which} is slow since iteration {self.since_iteration:,}: {self.kind}, {100 * self.slower:.1f} %, "
+            f"{quantity(self.cost_s, TIME_UNITS)} of each iteration; {_HELP[self.kind]}."
+        )
+
+    @property
+    def name(self) -> str:
+        """The rank, or the ranks that are slow together as the first and the last of them."""
+        if self.rank is None:
+            return "-"
+        if self.kind == "link":
+            return "-".join(map(str, self.ranks))
+        return str(self.rank) if len(self.ranks) == 1 else f"{self.ranks[0]}..{self.ranks[-1]}"
+
 
 @dataclass(frozen=True)
 class Rebalanced:
@@ -141,7 +158,7 @@ class Watched(Result):
     def _table(self) -> list[str]:
         shown = self.slow[:_SHOWN]
         columns = [
-            TextColumn("rank", [_ranks_text(one) for one in shown], left=True),
+            TextColumn("rank", [one.name for one in shown], left=True),
             TextColumn("stage", ["-" if one.stage is None else str(one.stage) for one in shown]),
             TextColumn("node", ["-" if one.node is None else str(one.node) for one in shown]),
             TextColumn("kind", [one.kind for one in shown], left=True),
@@ -175,15 +192,6 @@ class Watched(Result):
     def _advice(self) -> Iterator[str]:
         for kind in dict.fromkeys(one.kind for one in self.slow):
             yield from _lines(f"{kind}: {_HELP[kind]}.")
-
-
-def _ranks_text(one: SlowRank) -> str:
-    """The rank, or the ranks that are slow together as the first and the last of them."""
-    if one.rank is None:
-        return "-"
-    if one.kind == "link":
-        return "-".join(map(str, one.ranks))
-    return str(one.rank) if len(one.ranks) == 1 else f"{one.ranks[0]}..{one.ranks[-1]}"
 
 
 def _lines(sentence: str) -> list[str]:

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
-from jointopt.jobs.job import Job
-from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order, stage_of_rank
+from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
 from jointopt.jobs.reading import quoted_value
-from jointopt.measure.demand import DemandSource
 from jointopt.measure.hardware.gpu_clocks import (
     Setting,
     SettingsSession,
@@ -36,15 +34,13 @@ from jointopt.measure.hardware.rank_check import (
     report_variables,
     starts_ranks,
 )
-from jointopt.measure.metrics import RunMetrics
 from jointopt.measure.process import run_in_foreground
 from jointopt.runs.readings import Reading
-
-if TYPE_CHECKING:
-    from jointopt.workflows.site_power import SitePower
+from jointopt.workflows.supervision import Supervision
 
 _MOST_GPUS = 1_000_000
 _log = logging.getLogger(__name__)
+NO_SUPERVISION = Supervision()
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,7 @@ class ExecutedProgram:
 def execute(
     command: Sequence[str], plan: Mapping[str, Any], *, node: int | None = None, gpus_per_node: int | None = None,
     default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None, order: str | None = None,
-    check_s: float = WAIT_S, follow: str | None = None, job: Job | None = None, fallback: str = "lowest",
-    record: Path | None = None, metrics: Path | None = None,
+    check_s: float = WAIT_S, supervision: Supervision = NO_SUPERVISION,
 ) -> ExecutedProgram:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
@@ -69,13 +64,12 @@ def execute(
     ``order`` is that of the ranks, by default the usual one of the framework that the command starts, else
     Megatron-LM's. Where clocks differ by stage and the command starts ranks, they are set when all ranks of this
     machine are known to run the plan's stages, or have been silent for ``check_s`` seconds (0: at once). ``series`` is
-    a file for the meter's samples, which add up over nodes. ``follow``: a source of limits as of `DemandSource`, kept
-    by rungs of the plan's ladder for ``job``, with ``fallback`` and ``record`` as of `SitePower`; clocks are then set
-    at once. ``metrics``: a file of figures for Prometheus, written every second. Raises DeviceError where a GPU cannot
-    be set, its subclass RankOrderError where the program runs other stages; the program is then not started, or ended.
+    a file for the meter's samples, which add up over nodes. With a
+    ``supervision`` that follows limits clocks are set at once. Raises DeviceError where a GPU cannot be set, its
+    subclass RankOrderError where the program runs other stages; the program is then not started, or ended.
     """
     count = _used_gpus(plan)
-    site = None if follow is None else _site(plan, follow, job, fallback, record, default_clocks)
+    site = supervision.site(plan, default_clocks)
     plan = plan if site is None else site.plan
     stated = [] if default_clocks else read_statements(command, Path.cwd())
     order = check_order(order) if order else next((one.usual for one in stated), DEFAULT_ORDER)
@@ -91,12 +85,8 @@ def execute(
         scratch_folder() as folder,
     ):
         meter.on_sample = session.check
-        steps: list[Callable[[], None]] = []
-        if site is not None:
-            steps.append(partial(site.step, session, meter, partial(_rung_settings, count, node, gpus_per_node, order)))
-        if metrics is not None:
-            figures = RunMetrics(metrics, stage_of_rank(plan, ranks, order).tolist())
-            steps.append(partial(figures.write, meter, session, None if site is None else site.samples))
+        settings_of = partial(_rung_settings, count, node, gpus_per_node, order)
+        steps = supervision.steps(session, meter, site, settings_of, plan, order, ranks, gpus_per_node or len(ranks))
         for one in occupants(range(len(ranks)), patience_s=0.0):
             _log.warning("%s.", one)
         check = RankCheck(plan, order, ranks, folder, check_s) if by_stage else None
@@ -134,21 +124,6 @@ class _Look:
             self.session.apply()
             self.is_set = True
             _log.info(self.check.remark or "The ranks run the stages of the plan: clocks are set.")
-
-
-def _site(
-    plan: Mapping[str, Any], follow: str, job: Job | None, fallback: str, record: Path | None, default_clocks: bool
-) -> SitePower:
-    """The rungs of a plan under what its site demands."""
-    from jointopt.surrogate.job_model import JobModel  # which most runs need not wait for
-    from jointopt.workflows.ladder import ladder_of
-    from jointopt.workflows.site_power import SitePower
-
-    if job is None or default_clocks:
-        needs = "the job of the plan (--job JOB)" if job is None else "clocks: leave out --default-clocks"
-        raise UsageError(f"--follow changes clocks of the plan's ladder, for which it needs {needs}.")
-    ladder = ladder_of(JobModel.of(job), plan)
-    return SitePower(DemandSource(follow), ladder, fallback, record)
 
 
 def _rung_settings(

@@ -61,7 +61,7 @@ def least_energy(evaluate: Evaluate, start: Floats, grid: Floats, limit_s: float
     """
     starts = np.where(free, grid[:, None], start)
     tried = np.concatenate([start[None], starts])
-    best = tried[_cheapest(evaluate, tried, limit_s, wait_w)]
+    best: Floats = tried[_cheapest(evaluate, tried, limit_s, wait_w)]
     while True:
         tried = np.concatenate([best[None], _neighbours(best, grid, free)])
         found = _cheapest(evaluate, tried, limit_s, wait_w)

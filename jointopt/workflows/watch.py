@@ -54,7 +54,7 @@ def watch(
     paths = as_paths("logs", logs)
     texts = {path: _text(path) for path in paths}
     settings = {} if all(map(is_rank_rows, texts.values())) else _settings(texts.values())
-    times = _rank_times(texts, warmup)
+    times = rank_times(texts, warmup)
     if times is None:
         times = _run_times(texts, job, warmup)
     stated = (
@@ -94,7 +94,7 @@ def _settings(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def _rank_times(texts: Mapping[Path, str], warmup: int) -> RankTimes | None:
+def rank_times(texts: Mapping[Path, str], warmup: int) -> RankTimes | None:
     """Times of every rank, from all files together; None where the files hold those of iterations alone."""
     import pandas as pd
 

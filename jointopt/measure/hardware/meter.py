@@ -43,6 +43,7 @@ _DCGM_PERIOD_MS = 100
 _DCGM_PATIENCE_S = 2.0
 _PROFILE_PREFIX = "NVML_POWER_PROFILE_"
 _NO_PROFILES = "its driver offers none (they begin with Blackwell and driver 570)"
+_THROTTLED = {"heat": 0x60, "power": 0x84}  # NVML's reasons: software and hardware thermal; power cap, power brake
 _MASK_BITS = 32  # of a word of a mask
 # the machine's time, as samples and windows that are cut from them need it: seconds since 1970, a wait for an event
 CLOCK = SimpleNamespace(time=time.time, wait=threading.Event.wait)
@@ -210,6 +211,14 @@ class Gpus:
         }
         numbers = range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)
         return {number: known.get(number, f"profile-{number}") for number in numbers}
+
+    def throttled_by(self, index: int) -> tuple[str, ...]:
+        """What holds the clock below the one that was set, of heat and power; empty where the driver names neither."""
+        nvml = self._nvml
+        if nvml is None:
+            return ()
+        mask = _number(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpus[index].handle), index)
+        return tuple(name for name, bits in _THROTTLED.items() if math.isfinite(mask) and int(mask) & bits)
 
     def memory(self, index: int) -> tuple[int, int, dict[int, int]]:
         """Bytes of the GPU's memory: used by anybody, in all, and held by each process, by its pid.
