@@ -30,11 +30,21 @@ from jointopt.cli.plan import PlanType
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
 @click.option("--reading", type=common.PATH, help="File for the meter's samples.")
+@click.option("--follow", metavar="SIGNAL", help="Keep limits of power that change: a CSV file of time_s and limit_kw "
+              "(or reduce_percent), a URL (of Prometheus too), or unix:SOCKET.")  # fmt: skip
+@click.option("--job", metavar="JOB", help="The plan's job, which --follow and --rebalance need.")
+@click.option("--fallback", type=click.Choice(["lowest", "keep", "plan"]), default="lowest", show_default=True,
+              help="What holds where the signal's source is dead.")  # fmt: skip
+@click.option("--record", type=common.PATH, help="File of JSON lines: every change of clocks and why.")
+@click.option(
+    "--watch", type=common.PATH, metavar="LOG", help="The program's log: tell slow ranks, as jointopt watch does."
+)
+@click.option("--rebalance", is_flag=True, help="With --watch: lower the clocks of those that wait for a slow rank.")
+@click.option("--metrics", type=common.PATH, help="File for node_exporter's textfile collector (Prometheus).")
 @click.pass_context
 def exec(
-    ctx: click.Context, command: tuple[str, ...], plan: dict[str, Any], node: int | None,
-    gpus_per_node: int | None, order: str | None, check_s: float, default_clocks: bool, power_profile: str | None,
-    grace_s: float, reading: Path | None,
+    ctx: click.Context, /, command: tuple[str, ...], plan: dict[str, Any], power_profile: str | None,
+    reading: Path | None, job: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Run COMMAND with every GPU of this machine at the clock and power limit of its pipeline stage.
 
@@ -42,20 +52,23 @@ def exec(
     tp-cp-ep-pp-dp. Where clocks differ by stage they are set once the program's ranks are known to run these stages; a
     program that runs others is refused. Clocks are put back whatever ends it, SIGKILL included; the exit code is
     COMMAND's, or 1 where that failed. On several nodes, start it on each, around the launcher: srun jointopt
-    exec --plan plan.json -- torchrun ...
+    exec --plan plan.json -- torchrun ... With --follow clocks go down and up as the site asks, measured power
+    counting more than predictions.
 
     \b
     Example:
       jointopt explain job.yaml --plan "dp=4 pp=2 clock=1410,1200" --json > plan.json
       jointopt exec --plan plan.json -- torchrun --nproc-per-node 8 train.py
+      jointopt exec --plan plan.json --job job.yaml --follow limits.csv -- torchrun --nproc-per-node 8 train.py
     """
     from jointopt.workflows.exec import execute
+    from jointopt.workflows.supervision import Supervision
 
     common.offer_restore()
+    given = {name: options.pop(name) for name in ("follow", "fallback", "record", "watch", "rebalance", "metrics")}
     done = execute(
-        command, plan | ({"power_profile": power_profile} if power_profile else {}), node=node,
-        gpus_per_node=gpus_per_node, default_clocks=default_clocks, grace_s=grace_s, series=reading, order=order,
-        check_s=check_s,
+        command, plan | ({"power_profile": power_profile} if power_profile else {}), series=reading,
+        supervision=Supervision(job=common.job_of(job) if job else None, **given), **options,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")
     if done.trouble:

@@ -48,7 +48,7 @@ WRITERS = {
 FILES = {
     "cli/common.py", "cli/import_.py", "jointopt/core/atomic_write.py", "jointopt/measure/hardware/conditions.py",
     "jointopt/runs/readings.py", "jointopt/measure/hardware/guard/guardian.py",
-    "jointopt/measure/framework_program.py", "jointopt/measure/slurm.py",
+    "jointopt/measure/framework_program.py", "jointopt/measure/metrics.py", "jointopt/measure/slurm.py",
     "jointopt/measure/framework_launchers.py",
     "jointopt/measure/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
     "jointopt/report/page/choice.py", "jointopt/report/page/render.py", "jointopt/frameworks/zeus.py",

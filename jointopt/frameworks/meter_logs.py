@@ -1,4 +1,4 @@
-"""Energy, power and temperature of a run's iterations, from what meters wrote beside its log."""
+"""Energy, power and temperature of a run's iterations, from what meters wrote beside its log; times of its ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.frameworks.logs import Window
+from jointopt.frameworks.logs import Window, lines_of
 from jointopt.runs.readings import Reading, Series, join_readings, not_measured
 
 # How often a value must change within a window. What a counter shows at the ends is as old as its last change; samples
@@ -358,3 +358,41 @@ def read_windows(text: str, warmup: int) -> Windows:
 
 def _plain(name: str) -> str:
     return re.sub(r"\d+", "", name).strip(" _-")
+
+
+# Times of every rank, as Megatron-LM's timers print them below the line of an iteration (``--timing-log-option all``).
+
+
+_ALL_RANKS, _EXTREMES = "times across ranks (ms)", "time across ranks (ms)"
+_AT = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
+_TIMER = re.compile(r"^\s+([a-z][\w-]*):\s*$")
+_OF_RANK = re.compile(r"^\s+rank\s+(\d+):\s*([\d.]+)\s*$")
+COMPUTE = ("forward-compute", "backward-compute")
+# what a rank exchanges with the stage after it, and with the one before it
+TO_NEXT = ("forward-send", "backward-recv", "forward-send-backward-recv")
+TO_PREVIOUS = ("forward-recv", "backward-send", "backward-send-forward-recv")
+
+
+def rank_timers(text: str) -> list[dict[str, float]]:
+    """A row for every iteration and rank: iteration, rank, iteration_time_s, and seconds by the names of timers.
+
+    ValueError where timers print the slowest rank alone.
+    """
+    rows: dict[tuple[int, int], dict[str, float]] = {}
+    at, seconds, timer = 0, math.nan, ""
+    for line in lines_of(text):
+        if found := _AT.search(line.text):
+            at, seconds, timer = int(found[1]), float(found[2]) / 1e3, ""
+        elif _ALL_RANKS in line.text:
+            timer = ""
+        elif head := _TIMER.match(line.text):
+            timer = head[1]
+        elif timer and (value := _OF_RANK.match(line.text)):
+            rank = int(value[1])
+            row = {"iteration": float(at), "rank": float(rank), "iteration_time_s": seconds}
+            rows.setdefault((at, rank), row)[timer] = float(value[2]) / 1e3
+    if not rows and _EXTREMES in text:
+        raise ValueError("its timers print the slowest rank alone; train with --timing-log-option all")
+    if rows and not any(COMPUTE[0] in row for row in rows.values()):
+        raise ValueError(f"its timers have no {COMPUTE[0]}; train with --timing-log-level 2")
+    return list(rows.values())

@@ -108,7 +108,8 @@ class Problem(ShortRepr):
 
     def under_all_limits(self, layout: int) -> Ints:
         """The rows of a layout under each of its power limits; itself alone where plans have none."""
-        same = [values == values[layout] for name, values in self.layouts.items() if name != POWER_LIMIT]
+        parts = (values == values[layout] for name, values in self.layouts.items() if name != POWER_LIMIT)
+        same = [part.reshape(self.num_layouts, -1).all(axis=1) for part in parts]
         return np.flatnonzero(np.logical_and.reduce(same)).astype(np.int64)
 
     def of_layouts(self, rows: Ints) -> Problem:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
 from jointopt.jobs.reading import quoted_value
-from jointopt.measure.hardware.gpu_clocks import Setting, plan_settings, ranks_of_node, settings_session
+from jointopt.measure.hardware.gpu_clocks import (
+    Setting,
+    SettingsSession,
+    plan_settings,
+    ranks_of_node,
+    settings_session,
+)
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import occupants
 from jointopt.measure.hardware.meter import Gpus, running_meter
@@ -29,9 +36,11 @@ from jointopt.measure.hardware.rank_check import (
 )
 from jointopt.measure.process import run_in_foreground
 from jointopt.runs.readings import Reading
+from jointopt.workflows.supervision import Supervision
 
 _MOST_GPUS = 1_000_000
 _log = logging.getLogger(__name__)
+NO_SUPERVISION = Supervision()
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class ExecutedProgram:
 def execute(
     command: Sequence[str], plan: Mapping[str, Any], *, node: int | None = None, gpus_per_node: int | None = None,
     default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None, order: str | None = None,
-    check_s: float = WAIT_S,
+    check_s: float = WAIT_S, supervision: Supervision = NO_SUPERVISION,
 ) -> ExecutedProgram:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
@@ -55,41 +64,40 @@ def execute(
     ``order`` is that of the ranks, by default the usual one of the framework that the command starts, else
     Megatron-LM's. Where clocks differ by stage and the command starts ranks, they are set when all ranks of this
     machine are known to run the plan's stages, or have been silent for ``check_s`` seconds (0: at once). ``series`` is
-    a file for the meter's samples, which add up over nodes. Raises DeviceError where a GPU cannot be set, its subclass
-    RankOrderError where the program runs other stages; the program is then not started, or ended.
+    a file for the meter's samples, which add up over nodes. With a
+    ``supervision`` that follows limits clocks are set at once. Raises DeviceError where a GPU cannot be set, its
+    subclass RankOrderError where the program runs other stages; the program is then not started, or ended.
     """
     count = _used_gpus(plan)
+    site = supervision.site(plan, default_clocks)
+    plan = plan if site is None else site.plan
     stated = [] if default_clocks else read_statements(command, Path.cwd())
     order = check_order(order) if order else next((one.usual for one in stated), DEFAULT_ORDER)
     settings, ranks = _settings(plan, count, node, gpus_per_node, default_clocks, order)
     every = plan_settings(plan, default_clocks=default_clocks)
-    by_stage = bool(settings) and len({(s.clock_mhz, s.power_limit_w) for s in every}) > 1
+    by_stage = bool(settings) and (site is not None or len({(s.clock_mhz, s.power_limit_w) for s in every}) > 1)
     check_stated(plan, order, stated, by_stage)
     _log.info(_setting_words(settings, len(ranks)) if settings else "Clocks are left to the driver.")
-    waits = by_stage and check_s > 0 and starts_ranks(command, Path.cwd())
+    waits = by_stage and check_s > 0 and site is None and starts_ranks(command, Path.cwd())
     with (
         running_meter(range(len(ranks))) as meter,
         settings_session(settings, at_once=not waits) as session,
         scratch_folder() as folder,
     ):
-        check = RankCheck(plan, order, ranks, folder, check_s)
         meter.on_sample = session.check
+        settings_of = partial(_rung_settings, count, node, gpus_per_node, order)
+        steps = supervision.steps(session, meter, site, settings_of, plan, order, ranks, gpus_per_node or len(ranks))
         for one in occupants(range(len(ranks)), patience_s=0.0):
             _log.warning("%s.", one)
-        is_set = not waits
-
-        def look(mark: str) -> None:
-            """Look at the processes of that mark, and set the clocks as soon as the check has passed."""
-            nonlocal is_set
-            if check.passed(mark) and not is_set:
-                session.apply()
-                is_set = True
-                _log.info(check.remark or "The ranks run the stages of the plan: clocks are set.")
-
-        watched = (report_variables(command, Path.cwd(), folder), look) if by_stage else ()
+        check = RankCheck(plan, order, ranks, folder, check_s) if by_stage else None
+        look = _Look(check, session, steps, not waits)
+        variables = report_variables(command, Path.cwd(), folder) if by_stage else None
+        watched = (variables, look) if by_stage or steps else ()
         start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
         end = meter.now()
+    if site is not None:
+        site.stop()
     troubles = [session.trouble, *session.changed.values(), *([UNSET] if waits and not session.was_applied else [])]
     code = code or int(bool(session.trouble))  # GPUs that are not as they were are a failure too
     try:
@@ -98,6 +106,30 @@ def execute(
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
     return ExecutedProgram(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
+
+
+@dataclass
+class _Look:
+    """What is done again and again while a program runs, called with the mark of its processes."""
+
+    check: RankCheck | None
+    session: SettingsSession
+    steps: Sequence[Callable[[], None]]
+    is_set: bool  # whether clocks are set; else they are as soon as the check has passed
+
+    def __call__(self, mark: str) -> None:
+        for step in self.steps:
+            step()
+        if self.check is not None and self.check.passed(mark) and not self.is_set:
+            self.session.apply()
+            self.is_set = True
+            _log.info(self.check.remark or "The ranks run the stages of the plan: clocks are set.")
+
+
+def _rung_settings(
+    used: int, node: int | None, gpus_per_node: int | None, order: str, plan: Mapping[str, Any]
+) -> list[Setting]:
+    return _settings(plan, used, node, gpus_per_node, False, order)[0]
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:

@@ -1,9 +1,9 @@
 """Kills commands that measure and write at random moments, and counts what is lost or left.
 
-``python tests/campaign/kills.py 500 [SEED]``, over stand-in GPUs (a C compiler and Zeus are needed). Each command is
-killed alone, by SIGKILL mostly. Counted are processes that live 2 s later, clocks and limits that are not back 20 s
-later, scratch folders, rows that were in the store and are not any more, rows twice, rows out of memory (no plan of the
-job is), and databases that are not whole.
+``python tests/campaign/kills.py 500 [SEED [COMMAND]]``, over stand-in GPUs (a C compiler and Zeus are needed). Each
+command is killed alone, by SIGKILL mostly. Counted are processes that live 2 s later, clocks and limits that are not
+back 20 s later, scratch folders, rows that were in the store and are not any more, rows twice, rows out of memory (no
+plan of the job is), and databases and records that are not whole.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ search: {cp: 1, vpp: 1, recompute: none, clock_mhz: {min: 990, max: 1980, step: 
 """  # noqa: E501
 TRAIN = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'train.py'))}"
 RUN = ("--launcher", "command", "--command", f"{TRAIN} {{result}} 2", "--surrogate", "none", "--limit-s", "60")
+LIMITS = "(for kw in 2.0 1.1 0.8 1.4 0.6 2.0; do echo $kw > limit; sleep 0.7; done) &"
+FOLLOW = ("exec", "--plan", "plan.json", "--job", "job.yaml", "--follow", "limit", "--record", "changes")
 SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGINT)
 
 
@@ -57,6 +59,9 @@ class Field:
         plan = {"dp": 1, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200], "power_limit_w": 500}
         (folder / "plan.json").write_text(json.dumps(plan))
         rows = "\n".join(f"2,1,1,2,2,h100-sxm5-80gb,torchtitan,ok,{1 + i / 1000}" for i in range(3000))
+        (folder / "limit").write_text("1.5\n")
+        ranks = "\n".join(f"{i},{rank},{1 + rank / 10}" for i in range(2000) for rank in range(16))
+        (folder / "ranks.csv").write_text(f"iteration,rank,time_s\n{ranks}\n")
         header = "dp,tp,pp,num_gpus,gpus_per_node,gpu,framework,status,iteration_time_s"
         (folder / "runs.csv").write_text(f"{header}\n{rows}\n")
 
@@ -73,6 +78,8 @@ class Field:
             "tune": ["tune", "job.yaml", *RUN, "--budget", "6", *seed, *storage],
             "validate": ["validate", "job.yaml", *RUN, "--top", "6", *seed, *storage],
             "exec": ["exec", "--plan", "plan.json", "--", "sh", "-c", f"{TRAIN} {self.folder}/r 2; sleep 3"],
+            "follow": [*FOLLOW, "--", "sh", "-c", f"{LIMITS} {TRAIN} {self.folder}/r 2; sleep 3"],
+            "watch": ["watch", "ranks.csv", "--json"],
             "ingest": ["ingest", "runs.csv", *storage],
             "export": ["store", "export", "out.csv", *storage],
         }
@@ -80,12 +87,13 @@ class Field:
     def kill(self, name: str = "") -> tuple[str, Counter[str]]:
         """Start a command (any) and kill it; its name, and what was wrong afterwards."""
         self.number += 1
-        name = name or self.chance.choice(("tune", "tune", "tune", "validate", "exec", "exec", "ingest", "export"))
+        usual = ("tune", "tune", "tune", "validate", "exec", "exec", "follow", "follow", "ingest", "export")
+        name = name or self.chance.choice(usual)
         before = self._rows()
         command = [sys.executable, "-m", "jointopt", *self.commands()[name]]
         log = (self.folder / "log").open("ab")
         tool = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
-        self._wait(tool, name in ("tune", "validate", "exec") and self.chance.random() < 0.8)
+        self._wait(tool, name in ("tune", "validate", "exec", "follow") and self.chance.random() < 0.8)
         tool.send_signal(self.chance.choice(SIGNALS))
         tool.wait(90)
         time.sleep(2.0)
@@ -101,6 +109,10 @@ class Field:
         wrong["false oom"] = self._false_oom()
         if name == "export" and (self.folder / "out.csv").exists():
             wrong["half a file"] = int(not (self.folder / "out.csv").read_bytes().endswith(b"\n"))
+        changes = self.folder / "changes"
+        wrong["half a line"] = (
+            sum(not _is_json(one) for one in changes.read_text().splitlines()) if changes.exists() else 0
+        )
         return name, +wrong
 
     def _orphans(self) -> dict[str, int]:
@@ -190,6 +202,12 @@ def _has_ended(process: psutil.Process) -> bool:
     return True
 
 
+def _is_json(line: str) -> bool:
+    with suppress(ValueError):
+        return bool(json.loads(line))
+    return False
+
+
 def _words(process: psutil.Process) -> str:
     """The command line of a process; blank once it is gone."""
     with suppress(psutil.Error, OSError):
@@ -207,17 +225,21 @@ def _count(file: Path) -> int:
 def main() -> int:
     """Print what was wrong after so many kills; how much that was."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    only = sys.argv[3] if len(sys.argv) > 3 else ""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, as would commands
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     field, names, wrong = Field(folder, random.Random(seed)), Counter[str](), Counter[str]()
     for number in range(count):
-        name, found = field.kill()
+        name, found = field.kill(only)
         names[name] += 1
         wrong += found
         if found or number % 10 == 9:
             print(f"{number + 1} kills, {name}: {dict(found)}; in all {dict(wrong)}", flush=True)
+    changes = folder / "changes"
+    followed = len(changes.read_text().splitlines()) if changes.exists() else 0
     ran = sum(_count(file) for file in folder.glob("runs-*.db"))
-    print(f"{count} kills of {dict(names)}; {ran:,} rows stored; wrong: {dict(wrong) or 'nothing'}")
+    print(f"{count} kills of {dict(names)}; {ran:,} rows stored, {followed:,} changes of clocks")
+    print(f"wrong: {dict(wrong) or 'nothing'}")
     if not wrong:
         shutil.rmtree(folder)
     return sum(wrong.values())

@@ -4,6 +4,7 @@
    `gpuN` (binary), `calls` (what was set, a line each), and files that a test makes to disturb it:
    `no-permission`  nothing may be set            `lost-N`  GPU N is gone
    `holds-N`        lines of "pid bytes": memory of GPU N that processes hold while they live; pid 0: of one not shown
+   `slow-N`         "MHz mask": a clock that it does not exceed, and NVML's reasons for that (0: it tells none)
    `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead     `cut-N`  it is cut (MIG)
    STAND_IN_NVML_GPUS says how many there are (4), STAND_IN_NVML_PROFILES which workload power profiles they offer (a
    mask; none: the GPU is older). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
@@ -61,6 +62,22 @@ static int there(const char *name, int index)
     char path[4096];
     path_of(name, index, path);
     return access(path, F_OK) == 0;
+}
+
+/* The clock that a GPU runs at: what is set, or the lower one of `slow-N`, with the reasons there. */
+static unsigned clock_now(int index, unsigned set_mhz, unsigned long long *reasons)
+{
+    char path[4096];
+    unsigned most = HIGHEST_MHZ;
+    unsigned long long mask = 0;
+    path_of("slow-", index, path);
+    FILE *file = fopen(path, "r");
+    if (file) {
+        if (fscanf(file, "%u %llu", &most, &mask) < 1) most = HIGHEST_MHZ;
+        fclose(file);
+    }
+    if (reasons) *reasons = set_mhz > most ? mask : 0;
+    return set_mhz < most ? set_mhz : most;
 }
 
 static double watts(const State *s)
@@ -223,7 +240,14 @@ Return nvmlDeviceGetUtilizationRates(Device *d, unsigned *rates) { (void)d; rate
 Return nvmlDeviceGetClockInfo(Device *d, unsigned type, unsigned *mhz)
 {
     (void)type;
-    *mhz = step(d->index, NULL, 0).clock_mhz;
+    *mhz = clock_now(d->index, step(d->index, NULL, 0).clock_mhz, NULL);
+    return OK;
+}
+
+Return nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *reasons)
+{
+    if (there("lost-", d->index)) return LOST;
+    clock_now(d->index, step(d->index, NULL, 0).clock_mhz, reasons);
     return OK;
 }
 

@@ -138,6 +138,11 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     return ParsedPlan(layouts | _power_limits(given, pp), clocks, tuple(absent))
 
 
+def plan_degrees(plan: str | Mapping[str, Any]) -> dict[str, int]:
+    """The degrees dp, tp, pp and cp that a plan states, of no particular job; PlanError as in `parse_plan`."""
+    return {key: int(_value(key, value)) for key, value in _read(plan).items() if key in DEGREES}
+
+
 def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     """An assumption for each key that a default filled, with the value that stands in."""
     record = parsed.record

@@ -127,7 +127,7 @@ class SettingsSession:
         self.trouble = ""  # a sentence on the last thing that could not be put back
         self.changed: dict[str, str] = {}  # sentences on what somebody else has set meanwhile
         self.was_applied = False  # whether anything was ever set
-        self._settings = settings
+        self.settings = settings
         self._gpus: Gpus | None = None
         self._owned: Ownership | None = None
         self._guardian: Guardian | None = None
@@ -141,15 +141,15 @@ class SettingsSession:
         self.was_applied = True
         with self._delaying_signals():
             gpus = self._gpus = Gpus()
-            most = 1 + max(setting.index for setting in self._settings)
+            most = 1 + max(setting.index for setting in self.settings)
             if most > len(gpus):
                 raise DeviceError(f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}.")
             ids = gpus.ids
-            self._owned = Ownership(ids[s.index] for s in self._settings)
+            self._owned = Ownership(ids[s.index] for s in self.settings)
             for one in self._owned.found.values():  # so that "before" is what it was before them too
                 _put_back(one, Gpus(visible=False))
             before: dict[str, Setting] = {}  # limit and profiles where these are set
-            for setting in self._settings:
+            for setting in self.settings:
                 index, limit_w, profiles = setting.index, None, None
                 if setting.profiles is not None:
                     gpus.check_profiles(index, setting.profiles)
@@ -161,8 +161,18 @@ class SettingsSession:
             if self._owned.new:
                 self._guardian = Guardian({"command": [], "linger_s": 0.0, "restore": _RESTORE, "scratch": [],
                                            "record": None}, "clocks", stdin=subprocess.DEVNULL)  # fmt: skip
-            for setting in self._settings:
+            for setting in self.settings:
                 self._set(gpus, setting, before[ids[setting.index]])
+
+    def change_clocks(self, settings: Sequence[Setting]) -> None:
+        """Hold the same GPUs at other clocks, if they are set now; what is put back at the end stays as it is."""
+        with self._delaying_signals():
+            if self._gpus is None or not self._undo:
+                return
+            for before, after in zip(self.settings, settings, strict=True):
+                if after.clock_mhz is not None and after.clock_mhz != before.clock_mhz:
+                    self._gpus.lock_clock(after.index, after.clock_mhz)
+            self.settings = settings
 
     def check(self) -> None:
         """Note in ``changed`` where GPUs are not as they were set, which only another program can have done."""
@@ -170,7 +180,7 @@ class SettingsSession:
         if gpus is None or self._busy or not self._undo:
             return
         try:
-            for setting in self._settings:
+            for setting in self.settings:
                 index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
                 if wanted_w is not None and abs((watts := gpus.power_limit_w(index)) - wanted_w) > 1:
                     words = f"was set to {watts:g} W by another program, not {wanted_w:g}"

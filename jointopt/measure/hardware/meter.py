@@ -43,6 +43,7 @@ _DCGM_PERIOD_MS = 100
 _DCGM_PATIENCE_S = 2.0
 _PROFILE_PREFIX = "NVML_POWER_PROFILE_"
 _NO_PROFILES = "its driver offers none (they begin with Blackwell and driver 570)"
+_THROTTLED = {"heat": 0x60, "power": 0x84}  # NVML's reasons: software and hardware thermal; power cap, power brake
 _MASK_BITS = 32  # of a word of a mask
 # the machine's time, as samples and windows that are cut from them need it: seconds since 1970, a wait for an event
 CLOCK = SimpleNamespace(time=time.time, wait=threading.Event.wait)
@@ -211,6 +212,14 @@ class Gpus:
         numbers = range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)
         return {number: known.get(number, f"profile-{number}") for number in numbers}
 
+    def throttled_by(self, index: int) -> tuple[str, ...]:
+        """What holds the clock below the one that was set, of heat and power; empty where the driver names neither."""
+        nvml = self._nvml
+        if nvml is None:
+            return ()
+        mask = _number(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpus[index].handle), index)
+        return tuple(name for name, bits in _THROTTLED.items() if math.isfinite(mask) and int(mask) & bits)
+
     def memory(self, index: int) -> tuple[int, int, dict[int, int]]:
         """Bytes of the GPU's memory: used by anybody, in all, and held by each process, by its pid.
 
@@ -308,6 +317,13 @@ class Meter:
     def reading(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
         """The reading of the window between two times (seconds since 1970), by default of all that was sampled."""
         return self.series().between(start_s, end_s)
+
+    def latest(self, seconds: float) -> dict[str, Floats]:
+        """Means (gpus,) over the last seconds, by the names of `QUANTITIES`; empty before the first sample."""
+        count = min(len(self._times), len(self._samples))
+        since = self._times[count - 1] - seconds if count else 0.0
+        rows = [self._samples[i] for i in range(count - 1, -1, -1) if self._times[i] >= since or i == count - 1]
+        return dict(zip(QUANTITIES, np.mean(rows, axis=0).T, strict=True)) if rows else {}
 
     def _watch(self, gpus: Gpus, wanted: list[int]) -> None:
         try:

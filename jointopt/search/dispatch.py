@@ -1,0 +1,225 @@
+"""The schedule of rungs over the steps of a signal: one dynamic programme, exact for limits, dwell times and ramps.
+
+A rung is a way to run: tokens/s, mean power and a power that it stays below; or a pause. Shapes: n rungs, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jointopt.core.schema import Bools, Floats, Ints
+
+PAUSED = -1  # the layout of a pause
+_WORTHS = 100  # of a token that are tried at most
+_EQUAL = 1e-12  # relative
+_HOUR_S, _MINUTE_S = 3600.0, 60.0
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """What a run may do in a step, (n,) each, and what changes cost."""
+
+    tokens_per_s: Floats
+    power_kw: Floats
+    power_kw_high: Floats
+    layout: Ints  # 0 is that of the start, others are changed to; `PAUSED`
+    checkpoint_s: float = 0.0  # the least time of a pause, and lost at a change of layout
+    restart_s: float = 0.0  # lost after a pause, and at a change of layout
+
+    def lost_s(self, before: int, after: int) -> float:
+        """The time in s without tokens after a change from one layout, or a pause, to another."""
+        if before == after or after == PAUSED:
+            return 0.0
+        return self.restart_s + (0.0 if before == PAUSED else self.checkpoint_s)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The signal: T + 1 bounds of its steps in s; limits in kW and costs per kWh of its steps, (T,) each."""
+
+    bounds_s: Floats
+    limit_kw: Floats
+    cost_per_kwh: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """The length of each step."""
+        return np.diff(self.bounds_s)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A rung for each step; there is one step more than in the signal where two rungs share one of its steps."""
+
+    bounds_s: Floats
+    rung: Ints
+    tokens: Floats  # of each step
+    cost: Floats  # of each step
+    gap: float = 0.0  # most by which another schedule could cost less, as a share of the cost
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Schedules of ``rungs`` over ``steps``; changes of the power keep the ramp, and a rung stays for the dwell time."""
+
+    rungs: Rungs
+    steps: Steps
+    dwell_s: float = 0.0
+    ramp_kw_per_min: float = np.inf
+    _blocked: Bools = field(init=False)  # whether a rung breaks the limit of a step, (T, n)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_blocked", self.rungs.power_kw_high > self.steps.limit_kw[:, None])
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether each step may have any rung of its layout, whatever the step before has."""
+        return self.dwell_s == 0.0 and np.isinf(self.ramp_kw_per_min)
+
+    def best(self, worth: float, per_cost: float = 1.0) -> Schedule | None:
+        """The schedule of the least cost (times ``per_cost``), less ``worth`` for each token; None: no limit is kept."""
+        rungs = self.rungs
+        value = worth * rungs.tokens_per_s - per_cost / _HOUR_S * self.steps.cost_per_kwh[:, None] * rungs.power_kw
+        value = np.where(self._blocked, -np.inf, value * self.steps.seconds[:, None])
+        alone = value.argmax(axis=1).astype(np.int64)
+        if self._is_free and (rungs.layout[alone] == 0).all() and np.isfinite(value.max(axis=1)).all():
+            return self.schedule(alone)  # no step is better off, so that no pause and no change pays
+        found = self._best_path(worth, value)
+        return None if found is None else self.schedule(found)
+
+    def least_cost(self, tokens: float) -> Schedule | None:
+        """The schedule of the least cost that makes so many tokens; None where none does within the limits.
+
+        Where a token is worth just enough (Lagrange's multiplier) two schedules are equally good, of which one makes
+        fewer and one more: they are followed one after the other, and without dwell time or ramp they share a step.
+        """
+        more, less = self.best(1.0, 0.0), self.best(0.0)
+        if more is None or less is None or more.tokens.sum() < tokens * (1.0 - _EQUAL):
+            return None
+        if less.tokens.sum() >= tokens:
+            return less
+        bound = float(less.cost.sum())
+        for _ in range(_WORTHS):
+            worth = float((more.cost.sum() - less.cost.sum()) / (more.tokens.sum() - less.tokens.sum()))
+            found = self.best(worth) or more
+            value, known = (float(one.cost.sum() - worth * one.tokens.sum()) for one in (found, more))
+            bound = value + worth * tokens
+            if value >= known - _EQUAL * (abs(known) + float(np.abs(more.cost).sum())):
+                break
+            more, less = (found, less) if found.tokens.sum() >= tokens else (more, found)
+        found = min(self._mixed(more, less, tokens), key=lambda one: float(one.cost.sum()))
+        cost = float(found.cost.sum())
+        return replace(found, gap=max(cost - bound, 0.0) / max(abs(cost), 1e-300))
+
+    def schedule(self, rung: Ints, bounds_s: Floats | None = None) -> Schedule:
+        """The schedule of a rung (m,) for each step, whose m + 1 bounds are those of the signal or lie between them."""
+        bounds_s = self.steps.bounds_s if bounds_s is None else bounds_s
+        layout, useful_s = self.rungs.layout[rung].tolist(), np.diff(bounds_s)
+        of = np.searchsorted(self.steps.bounds_s, bounds_s[:-1], side="right") - 1
+        cost = useful_s * self.rungs.power_kw[rung] / _HOUR_S * self.steps.cost_per_kwh[of]
+        before = min(layout[0], 0)
+        for at, after in enumerate(layout):
+            if lost_s := self.rungs.lost_s(before, after):
+                ends = np.minimum(bounds_s[at + 1 :], bounds_s[at] + lost_s)
+                useful_s[at:] -= np.maximum(ends - bounds_s[at:-1], 0.0)
+            before = after
+        return Schedule(bounds_s, rung, useful_s * self.rungs.tokens_per_s[rung], cost)
+
+    def _best_path(self, worth: float, value: Floats) -> Ints | None:
+        """The rungs (T,) of the greatest value, each (T, n), less the worth of tokens lost by changes; None: none is.
+
+        ``best[b, r]`` is that of all ways to be at rung r before bound b and free to leave it. A change at b is tied
+        until the dwell time, the checkpoint or the restart are over, and leads to a later bound.
+        """
+        rungs, bounds_s, count = self.rungs, self.steps.bounds_s, len(value)
+        total = np.cumsum(np.pad(np.where(self._blocked, 0.0, value), ((1, 0), (0, 0))), axis=0)
+        blocked = np.cumsum(np.pad(self._blocked, ((1, 0), (0, 0))), axis=0)
+        best = np.full((count + 1, len(rungs.layout)), -np.inf)
+        best[0, rungs.layout <= 0] = 0.0
+        origin = np.zeros((*best.shape, 2), np.int64)  # the bound and the rung that each was reached from
+        changes = [(rows, into, *self._change(rows, into)) for rows in self._groups() for into in self._groups()]
+        every = np.arange(len(rungs.layout))
+        for b in range(count):
+            # a rung that stays is a change to itself without a tie
+            options = [(every, best[b], every, b + 1)]
+            for rows, into, lost_s, ends in changes:
+                reach = np.where(self._within_ramp(b, rows, into), best[b, rows, None], -np.inf)
+                first = reach.argmax(axis=0)
+                gain = np.take_along_axis(reach, first[None], axis=0)[0]
+                options.append((into, gain - worth * lost_s * rungs.tokens_per_s[into], rows[first], ends[b]))
+            for into, gain, source, end in options:
+                found = np.where(
+                    blocked[end, into] == blocked[b, into], gain + total[end, into] - total[b, into], -np.inf
+                )
+                better = found > best[end, into]
+                best[end, into[better]] = found[better]
+                origin[end, into[better], 0] = b
+                origin[end, into[better], 1] = np.broadcast_to(source, len(into))[better]
+        if not np.isfinite(best[-1]).any():
+            return None
+        path, b, rung = np.zeros(count, np.int64), count, int(best[-1].argmax())
+        while b:
+            start, source = origin[b, rung].tolist()
+            path[start:b] = rung
+            b, rung = start, source
+        return path
+
+    def _groups(self) -> list[Ints]:
+        """The rungs of each layout."""
+        return [np.flatnonzero(self.rungs.layout == one) for one in np.unique(self.rungs.layout)]
+
+    def _change(self, rows: Ints, into: Ints) -> tuple[float, Ints]:
+        """(seconds lost by a change between rungs of two layouts, the bound at which one at each bound is over)."""
+        before, after = (int(self.rungs.layout[some[0]]) for some in (rows, into))
+        lost_s = self.rungs.lost_s(before, after)
+        tied_s = max(self.dwell_s, self.rungs.checkpoint_s if after == PAUSED != before else lost_s)
+        bounds_s = self.steps.bounds_s
+        ends = np.searchsorted(bounds_s, bounds_s[:-1] + tied_s * (1.0 - _EQUAL))
+        return lost_s, np.clip(ends, np.arange(1, len(bounds_s)), len(bounds_s) - 1)
+
+    def _within_ramp(self, b: int, rows: Ints, into: Ints) -> Bools:
+        """Whether the ramp allows changes at the bound b, (len(rows), len(into)), or (len(rows), 1) without a ramp.
+
+        A change has the time of the shorter of the two steps that it lies between.
+        """
+        if np.isinf(self.ramp_kw_per_min) or b == 0:  # nothing is known of what was before
+            return np.ones((len(rows), 1), np.bool_)
+        power_kw = self.rungs.power_kw
+        most_kw = self.ramp_kw_per_min * float(self.steps.seconds[b - 1 : b + 1].min()) / _MINUTE_S
+        return np.asarray(np.abs(power_kw[rows, None] - power_kw[into]) <= most_kw * (1.0 + _EQUAL))
+
+    def _mixed(self, more: Schedule, less: Schedule, tokens: float) -> Iterator[Schedule]:
+        """Schedules that follow one of two and then the other, and make so many tokens; the first of them is ``more``."""
+        yield more
+        bounds_s, layout = self.steps.bounds_s, self.rungs.layout
+        for first, last in ((more, less), (less, more)):
+            parts = [np.concatenate([[0.0], np.cumsum(one)]) for one in (first.tokens, last.tokens)]
+            made = parts[0] + parts[1][-1] - parts[1]  # by the schedule that changes at each bound
+            alike = layout[first.rung] == layout[last.rung]
+            alike[1:] &= alike[:-1] & (layout[first.rung[:-1]] == layout[last.rung[1:]])
+            for at in np.flatnonzero((made[1:] >= tokens) != (made[:-1] >= tokens)).tolist():
+                if self._is_free and alike[at : at + 2].all():
+                    share = (tokens - made[at]) / (made[at + 1] - made[at])
+                    middle = bounds_s[at] + share * (bounds_s[at + 1] - bounds_s[at])
+                    rung = np.concatenate([first.rung[: at + 1], last.rung[at:]])
+                    yield self.schedule(rung, np.insert(bounds_s, at + 1, middle))
+                for change in (at, at + 1):
+                    mixed = self.schedule(np.concatenate([first.rung[:change], last.rung[change:]]))
+                    if mixed.tokens.sum() >= tokens and self.keeps(mixed):
+                        yield mixed
+
+    def keeps(self, found: Schedule) -> bool:
+        """Whether a schedule of the signal's own steps keeps limits, ramp and dwell time, and the time of each change."""
+        rung = found.rung
+        at = np.flatnonzero(np.diff(rung)) + 1
+        if self._blocked[np.arange(len(rung)), rung].any():
+            return False
+        for b, end in zip(at.tolist(), np.append(at, len(rung))[1:].tolist(), strict=True):
+            pair = rung[b - 1 : b], rung[b : b + 1]
+            over = self._change(*pair)[1][b]
+            if end < over or not self._within_ramp(b, *pair).all():
+                return False
+        return True

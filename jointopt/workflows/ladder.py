@@ -1,0 +1,127 @@
+"""The ladder of a plan: the clocks and power limits of its layout that no others beat in time and power of the site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import InfeasibleError
+from jointopt.core.facts import Assumption
+from jointopt.core.schema import POWER_LIMIT, Columns, Floats
+from jointopt.jobs.catalog.clusters import with_host_at
+from jointopt.jobs.clocks import under_limits
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import parse_plan, plan_records
+from jointopt.jobs.reliability import with_defaults
+from jointopt.physics.checkpoints import checkpoint_s
+from jointopt.physics.site import cluster_power_kw
+from jointopt.physics.throughput import with_rates
+from jointopt.search.breeding import SLACK_LEVELS
+from jointopt.search.local_search import two_step_front
+from jointopt.search.pareto import concat, non_dominated, stacked, take
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.answers import predicted_plans, with_power_limits
+from jointopt.workflows.explain import explain
+from jointopt.workflows.feasible_layouts import search_problem, searched_limits
+from jointopt.workflows.search_steps import LOCAL_EVALUATIONS
+
+_GOALS = ("iteration_time_s", "cluster_power_kw", "cluster_power_kw_high")
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of one layout from the fastest down; none has another that is as fast at less power of the site.
+
+    ``plans`` (n,): plan, results, intervals, rates and ``cluster_power_kw`` of each rung. ``own``: the same of the plan
+    as it was given, one row. Below the last rung a run pauses at a checkpoint: GPUs idle, and nothing is trained.
+    """
+
+    job: Job
+    plans: Columns
+    own: Columns
+    checkpoint_s: float  # in which the checkpoint before a pause stops the run
+    restart_s: float  # from the end of a pause to the first useful step
+    assumed: tuple[Assumption, ...] = ()
+
+    @property
+    def tokens_per_s(self) -> Floats:
+        """Tokens/s of each rung, falling."""
+        return np.asarray(self.plans["tokens_per_s"])
+
+    @property
+    def power_kw(self) -> Floats:
+        """Mean power of the site in kW at each rung, falling: GPUs and hosts, times PUE, as `propose` has it."""
+        return np.asarray(self.plans["cluster_power_kw"])
+
+    @property
+    def power_kw_high(self) -> Floats:
+        """The power that each rung stays below with a probability of 95 %, in kW."""
+        return np.asarray(self.plans["cluster_power_kw_high"])
+
+    @property
+    def idle_kw(self) -> float:
+        """Power of the site in kW during a pause."""
+        return float(cluster_power_kw(self.job.cluster, _idle_w(self.job)))
+
+    @property
+    def idle_kw_high(self) -> float:
+        """The power that a pause stays below with 95 %, in kW: GPUs are as unsure as at the last rung."""
+        unsure = float(self.plans["avg_power_w_high"][-1] / self.plans["avg_power_w"][-1])
+        return float(cluster_power_kw(with_host_at(self.job.cluster, "high"), unsure * _idle_w(self.job)))
+
+    def rung_under(self, limit_kw: float) -> int | None:
+        """The fastest rung whose power stays below the limit in kW with 95 %; None: only a pause does."""
+        rungs = np.flatnonzero(self.power_kw_high <= limit_kw)
+        return int(rungs[0]) if len(rungs) else None
+
+    def plan(self, rung: int) -> dict[str, Any]:
+        """The plan of a rung, as `exec` takes it."""
+        return plan_records(self.plans, self.plans["stage_clock_mhz"], [rung])[0]
+
+
+def _idle_w(job: Job) -> float:
+    gpu = job.cluster.gpu
+    return gpu.idle_w if gpu.idle_w is not None else gpu.power.static_w if gpu.power else np.nan
+
+
+def ladder_of(model: JobModel, plan: str | Mapping[str, Any], *, allow_tight: bool = False) -> Ladder:
+    """The ladder of the layout of a plan, exact over the job's clocks and shares of slack.
+
+    Clocks of single stages are moved beyond that. Where the plan states a power limit all rungs have it, else those of
+    ``search.power_limit_w`` are tried. InfeasibleError where the plan is not feasible (with ``allow_tight`` for more
+    than memory), CatalogError where the power of the GPU is not known.
+    """
+    if model.job.cluster.gpu.power is None:
+        model.job.cluster.gpu.need("tdp_w", "predict power and energy")
+    if refused := explain(model, plan).refusal(allow_tight=allow_tight):
+        raise InfeasibleError(refused)
+    job, parsed = model.job, parse_plan(plan, model.job)
+    limits = None if POWER_LIMIT in parsed.layouts else searched_limits(job, 1)[0]
+    own = _predicted(model, parsed.layouts, parsed.stage_clock_mhz)
+    layouts = under_limits(parsed.layouts, limits)
+    problem = search_problem(job, model.cost_model(layouts), np.array(job.search.clock_mhz))
+    shares = np.linspace(0.0, 1.0, SLACK_LEVELS if problem.stage_clocks is not None else 1)
+    axes = np.meshgrid(np.arange(problem.num_layouts), np.arange(problem.num_clocks), shares, indexing="ij")
+    grid = problem.evaluate_genes(*(axis.reshape(-1) for axis in axes))
+    tried = concat([grid, two_step_front(problem, 0, LOCAL_EVALUATIONS)])
+    tried = take(tried, tried["violation"] <= 0.0)
+    found = _predicted(model, take(layouts, tried["layout_index"]), tried["stage_clock_mhz"])
+    every = concat(with_power_limits([found, own], job))
+    rows = non_dominated(stacked(every, _GOALS))
+    stated, assumed = with_defaults(job.reliability)
+    stopped_s = stated.checkpoint_s
+    if stopped_s is None:
+        stopped_s = float(checkpoint_s(job, parsed.layouts, float(stated.storage_gbytes_per_s or np.nan))[0])
+    return Ladder(job, take(every, rows), own, stopped_s, float(stated.restart_s or 0.0), assumed)
+
+
+def _predicted(model: JobModel, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
+    """Plans (n,) with results, intervals and rates; each layout is priced once."""
+    physics = model.cost_model(layouts)
+    rows = np.arange(len(stage_clock_mhz))
+    plans = physics.evaluate(rows, stage_clock_mhz) | {"layout_index": rows, "stage_clock_mhz": stage_clock_mhz}
+    plans |= {"fit_probability": model.fit_probability(physics)[rows]}
+    return with_rates(model.job, predicted_plans(model, physics, plans))

@@ -1,0 +1,80 @@
+"""What ``exec`` does again and again while a program runs: limits of power, slow ranks, figures for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jointopt.core.errors import UsageError
+from jointopt.core.schema import Ints
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import stage_of_rank
+from jointopt.measure.demand import DemandSource
+from jointopt.measure.hardware.gpu_clocks import Setting, SettingsSession
+from jointopt.measure.hardware.meter import Meter
+from jointopt.measure.metrics import RunMetrics, Sample
+
+if TYPE_CHECKING:
+    from jointopt.workflows.site_power import SitePower
+
+Settings = Callable[[Mapping[str, Any]], Sequence[Setting]]  # of the GPUs here under a plan
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """The options of `exec` for a program that runs.
+
+    ``follow``: a source of limits as of `DemandSource`, kept by rungs of the plan's ladder for ``job``, with
+    ``fallback`` and ``record`` as of `SitePower`. ``watch``: the program's log, of which `LiveWatch` tells slow ranks;
+    with ``rebalance`` those that wait are slowed down. ``metrics``: a file of figures, written every second.
+    """
+
+    follow: str | None = None
+    job: Job | None = None
+    fallback: str = "lowest"
+    record: Path | None = None
+    watch: Path | None = None
+    rebalance: bool = False
+    metrics: Path | None = None
+
+    def site(self, plan: Mapping[str, Any], default_clocks: bool) -> SitePower | None:
+        """The rungs of a plan under what its site demands; UsageError for options that do not go together."""
+        if self.rebalance and (self.job is None or self.watch is None or self.follow is not None or default_clocks):
+            raise UsageError(
+                "--rebalance needs --watch and --job, and neither --follow nor --default-clocks beside it."
+            )
+        if self.follow is None:
+            return None
+        if self.job is None or default_clocks:
+            needs = "the job of the plan (--job JOB)" if self.job is None else "clocks: leave out --default-clocks"
+            raise UsageError(f"--follow changes clocks of the plan's ladder, for which it needs {needs}.")
+        from jointopt.surrogate.job_model import JobModel  # which most runs need not wait for
+        from jointopt.workflows.ladder import ladder_of
+        from jointopt.workflows.site_power import SitePower
+
+        ladder = ladder_of(JobModel.of(self.job), plan)
+        return SitePower(DemandSource(self.follow), ladder, self.fallback, self.record)
+
+    def steps(
+        self, session: SettingsSession, meter: Meter, site: SitePower | None, settings_of: Settings,
+        plan: Mapping[str, Any], order: str, ranks: Ints, gpus_per_node: int,
+    ) -> list[Callable[[], None]]:  # fmt: skip
+        """What is called again and again while the program runs on the ``ranks`` of this machine."""
+        steps: list[Callable[[], None]] = []
+        figures: list[Callable[[], Iterable[Sample]]] = []
+        if site is not None:
+            steps.append(partial(site.step, session, meter, settings_of))
+            figures.append(site.samples)
+        if self.watch is not None:
+            from jointopt.workflows.live_watch import LiveWatch  # which reads tables
+
+            live = LiveWatch(self.watch, plan, order, ranks, gpus_per_node, self.job if self.rebalance else None)
+            steps.append(partial(live.step, session, meter))
+            figures.append(live.samples)
+        if self.metrics is not None:
+            written = RunMetrics(self.metrics, stage_of_rank(plan, ranks, order).tolist())
+            steps.append(partial(written.write, meter, session, figures))
+        return steps

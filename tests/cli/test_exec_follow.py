@@ -1,0 +1,105 @@
+"""``jointopt exec --follow`` with stand-in GPUs: limits that change, sources that die, and kills."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt as commands
+from tests.processes import gone
+
+JOB = """
+model: {num_layers: 8, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 16, vocab_size: 32000}
+training: {seq_length: 2048, global_batch_size: 32}
+cluster: {gpu: h100-sxm5-80gb, nodes: 1, gpus_per_node: 4}
+"""
+PLAN = {"dp": 2, "tp": 1, "pp": 2, "stage_clock_mhz": [1980, 1980]}
+
+
+@pytest.fixture
+def words(driver, tmp_path: Path) -> list[str]:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    return ["exec", "--plan", f"{tmp_path}/plan.json", "--job", f"{tmp_path}/job.yaml",
+            "--record", f"{tmp_path}/changes.jsonl", "--metrics", f"{tmp_path}/run.prom",
+            "--follow", f"{tmp_path}/limit"]  # fmt: skip
+
+
+def here(words: list[str], *command: str) -> Result:
+    return CliRunner().invoke(commands, [*words, "--", *command])
+
+
+def changes(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "changes.jsonl").read_text().splitlines()]
+
+
+def test_clocks_follow_a_limit_from_the_start_and_within_seconds_and_come_back(driver, tmp_path, words) -> None:
+    (tmp_path / "limit").write_text("3.0")
+    ran = here(words, "sh", "-c", f"sleep 1; echo 2.2 > {tmp_path}/limit; date +%s.%N > {tmp_path}/at; sleep 3")
+    assert ran.exit_code == 0, ran.stderr
+    first = [int(call.split()[2]) for call in driver.calls()[:4]]
+    assert max(first) < 1980
+    (change,) = changes(tmp_path)
+    assert (change["why"], change["limit_kw"]) == ("its limit", 2.2)
+    assert 0.0 <= change["time_s"] - float((tmp_path / "at").read_text()) <= 5.0
+    assert max(change["stage_clock_mhz"]) < min(first)
+    assert driver.held() == {}
+    assert 'jointopt_power_watts{kind="limit"} 2200' in (tmp_path / "run.prom").read_text()
+
+
+@pytest.mark.parametrize(("fallback", "clock"), [("lowest", 210.0), ("plan", 1980.0)])
+def test_where_the_source_dies_the_fallback_holds(driver, tmp_path, words, fallback: str, clock: float) -> None:
+    (tmp_path / "limit").write_text("2.5")
+    ran = here([*words, "--fallback", fallback], "sh", "-c", f"rm {tmp_path}/limit; sleep 5.5")
+    assert ran.exit_code == 0
+    (change,) = changes(tmp_path)
+    assert change["why"] == f"a dead source, --fallback {fallback}"
+    assert (change["limit_kw"], change["stage_clock_mhz"][0]) == (None, pytest.approx(clock, abs=700))
+    assert ran.stderr.count("No such file or directory") == 1
+    assert driver.held() == {}
+
+
+def test_more_that_is_drawn_than_predicted_lowers_clocks_until_the_limit_is_kept(driver, tmp_path, words) -> None:
+    (tmp_path / "limit").write_text("3.2")
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN | {"stage_clock_mhz": [1980, 1980]}))
+    ran = here(words, "sh", "-c", f"sleep 4.5; cp {tmp_path}/run.prom {tmp_path}/late.prom")
+    assert ran.exit_code == 0
+    figures = dict(line.rsplit(" ", 1) for line in (tmp_path / "late.prom").read_text().splitlines() if line[0] != "#")
+    assert float(figures['jointopt_power_watts{kind="drawn"}']) <= 3200.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_whatever_ends_it_clocks_come_back_and_nothing_is_left(driver, tmp_path, words, number: int) -> None:
+    (tmp_path / "limit").write_text("2.5")
+    command = [sys.executable, "-m", "jointopt", *words, "--", "sh", "-c",
+               f"echo $$ > {tmp_path}/pid; echo 2.0 > {tmp_path}/limit; sleep 60"]  # fmt: skip
+    with subprocess.Popen(command, env=driver.environment, stderr=subprocess.PIPE) as tool:
+        until = time.monotonic() + 60
+        while not (tmp_path / "changes.jsonl").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        tool.send_signal(number)
+        tool.communicate(timeout=60)
+    assert gone(int((tmp_path / "pid").read_text()))
+    while driver.held() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert driver.held() == {}
+
+
+def test_what_cannot_be_followed_is_refused_in_one_sentence_before_anything_is_set(driver, tmp_path, words) -> None:
+    for text, more, said in (
+        ("", [], "expected a CSV file with time_s"), ("5", ["--default-clocks"], "leave out --default-clocks"),
+        ("time_s,price_per_kwh\n0,1\n9,1\n", [], "needs a schedule"),
+    ):  # fmt: skip
+        (tmp_path / "limit").write_text(text)
+        ran = here([*words, *more], "true")
+        assert (ran.exit_code, ran.stderr.count("\n"), driver.calls()) == (2, 1, [])
+        assert said in ran.stderr
+    at = words.index("--job")
+    assert "--follow changes clocks" in here([*words[:at], *words[at + 2 :]], "true").stderr
