@@ -112,7 +112,7 @@ class Dispatch:
         return self.dwell_s == 0.0 and np.isinf(self.ramp_kw_per_min)
 
     def best(self, worth: float, per_cost: float = 1.0) -> Schedule | None:
-        """The schedule of least cost (times ``per_cost``) less ``worth`` for each token; None: none keeps the limits."""
+        """The schedule of least cost (times ``per_cost``) less ``worth`` a token; None where none keeps the limits."""
         rungs = self.rungs
         value = worth * rungs.tokens_per_s - per_cost / _HOUR_S * self.steps.cost_per_kwh[:, None] * rungs.power_kw
         value = np.where(self._blocked, -np.inf, value * self.steps.seconds[:, None])
