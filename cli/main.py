@@ -24,10 +24,10 @@ from jointopt.core.errors import JointOptError
 from jointopt.core.secrets import masked
 
 GROUPS = {  # the commands of the help by what they are for, in its order
-    "Plan": ("propose", "explain", "compare", "scale", "goodput", "select", "polish", "check", "report", "dashboard"),
-    "Run": ("import", "export", "tune", "validate", "exec", "watch"),
+    "Plan": ("propose", "explain", "compare", "scale", "fleet", "goodput", "select", "report"),
+    "Run": ("import", "export", "tune", "validate", "exec", "follow", "watch"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
-    "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
+    "Tools": ("dashboard", "check", "polish", "catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 _IN_ONE_LINE = ("Tools",)
