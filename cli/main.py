@@ -27,8 +27,9 @@ GROUPS = {  # the commands of the help by what they are for, in its order
     "Plan": ("propose", "explain", "compare", "scale", "fleet", "goodput", "select", "report"),
     "Run": ("import", "export", "tune", "validate", "exec", "follow", "watch"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
-    "Tools": ("dashboard", "check", "polish", "catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
-}
+    "Tools": ("dashboard", "check", "polish", "catalog", "doctor", "script", "work", "store", "clocks", "mcp",
+              "completion"),
+}  # fmt: skip
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 _IN_ONE_LINE = ("Tools",)
 
@@ -45,7 +46,7 @@ class Commands(click.Group):
         for group, names in GROUPS.items():
             with formatter.section(group):
                 if group in _IN_ONE_LINE:
-                    formatter.write(f"  {', '.join(names)}\n")
+                    formatter.write_text(", ".join(names))
                     continue
                 found = [(name, self.get_command(ctx, name)) for name in names]
                 formatter.write_dl([(name, one.get_short_help_str(formatter.width)) for name, one in found if one])
