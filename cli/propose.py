@@ -80,21 +80,18 @@ def propose(
     from jointopt.workflows import propose as workflow
 
     named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
-    the_job = common.job_of(job, shape, pue, changes | named, save_job)
+    wanted = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
-    basis |= {"source": job_words(job, shape, changes, save_job), "allow_tight": allow_tight, "baseline": baseline}
-    basis |= {"study": study, "all_trials": all_trials}
-    found = workflow.propose(the_job, trials=trials, seed=seed, **basis)
+    basis |= {"allow_tight": allow_tight, "baseline": baseline, "study": study, "all_trials": all_trials}
+    found = workflow.propose(wanted, trials=trials, seed=seed, source=job_words(job, shape, changes, save_job), **basis)
     with common.writing("--out"):
         if out:
             found.write(out)
     if report:
         common.write_report(found.report(), report)
-    brief = not (verbose or show_all or top or layouts)
-    common.answer(
-        found, as_json, refused=found.decision.worse_than_front(fail_if_worse), brief=brief, show_all=show_all, top=top,
-        layouts=layouts or LAYOUTS_FOR_PEOPLE,
-    )  # fmt: skip
+    shown = {"brief": not (verbose or show_all or top or layouts), "layouts": layouts or LAYOUTS_FOR_PEOPLE}
+    refused = found.decision.worse_than_front(fail_if_worse)
+    common.answer(found, as_json, refused=refused, show_all=show_all, top=top, **shown)
 
 
 def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None) -> str:
