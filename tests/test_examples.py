@@ -82,7 +82,7 @@ def test_the_dashboard_shows_every_metric_of_the_exporter_and_asks_for_no_other_
     assert {name for query, _ in asked for name in re.findall(r"jointopt_\w+", query)} == set(METRICS)
     for query, legend in asked:
         known = {"instance"}.union(*(METRICS[name] for name in re.findall(r"jointopt_\w+", query)))
-        assert {*re.findall(r"(\w+)=~?\"", query), *re.findall(r"{{(\w+)}}", legend)} <= known, query
+        assert {*re.findall(r"(\w+)!?=~?\"", query), *re.findall(r"{{(\w+)}}", legend)} <= known, query
     assert set(re.findall(r'kind="(\w+)"', str(asked))) <= {"predicted", "measured", "drawn", "limit"}
 
 

@@ -10,7 +10,8 @@ given the published plan as far as it has words for it, and searches for a bette
   names. Without context parallelism, cp counts as data parallelism; its 8-bit peak stands for FP8.
 - Galvatron (hetu-galvatron 2.4.0) searches a strategy for each layer from a profile of the model and the cluster, which
   takes the GPUs. Here jointopt's own predictions of one layer and the catalogue's links are written as that profile,
-  so that what is compared is the search, not the model. BF16 and dense layers alone; its plan is priced by us too. Minutes.
+  so that what is compared is the search, not the model: six minutes, BF16 and dense layers alone. Its plan is priced
+  by us too.
 - Megatron-LM's theoretical_memory_usage.py, of a checkout, says what weights, optimizer and activations take.
 """
 
