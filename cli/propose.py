@@ -89,9 +89,9 @@ def propose(
             found.write(out)
     if report:
         common.write_report(found.report(), report)
-    shown = {"brief": not (verbose or show_all or top or layouts), "layouts": layouts or LAYOUTS_FOR_PEOPLE}
-    refused = found.decision.worse_than_front(fail_if_worse)
-    common.answer(found, as_json, refused=refused, show_all=show_all, top=top, **shown)
+    brief = not (verbose or show_all or top or layouts)
+    text: dict[str, Any] = {"show_all": show_all, "top": top, "layouts": layouts or LAYOUTS_FOR_PEOPLE}
+    common.answer(found, as_json, refused=found.decision.worse_than_front(fail_if_worse), brief=brief, **text)
 
 
 def job_words(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any], saved: Path | None) -> str:
