@@ -70,7 +70,7 @@ CASES = (
             "llama-3-70b", H100, 64, global_batch_size=128, seq_length=8192, dtype="fp8", framework="nemo"
         ),
         "dp=2 tp=4 pp=4 cp=2 vpp=5 micro_batch_size=1 recompute=none",
-        "layouts_nvidia_nemo_docs.csv", "num_gpus == 64 and model == 'LLAMA3-70B'",
+        "layouts_nvidia_nemo_docs.csv", "model == 'LLAMA3-70B' and gpu == 'h100-sxm5-80gb' and tp == 4",
     ),
     Case(
         "Qwen3 30B-A3B, 32 H100, Megatron-LM, BF16, 256 sequences",
