@@ -76,18 +76,16 @@ def propose(
     from jointopt.workflows import propose as workflow
 
     named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
-    the_job = common.job_of(job, shape, pue, changes | named, save_job)
+    wanted = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
-    basis |= {"source": common.job_words(job, shape, changes, save_job), "allow_tight": allow_tight}
-    basis |= {"study": study, "all_trials": all_trials, "baseline": baseline}
-    found = workflow.propose(the_job, trials=trials, seed=seed, **basis)
+    source = common.job_words(job, shape, changes, save_job)
+    basis |= {"allow_tight": allow_tight, "baseline": baseline, "study": study, "all_trials": all_trials}
+    found = workflow.propose(wanted, trials=trials, seed=seed, source=source, **basis)
     with common.writing("--out"):
         if out:
             found.write(out)
     if report:
         common.write_report(found.report(), report)
     brief = not (verbose or show_all or top or layouts)
-    common.answer(
-        found, as_json, refused=found.decision.worse_than_front(fail_if_worse), brief=brief, show_all=show_all, top=top,
-        layouts=layouts or LAYOUTS_FOR_PEOPLE,
-    )  # fmt: skip
+    text: dict[str, Any] = {"show_all": show_all, "top": top, "layouts": layouts or LAYOUTS_FOR_PEOPLE}
+    common.answer(found, as_json, refused=found.decision.worse_than_front(fail_if_worse), brief=brief, **text)

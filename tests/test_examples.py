@@ -20,7 +20,7 @@ METRICS = {  # of jointopt's exporter, with their labels beside Prometheus' own
     "jointopt_iteration_time_seconds": {"kind"}, "jointopt_power_watts": {"kind", "gpu"}, "jointopt_slow_ranks": set(),
     "jointopt_clock_mhz": {"gpu", "stage"}, "jointopt_energy_joules_total": set(),
 }  # fmt: skip
-RECIPE = ROOT / "tests" / "frameworks" / "imports" / "samples" / "megatron_llama3_8b.sh"
+SAMPLES = ROOT / "tests" / "frameworks" / "imports" / "samples"
 
 
 def read(name: str) -> Any:
@@ -56,13 +56,14 @@ def act(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 def test_the_action_fails_a_recipe_that_is_worse_than_the_front_and_says_by_how_much(
     act: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
-    code, summary = act(recipe=str(RECIPE), options="--gpu h100-sxm5-80gb")
+    code, summary = act(recipe=f"{SAMPLES}/megatron_llama3_8b.sh", options="--gpu h100-sxm5-80gb")
     saved = json.loads((tmp_path / "proposal" / "proposal.json").read_text())["decision"]["savings"]
     assert code == 1
     assert f"{saved['time']['percent']:.1f} % less time at no more energy" in summary
     assert (tmp_path / "proposal" / "report.html").exists()
     assert all(line.startswith("    ") for line in summary.splitlines())  # a block of code, for Markdown
-    assert act(recipe=str(RECIPE), options="--gpu h100-sxm5-80gb", percent="90")[0] == 0
+    options = "--gpu h100-sxm5-80gb --nodes 8"
+    assert act(recipe=f"{SAMPLES}/titan_llama3_8b.toml", options=options, percent="90")[0] == 0
 
 
 def test_the_action_fails_as_bad_usage_where_the_recipe_cannot_be_read(act: Callable[..., tuple[int, str]]) -> None:
@@ -82,7 +83,7 @@ def test_the_dashboard_shows_every_metric_of_the_exporter_and_asks_for_no_other_
     assert {name for query, _ in asked for name in re.findall(r"jointopt_\w+", query)} == set(METRICS)
     for query, legend in asked:
         known = {"instance"}.union(*(METRICS[name] for name in re.findall(r"jointopt_\w+", query)))
-        assert {*re.findall(r"(\w+)=~?\"", query), *re.findall(r"{{(\w+)}}", legend)} <= known, query
+        assert {*re.findall(r"(\w+)!?=~?\"", query), *re.findall(r"{{(\w+)}}", legend)} <= known, query
     assert set(re.findall(r'kind="(\w+)"', str(asked))) <= {"predicted", "measured", "drawn", "limit"}
 
 

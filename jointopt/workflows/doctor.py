@@ -131,6 +131,8 @@ _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
 _PACKAGES = (
     ("polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)"),
     ("dashboard", "optuna-dashboard", "pip install 'jointopt[dashboard]'"),
+    ("--log mlflow", "mlflow-skinny", "pip install 'jointopt[mlflow]'"),
+    ("--log wandb", "wandb", "pip install 'jointopt[wandb]'"),
     ("work on PostgreSQL", "psycopg", "pip install 'psycopg[binary]' (SQLite works without)"),
 )
 
