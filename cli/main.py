@@ -24,8 +24,9 @@ from jointopt.core.errors import JointOptError
 from jointopt.core.secrets import masked
 
 GROUPS = {  # the commands of the help by what they are for, in its order
-    "Plan": ("propose", "explain", "compare", "scale", "goodput", "select", "polish", "check", "report", "dashboard"),
-    "Run": ("import", "export", "tune", "validate", "exec", "watch"),
+    "Plan": ("propose", "explain", "compare", "scale", "fleet", "goodput", "select", "polish", "check", "report",
+             "dashboard"),
+    "Run": ("import", "export", "tune", "validate", "follow", "exec", "watch"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
     "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
 }

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from jointopt.workflows.compare import compare as compare
     from jointopt.workflows.evaluate import evaluate as evaluate
     from jointopt.workflows.explain import explain as explain
+    from jointopt.workflows.fleet import fleet as fleet
+    from jointopt.workflows.follow import follow as follow
     from jointopt.workflows.goodput import goodput as goodput
     from jointopt.workflows.import_ import import_ as import_
     from jointopt.workflows.optuna_objective import enqueue as enqueue
@@ -46,6 +48,8 @@ _VERBS = {
     "compare": "jointopt.workflows.compare",
     "scale": "jointopt.workflows.scale",
     "goodput": "jointopt.workflows.goodput",
+    "follow": "jointopt.workflows.follow",
+    "fleet": "jointopt.workflows.fleet",
     "polish": "jointopt.workflows.polish",
     "select": "jointopt.workflows.select",
     "predict": "jointopt.workflows.predict_plans",

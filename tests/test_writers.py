@@ -53,6 +53,7 @@ FILES = {
     "jointopt/measure/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
     "jointopt/report/page/choice.py", "jointopt/report/page/render.py", "jointopt/frameworks/zeus.py",
     "jointopt/report/proposal.py", "jointopt/jobs/reading.py", "jointopt/surrogate/trees.py",
+    "jointopt/report/power_schedule.py",
     "jointopt/workflows/export.py",
 }  # fmt: skip
 # (function, the places that may call it): each language is written in one place

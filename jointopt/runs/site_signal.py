@@ -45,8 +45,8 @@ class SiteSignal:
         if "time_s" not in table or len(kinds) != 1:
             hints = [nearest_hint(name, ("time_s", *KINDS)) for name in table if name not in ("time_s", *KINDS)]
             raise TableError(
-                f"{source} has the columns {', '.join(map(str, table))}{next(filter(None, hints), '')}; expected time_s "
-                f"and one of {', '.join(KINDS)}."
+                f"{source} has the columns {', '.join(map(str, table))}{next(filter(None, hints), '')}; "
+                f"expected time_s and one of {', '.join(KINDS)}."
             )
         kind, count = kinds[0], len(table)
         if not 2 <= count <= _MOST_STEPS + 1:
@@ -54,13 +54,14 @@ class SiteSignal:
                 f"{source} has {count:,} row{'s' * (count != 1)}; expected 2 to {_MOST_STEPS + 1:,}: one for the start "
                 "of each step, and one for the end."
             )
-        time_s, values = (_numbers(table[name], name, source) for name in ("time_s", kind))
+        time_s, values = (_numbers(table, name, source) for name in ("time_s", kind))
         _check_times(time_s, source)
         low, high = KINDS[kind]
         wrong = np.flatnonzero((values < low) | (values > high) | (np.isinf(values) & (kind != "limit_kw")))
         if len(wrong):
             most = "" if high == np.inf else f" to {high:g}"
-            raise TableError(f"{source}, row {wrong[0] + 1}: {kind} must be from {low:g}{most}; got {values[wrong[0]]:g}.")
+            got = f"{kind} must be a number from {low:g}{most}; got {values[wrong[0]]:g}"
+            raise TableError(f"{source}, row {wrong[0] + 1}: {got}.")
         filled, remarks = _filled(kind, time_s, values[:-1], source)
         return cls(source, kind, time_s, filled, remarks)
 
@@ -70,12 +71,13 @@ def read_signal(path: Path) -> SiteSignal:
     return SiteSignal.of(read_table(path), str(path))
 
 
-def _numbers(column: pd.Series[float], name: str, source: str) -> Floats:
+def _numbers(table: pd.DataFrame, name: str, source: str) -> Floats:
     """The cells as numbers, NaN where they are blank."""
-    found = pd.to_numeric(column, errors="coerce")
-    text = np.flatnonzero(found.isna() & column.notna())
+    found = pd.to_numeric(table[name], errors="coerce")
+    text = np.flatnonzero(found.isna() & table[name].notna())
     if len(text):
-        raise TableError(f"{source}, row {text[0] + 1}: {name} must be a number; got {quoted_cell(column.iloc[text[0]])}.")
+        got = quoted_cell(table, int(text[0]), name)
+        raise TableError(f"{source}, row {text[0] + 1}: {name} must be a number; got {got}.")
     return found.to_numpy(np.float64)
 
 
@@ -85,8 +87,8 @@ def _check_times(time_s: Floats, source: str) -> None:
         raise TableError(f"{source}, row {row + 1}: time_s is blank; expected the start of the step in seconds.")
     for row in np.flatnonzero(np.diff(time_s) <= 0.0).tolist():
         raise TableError(
-            f"{source}, row {row + 2}: time_s {time_s[row + 1]:.10g} is not after {time_s[row]:.10g} of the row before; "
-            "expected rows in order, by a clock that is never set back (UTC)."
+            f"{source}, row {row + 2}: time_s {time_s[row + 1]:.10g} is not after {time_s[row]:.10g} of the row "
+            "before; expected rows in order, by a clock that is never set back (UTC)."
         )
 
 
@@ -103,7 +105,8 @@ def _filled(kind: str, time_s: Floats, values: Floats, source: str) -> tuple[Flo
     word = "the value before" if strictest is None else "the stricter one of its neighbours"
     if len(known) < len(values):
         row = int(np.flatnonzero(np.isnan(values))[0])
-        remarks.append(f"{source}: {kind} of {len(values) - len(known):,} steps is blank (row {row + 1}); {word} holds.")
+        blank = len(values) - len(known)
+        remarks.append(f"{source}: {kind} is blank in {blank:,} row{'s' * (blank != 1)} (row {row + 1}); {word} holds.")
     if strictest is not None and (gaps := _gaps(np.diff(time_s))).any():
         row, following = int(np.flatnonzero(gaps)[0]), np.append(filled[1:], filled[-1])
         filled = np.where(gaps, strictest(filled, following), filled)

@@ -14,7 +14,8 @@ from jointopt.core.schema import Bools, Floats, Ints
 
 PAUSED = -1  # the layout of a pause
 _WORTHS = 100  # of a token that are tried at most
-_EQUAL = 1e-12  # relative
+_EQUAL, _CLOSE = 1e-12, 1e-9  # relative; the latter of costs that no closer schedule is looked for
+_LEAST = 1e-60  # worth of a token above none
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
 
 
@@ -35,10 +36,33 @@ class Rungs:
             return 0.0
         return self.restart_s + (0.0 if before == PAUSED else self.checkpoint_s)
 
+    def take(self, rows: Ints) -> Rungs:
+        """Some of the rungs."""
+        names = ("tokens_per_s", "power_kw", "power_kw_high", "layout")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+
+    def on_hull(self) -> Ints:
+        """The rungs that are best at some worth of a token, of each layout: those that no mix of two others beats."""
+        kept: list[int] = []
+        for one in np.unique(self.layout):
+            chain: list[int] = []
+            rows = np.flatnonzero(self.layout == one)
+            for row in rows[np.lexsort((self.tokens_per_s[rows], self.power_kw[rows]))].tolist():
+                while len(chain) > 1 and self._slope(chain[-2], row) >= self._slope(chain[-2], chain[-1]):
+                    chain.pop()
+                chain.append(row)
+            kept += chain
+        return np.sort(np.array(kept, np.int64))
+
+    def _slope(self, first: int, second: int) -> float:
+        """Tokens/s for each kW more from one rung to another."""
+        more_kw = float(self.power_kw[second] - self.power_kw[first])
+        return float(self.tokens_per_s[second] - self.tokens_per_s[first]) / max(more_kw, 1e-300)
+
 
 @dataclass(frozen=True)
 class Steps:
-    """The signal: T + 1 bounds of its steps in s; limits in kW and costs per kWh of its steps, (T,) each."""
+    """The signal: T + 1 bounds of its steps in s; limits in kW and costs of a kWh in its steps, (T,) each."""
 
     bounds_s: Floats
     limit_kw: Floats
@@ -60,10 +84,18 @@ class Schedule:
     cost: Floats  # of each step
     gap: float = 0.0  # most by which another schedule could cost less, as a share of the cost
 
+    @property
+    def totals(self) -> tuple[float, float]:
+        """Cost and tokens of all steps."""
+        return float(self.cost.sum()), float(self.tokens.sum())
+
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Schedules of ``rungs`` over ``steps``; changes of the power keep the ramp, and a rung stays for the dwell time."""
+    """Schedules of ``rungs`` over ``steps``: changes of power keep the ramp, and a rung stays for the dwell time.
+
+    They begin at any rung of layout 0, or with a change from it.
+    """
 
     rungs: Rungs
     steps: Steps
@@ -80,7 +112,7 @@ class Dispatch:
         return self.dwell_s == 0.0 and np.isinf(self.ramp_kw_per_min)
 
     def best(self, worth: float, per_cost: float = 1.0) -> Schedule | None:
-        """The schedule of the least cost (times ``per_cost``), less ``worth`` for each token; None: no limit is kept."""
+        """The schedule of least cost (times ``per_cost``) less ``worth`` a token; None where none keeps the limits."""
         rungs = self.rungs
         value = worth * rungs.tokens_per_s - per_cost / _HOUR_S * self.steps.cost_per_kwh[:, None] * rungs.power_kw
         value = np.where(self._blocked, -np.inf, value * self.steps.seconds[:, None])
@@ -95,23 +127,22 @@ class Dispatch:
 
         Where a token is worth just enough (Lagrange's multiplier) two schedules are equally good, of which one makes
         fewer and one more: they are followed one after the other, and without dwell time or ramp they share a step.
+        ``gap`` is what that leaves open.
         """
-        more, less = self.best(1.0, 0.0), self.best(0.0)
-        if more is None or less is None or more.tokens.sum() < tokens * (1.0 - _EQUAL):
+        most = self.best(1.0, 0.0)
+        if most is None or most.tokens.sum() < tokens * (1.0 - _EQUAL):
             return None
-        if less.tokens.sum() >= tokens:
-            return less
-        bound = float(less.cost.sum())
-        for _ in range(_WORTHS):
-            worth = float((more.cost.sum() - less.cost.sum()) / (more.tokens.sum() - less.tokens.sum()))
-            found = self.best(worth) or more
-            value, known = (float(one.cost.sum() - worth * one.tokens.sum()) for one in (found, more))
-            bound = value + worth * tokens
-            if value >= known - _EQUAL * (abs(known) + float(np.abs(more.cost).sum())):
-                break
-            more, less = (found, less) if found.tokens.sum() >= tokens else (more, found)
-        found = min(self._mixed(more, less, tokens), key=lambda one: float(one.cost.sum()))
-        cost = float(found.cost.sum())
+        price, top = self.steps.cost_per_kwh, int(self.rungs.tokens_per_s.argmax())
+        usual = float(np.abs(price).mean()) / _HOUR_S * self.rungs.power_kw[top] / self.rungs.tokens_per_s[top]
+        balance = _Balance(replace(self, dwell_s=0.0, ramp_kw_per_min=np.inf), tokens, most)
+        worth = balance.worth_from(float(usual), 2.0)
+        if not self._is_free:
+            balance = _Balance(self, tokens, most)
+            balance.worth_from(worth, 1.01)
+        found, bound = balance.more, balance.bound
+        if balance.less is not None:
+            found = min(self._mixed(found, balance.less, tokens), key=lambda one: one.totals[0])
+        cost = found.totals[0]
         return replace(found, gap=max(cost - bound, 0.0) / max(abs(cost), 1e-300))
 
     def schedule(self, rung: Ints, bounds_s: Floats | None = None) -> Schedule:
@@ -134,14 +165,18 @@ class Dispatch:
         ``best[b, r]`` is that of all ways to be at rung r before bound b and free to leave it. A change at b is tied
         until the dwell time, the checkpoint or the restart are over, and leads to a later bound.
         """
-        rungs, bounds_s, count = self.rungs, self.steps.bounds_s, len(value)
+        rungs, count = self.rungs, len(value)
         total = np.cumsum(np.pad(np.where(self._blocked, 0.0, value), ((1, 0), (0, 0))), axis=0)
         blocked = np.cumsum(np.pad(self._blocked, ((1, 0), (0, 0))), axis=0)
         best = np.full((count + 1, len(rungs.layout)), -np.inf)
-        best[0, rungs.layout <= 0] = 0.0
+        best[0, rungs.layout == 0] = 0.0
         origin = np.zeros((*best.shape, 2), np.int64)  # the bound and the rung that each was reached from
-        changes = [(rows, into, *self._change(rows, into)) for rows in self._groups() for into in self._groups()]
-        every = np.arange(len(rungs.layout))
+        paused, every = rungs.layout == PAUSED, np.arange(len(rungs.layout))
+        # to stay at any rung may be worth more than a pause
+        stays = (value[:, ~paused] >= value[:, paused].max(axis=1, initial=-np.inf)[:, None]).all()
+        layouts = np.unique(rungs.layout[~paused] if stays else rungs.layout)
+        groups = [np.flatnonzero(rungs.layout == one) for one in layouts]
+        changes = [(rows, into, *self._change(rows, into)) for rows in groups for into in groups]
         for b in range(count):
             # a rung that stays is a change to itself without a tie
             options = [(every, best[b], every, b + 1)]
@@ -167,10 +202,6 @@ class Dispatch:
             b, rung = start, source
         return path
 
-    def _groups(self) -> list[Ints]:
-        """The rungs of each layout."""
-        return [np.flatnonzero(self.rungs.layout == one) for one in np.unique(self.rungs.layout)]
-
     def _change(self, rows: Ints, into: Ints) -> tuple[float, Ints]:
         """(seconds lost by a change between rungs of two layouts, the bound at which one at each bound is over)."""
         before, after = (int(self.rungs.layout[some[0]]) for some in (rows, into))
@@ -192,7 +223,7 @@ class Dispatch:
         return np.asarray(np.abs(power_kw[rows, None] - power_kw[into]) <= most_kw * (1.0 + _EQUAL))
 
     def _mixed(self, more: Schedule, less: Schedule, tokens: float) -> Iterator[Schedule]:
-        """Schedules that follow one of two and then the other, and make so many tokens; the first of them is ``more``."""
+        """Schedules that follow one of two and then the other, and make so many tokens; ``more`` comes first."""
         yield more
         bounds_s, layout = self.steps.bounds_s, self.rungs.layout
         for first, last in ((more, less), (less, more)):
@@ -212,14 +243,57 @@ class Dispatch:
                         yield mixed
 
     def keeps(self, found: Schedule) -> bool:
-        """Whether a schedule of the signal's own steps keeps limits, ramp and dwell time, and the time of each change."""
+        """Whether a schedule of the signal's own steps keeps limits, ramp, dwell time, and the time of each change."""
         rung = found.rung
-        at = np.flatnonzero(np.diff(rung)) + 1
         if self._blocked[np.arange(len(rung)), rung].any():
             return False
-        for b, end in zip(at.tolist(), np.append(at, len(rung))[1:].tolist(), strict=True):
-            pair = rung[b - 1 : b], rung[b : b + 1]
-            over = self._change(*pair)[1][b]
-            if end < over or not self._within_ramp(b, *pair).all():
+        at = np.flatnonzero(np.diff(rung)) + 1
+        ends = np.append(at, len(rung))
+        if self.rungs.layout[rung[0]] != 0:
+            at = np.append(0, at)
+        else:
+            ends = ends[1:]
+        first = np.flatnonzero(self.rungs.layout == 0)[:1]
+        for b, end in zip(at.tolist(), ends.tolist(), strict=True):
+            pair = rung[b - 1 : b] if b else first, rung[b : b + 1]
+            if end < self._change(*pair)[1][b] or not self._within_ramp(b, *pair).all():
                 return False
         return True
+
+
+@dataclass
+class _Balance:
+    """Schedules on both sides of a number of tokens, ever closer in the worth of a token, and a bound of the cost."""
+
+    dispatch: Dispatch
+    tokens: float
+    more: Schedule  # makes so many tokens
+    less: Schedule | None = None  # makes fewer
+    bound: float = -np.inf  # that the cost of no schedule of so many tokens is below
+
+    def worth_from(self, worth: float, factor: float) -> float:
+        """Find the worth at which both are equally good, from a guess that may be off by a factor; return it."""
+        line, is_above = np.inf, False  # what neither of the two is below at this worth; whether ``more`` is of a worth
+        for _ in range(_WORTHS):
+            found = self.dispatch.best(worth)
+            if found is None:
+                break
+            cost, made = found.totals
+            value = cost - worth * made
+            self.bound = max(self.bound, value + worth * self.tokens)
+            if value >= line:
+                break
+            if made >= self.tokens:
+                self.more, is_above = found, True
+            else:
+                self.less = found
+            if self.more.totals[0] - self.bound <= _CLOSE * abs(self.bound) or (self.less is None and worth == 0.0):
+                break
+            if self.less is not None and is_above:
+                (cost, made), (below, fewer) = self.more.totals, self.less.totals
+                worth = (cost - below) / (made - fewer)
+                line = cost - worth * made - _EQUAL * (abs(cost) + abs(worth * made))
+            else:
+                worth = worth / factor if self.less is None else max(worth * factor, _LEAST)
+                worth, factor = worth if worth >= _LEAST else 0.0, min(factor * factor, 1e6)
+        return worth

@@ -21,12 +21,13 @@ from jointopt.physics.site import cluster_power_kw
 from jointopt.physics.throughput import with_rates
 from jointopt.search.breeding import SLACK_LEVELS
 from jointopt.search.local_search import two_step_front
-from jointopt.search.pareto import concat, non_dominated, stacked, take
+from jointopt.search.pareto import concat, concat_plans, evenly_spaced, front_order, non_dominated, stacked, take
+from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import predicted_plans, with_power_limits
 from jointopt.workflows.explain import explain
-from jointopt.workflows.feasible_layouts import search_problem, searched_limits
-from jointopt.workflows.search_steps import LOCAL_EVALUATIONS
+from jointopt.workflows.feasible_layouts import prepare_search, search_problem, searched_limits
+from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Stopwatch, exact_step
 
 _GOALS = ("iteration_time_s", "cluster_power_kw", "cluster_power_kw_high")
 
@@ -64,13 +65,12 @@ class Ladder:
     @property
     def idle_kw(self) -> float:
         """Power of the site in kW during a pause."""
-        return float(cluster_power_kw(self.job.cluster, _idle_w(self.job)))
+        return idle_power_kw(self.job, self.plans)[0]
 
     @property
     def idle_kw_high(self) -> float:
-        """The power that a pause stays below with 95 %, in kW: GPUs are as unsure as at the last rung."""
-        unsure = float(self.plans["avg_power_w_high"][-1] / self.plans["avg_power_w"][-1])
-        return float(cluster_power_kw(with_host_at(self.job.cluster, "high"), unsure * _idle_w(self.job)))
+        """The power that a pause stays below with 95 %, in kW."""
+        return idle_power_kw(self.job, self.plans)[1]
 
     def rung_under(self, limit_kw: float) -> int | None:
         """The fastest rung whose power stays below the limit in kW with 95 %; None: only a pause does."""
@@ -82,9 +82,17 @@ class Ladder:
         return plan_records(self.plans, self.plans["stage_clock_mhz"], [rung])[0]
 
 
-def _idle_w(job: Job) -> float:
+def idle_power_kw(job: Job, plans: Columns) -> tuple[float, float]:
+    """Power of the site in kW while GPUs idle: its mean, and what it stays below with 95 %.
+
+    GPUs are as unsure as in the last of the job's plans.
+    """
     gpu = job.cluster.gpu
-    return gpu.idle_w if gpu.idle_w is not None else gpu.power.static_w if gpu.power else np.nan
+    idle_w = gpu.idle_w if gpu.idle_w is not None else gpu.power.static_w if gpu.power else np.nan
+    high_w = idle_w * float(plans["avg_power_w_high"][-1] / plans["avg_power_w"][-1])
+    sites = (job.cluster, idle_w), (with_host_at(job.cluster, "high"), high_w)
+    mean_kw, high_kw = (float(cluster_power_kw(cluster, watts)) for cluster, watts in sites)
+    return mean_kw, high_kw
 
 
 def ladder_of(model: JobModel, plan: str | Mapping[str, Any], *, allow_tight: bool = False) -> Ladder:
@@ -103,10 +111,7 @@ def ladder_of(model: JobModel, plan: str | Mapping[str, Any], *, allow_tight: bo
     own = _predicted(model, parsed.layouts, parsed.stage_clock_mhz)
     layouts = under_limits(parsed.layouts, limits)
     problem = search_problem(job, model.cost_model(layouts), np.array(job.search.clock_mhz))
-    shares = np.linspace(0.0, 1.0, SLACK_LEVELS if problem.stage_clocks is not None else 1)
-    axes = np.meshgrid(np.arange(problem.num_layouts), np.arange(problem.num_clocks), shares, indexing="ij")
-    grid = problem.evaluate_genes(*(axis.reshape(-1) for axis in axes))
-    tried = concat([grid, two_step_front(problem, 0, LOCAL_EVALUATIONS)])
+    tried = concat([every_clock(problem), two_step_front(problem, 0, LOCAL_EVALUATIONS)])
     tried = take(tried, tried["violation"] <= 0.0)
     found = _predicted(model, take(layouts, tried["layout_index"]), tried["stage_clock_mhz"])
     every = concat(with_power_limits([found, own], job))
@@ -116,6 +121,32 @@ def ladder_of(model: JobModel, plan: str | Mapping[str, Any], *, allow_tight: bo
     if stopped_s is None:
         stopped_s = float(checkpoint_s(job, parsed.layouts, float(stated.storage_gbytes_per_s or np.nan))[0])
     return Ladder(job, take(every, rows), own, stopped_s, float(stated.restart_s or 0.0), assumed)
+
+
+def every_clock(problem: Problem) -> Columns:
+    """All plans of a problem of few layouts: each at every clock and share of slack."""
+    shares = np.linspace(0.0, 1.0, SLACK_LEVELS if problem.stage_clocks is not None else 1)
+    layout, clock, share = np.indices((problem.num_layouts, problem.num_clocks, len(shares))).reshape(3, -1)
+    return problem.evaluate_genes(layout, clock, shares[share])
+
+
+def power_options(model: JobModel, most: int, *, allow_tight: bool = False) -> Columns:
+    """At most so many plans of a job, of which none is as fast as another at less power of the site's high end.
+
+    Of all layouts of the front of time and energy, at every clock: with all of `propose`'s figures, the fastest first.
+    """
+    quiet = Stopwatch(quiet=True)
+    ready = prepare_search(model, quiet, allow_tight=allow_tight)
+    front = exact_step(model.job, ready.problem, quiet).front
+    rows = np.unique(front["layout_index"])
+    tried = every_clock(ready.problem.of_layouts(rows))
+    tried = concat_plans([front, tried | {"layout_index": rows[tried["layout_index"]]}])
+    tried = take(tried, tried["violation"] <= 0.0)
+    tried = take(tried, front_order(tried["iteration_time_s"], tried["avg_power_w"]))
+    plans = predicted_plans(model, ready.physics, tried | {"fit_probability": ready.fitting[tried["layout_index"]]})
+    plans = with_rates(model.job, plans)
+    plans = take(plans, front_order(plans["iteration_time_s"], plans["cluster_power_kw_high"]))
+    return take(plans, evenly_spaced(plans, most))
 
 
 def _predicted(model: JobModel, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
