@@ -16,7 +16,7 @@ import pytest
 
 # Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
 NEEDY = {
-    "torch", "dask", "cluster", "postgres", "postgres_server", "page", "small_disk", "shared_url=postgresql",
+    "torch", "dask", "openg2g", "cluster", "postgres", "postgres_server", "page", "small_disk", "shared_url=postgresql",
     "setting=slurm", "setting=torchrun", "setting=megatron", "setting=torchtitan", "setting=nanotron",
     "setting=deepspeed", "setting=megatron-bridge", "setting=nanotron by command",
 }  # fmt: skip
@@ -44,6 +44,12 @@ def torch() -> Any:
 def dask() -> Any:
     """Dask, for tests of its workers."""
     return pytest.importorskip("distributed", reason="workers need Dask: pip install 'jointopt[dask]'")
+
+
+@pytest.fixture(scope="session")
+def openg2g() -> Any:
+    """OpenG2G, which takes the power of a schedule as a load."""
+    return pytest.importorskip("openg2g.datacenter", reason="loads need OpenG2G: pip install openg2g")
 
 
 @pytest.hookimpl(tryfirst=True)
