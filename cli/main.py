@@ -29,7 +29,7 @@ GROUPS = {  # the commands of the help by what they are for, in its order
     "Run": ("import", "export", "tune", "validate", "follow", "exec", "watch"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
     "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
-}
+}  # fmt: skip
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 _IN_ONE_LINE = ("Tools",)
 

@@ -93,8 +93,9 @@ class DemandSource:
             content = _content(self.where)
             if content != self._content:
                 found = _parsed(content, self.where)
-                is_limit = isinstance(found, Demand) or found.kind in KINDS
-                self._signal, self._content = found if is_limit else self._limits_of(found), content
+                if isinstance(found, SiteSignal) and found.kind not in KINDS:
+                    found = self._limits_of(found)
+                self._signal, self._content = found, content
             self._read_s, self.fault = time.monotonic(), ""
         except (OSError, ValueError, JointOptError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).rstrip(".")
