@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from jointopt.workflows.select import select as select
     from jointopt.workflows.tune import tune as tune
     from jointopt.workflows.validate import validate as validate
+    from jointopt.workflows.watch import watch as watch
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _VERBS = {
     "evaluate": "jointopt.workflows.evaluate",
     "tune": "jointopt.workflows.tune",
     "validate": "jointopt.workflows.validate",
+    "watch": "jointopt.workflows.watch",
     "optuna_objective": "jointopt.workflows.optuna_objective",
     "enqueue": "jointopt.workflows.optuna_objective",
     "report_stage": "jointopt.measure.hardware.stage_hook.sitecustomize",

@@ -16,7 +16,7 @@ import pytest
 
 # Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
 NEEDY = {
-    "torch", "dask", "mlflow", "wandb", "cluster", "postgres", "postgres_server", "page", "small_disk",
+    "torch", "dask", "mlflow", "wandb", "openg2g", "cluster", "postgres", "postgres_server", "page", "small_disk",
     "shared_url=postgresql", "setting=slurm", "setting=torchrun", "setting=megatron", "setting=torchtitan",
     "setting=nanotron", "setting=deepspeed", "setting=megatron-bridge", "setting=nanotron by command",
 }  # fmt: skip
@@ -58,6 +58,12 @@ def wandb() -> Any:
     """The client of Weights & Biases, for tests of trackers."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return pytest.importorskip("wandb", reason="its runs need Weights & Biases: pip install 'jointopt[wandb]'")
+
+
+@pytest.fixture(scope="session")
+def openg2g() -> Any:
+    """OpenG2G, which takes the power of a schedule as a load."""
+    return pytest.importorskip("openg2g.datacenter", reason="loads need OpenG2G: pip install openg2g")
 
 
 @pytest.hookimpl(tryfirst=True)

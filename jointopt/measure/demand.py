@@ -8,6 +8,7 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,28 +17,32 @@ from urllib.request import urlopen
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import TableError, UsageError
+from jointopt.core.errors import JointOptError, TableError, UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.runs.site_signal import SiteSignal
 
-KINDS = ("limit_kw", "reduce_percent")  # that hold now; prices and carbon need a schedule over all steps
+KINDS = ("limit_kw", "reduce_percent")  # that hold now; prices and carbon become limits by a schedule over all steps
 _POLL_S, _REPLY_S = 0.5, 2.0
 PATIENCE_S = 3.0  # without a readable signal, after which its source counts as dead
 _EPOCH_S = 1e9  # times of a signal above it are seconds since 1970, others since the start of the run
 _MOST_BYTES = 16 * 2**20
 _WEB, _SOCKET = ("http://", "https://"), "unix:"
-_EXPECTED = "a CSV file with time_s and limit_kw or reduce_percent, a number of kW, or an answer of Prometheus"
+_EXPECTED = (
+    "a CSV file with time_s and limit_kw (or what else follow takes), a number of kW, or an answer of Prometheus"
+)
 
 
 class Demand(NamedTuple):
-    """One of `KINDS` and its value."""
+    """One of `KINDS` and its value, or the ``power_kw`` of a schedule, which may be more than that of the plan."""
 
     kind: str
     value: float
 
     def limit_kw(self, own_kw: float) -> float:
-        """The limit in kW for a run that draws ``own_kw`` by its own plan."""
-        return self.value if self.kind == "limit_kw" else own_kw * (1.0 - self.value / 100.0)
+        """The limit in kW for a run that draws ``own_kw`` by its own plan; none where no reduction is asked."""
+        if self.kind != "reduce_percent":
+            return self.value
+        return own_kw * (1.0 - self.value / 100.0) if self.value > 0.0 else math.inf
 
 
 NONE = Demand("limit_kw", math.inf)
@@ -46,11 +51,12 @@ NONE = Demand("limit_kw", math.inf)
 class DemandSource:
     """Reads a source in a thread until `stop`; UsageError at once where its first content is no signal.
 
-    ``where``: the path of a file, a URL, or ``unix:PATH`` of a socket, read anew every half second.
+    ``where``: the path of a file, a URL, or ``unix:PATH`` of a socket, read anew every half second. ``limits_of``: the
+    limits of a signal of prices or carbon.
     """
 
-    def __init__(self, where: str) -> None:
-        self.where, self.fault = where, ""
+    def __init__(self, where: str, limits_of: Callable[[SiteSignal], SiteSignal]) -> None:
+        self.where, self.fault, self._limits_of = where, "", limits_of
         self._start_s = time.time()
         self._read_s = -math.inf
         self._content: bytes | None = None
@@ -86,9 +92,12 @@ class DemandSource:
         try:
             content = _content(self.where)
             if content != self._content:
-                self._signal, self._content = _parsed(content, self.where), content
+                found = _parsed(content, self.where)
+                if isinstance(found, SiteSignal) and found.kind not in KINDS:
+                    found = self._limits_of(found)
+                self._signal, self._content = found, content
             self._read_s, self.fault = time.monotonic(), ""
-        except (OSError, ValueError, UsageError) as error:
+        except (OSError, ValueError, JointOptError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).rstrip(".")
             self.fault = f"{self.where} cannot be read: {reason}"
 
@@ -113,11 +122,7 @@ def _parsed(content: bytes, where: str) -> SiteSignal | Demand:
     try:
         found = json.loads(text)
     except ValueError:
-        signal = SiteSignal.of(pd.read_csv(io.StringIO(text)), where)
-        if signal.kind not in KINDS:
-            raise TableError(f"{where} states {signal.kind}, which needs a schedule over all of its steps: "
-                             "jointopt follow makes one of limits") from None  # fmt: skip
-        return signal
+        return SiteSignal.of(pd.read_csv(io.StringIO(text)), where)
     kind, value = "limit_kw", found
     if isinstance(found, dict) and found.get("status") == "success":
         kind, value = _of_prometheus(found["data"])

@@ -34,17 +34,20 @@ class PowerControl:
         """Whether a window of measured power lies after the last change."""
         return now_s - self._changed_s >= SETTLE_S + self.window_s
 
-    def choose(self, limit_kw: float, drawn_kw: float, now_s: float) -> int:
+    def choose(self, limit_kw: float, drawn_kw: float, now_s: float, own_first: bool = True) -> int:
         """The rung for now. ``drawn_kw``: mean over the last window; NaN where it is not known.
+
+        ``own_first``: the plan's own rung is taken where it keeps the limit, even if others are faster.
 
         Slower at once where more is drawn than the limit, or the limit falls; faster where it rises, or after a while.
         """
         if math.isfinite(drawn_kw) and self.is_settled(now_s):
             self.expected_kw = _MARGIN * self.power_kw * drawn_kw / self.power_kw[self.rung]
         within = np.flatnonzero(self.expected_kw <= limit_kw)
+        within = within if own_first else within[within > 0]
         wanted = int(within[0]) if len(within) else self.lowest()
         if wanted < self.rung and limit_kw == self._limit_kw:
-            roomy = np.flatnonzero(self.expected_kw <= _HEADROOM * limit_kw)
+            roomy = within[self.expected_kw[within] <= _HEADROOM * limit_kw]
             held = now_s - self._changed_s >= _HOLD_S
             wanted = min(int(roomy[0]), self.rung) if held and len(roomy) else self.rung
         self._limit_kw = limit_kw

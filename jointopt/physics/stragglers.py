@@ -24,6 +24,7 @@ _SPREAD = 3.0  # deviations of the ranks among themselves that are ordinary, whe
 _MANY = 8
 _LEAST_NOISE = 5e-4  # of the time
 _CLIP = 5  # iterations at least that an alarm takes
+_CLIP_SIGMA = 2.0  # deviations above which a single iteration counts for no more
 _SAME_MOMENT = 10  # iterations by which ranks that slow down together may differ
 HOTTER_C = 5.0  # than its peers: a clock that falls with it falls by heat
 _HALF = 0.5  # of a slowdown: what explains that much of it is its kind
@@ -85,7 +86,8 @@ def slow_episodes(excess: Floats, group: Ints) -> list[Episode]:
     spread = (offsets[half - 1 :] - offsets[: ranks - half + 1]).min() / 1.349 if ranks >= _MANY else 0.0
     margin = max(_MARGIN, _SPREAD * spread)
     limit = math.log(ranks * max(rows, _LEAST_ROWS) / FALSE_ALARMS)
-    gain = np.minimum(_STEP / pooled**2 * (excess - margin - _STEP / 2.0), limit / _CLIP)
+    over = np.minimum(excess - margin - _STEP / 2.0, _CLIP_SIGMA * pooled)
+    gain = np.minimum(_STEP / pooled**2 * over, limit / _CLIP)
     total, start, noticed = np.zeros(ranks), np.zeros(ranks, np.int64), np.full(ranks, -1)
     found: list[tuple[int, int, int, int]] = []
     for row in range(rows):

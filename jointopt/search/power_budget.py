@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +88,7 @@ class PowerBudget:
         kind = np.repeat(np.arange(len(kinds)), [len(parts[numbers[0]]) for numbers in kinds])
         counts = np.array([len(numbers) for numbers in kinds], np.float64)
         each = csr_array((np.ones(len(some)), (kind, np.arange(len(some)))))
-        with _on_stderr():
+        with _muted():
             found = milp(
                 -self.value[some], integrality=np.ones(len(some)), bounds=Bounds(0.0, counts[kind]),
                 constraints=[LinearConstraint(each, counts, counts), LinearConstraint(scaled[some].T, -np.inf, most)],
@@ -132,18 +132,19 @@ class PowerBudget:
 
 
 @contextmanager
-def _on_stderr() -> Iterator[None]:
-    """What the solver's own code prints goes to stderr meanwhile: answers are alone on stdout."""
+def _muted() -> Iterator[None]:
+    """Nothing is printed meanwhile: the solver's own code writes to the standard output, on which answers are alone."""
     sys.stdout.flush()
     try:
         kept = os.dup(1)
-    except OSError:  # stdout is closed
+    except OSError:  # it is closed
         yield
         return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        with suppress(OSError):
-            os.dup2(2, 1)
+        os.dup2(nowhere, 1)
         yield
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+        os.close(nowhere)

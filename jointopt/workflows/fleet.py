@@ -98,7 +98,7 @@ def fleet(
             "jobs away, or raise the limit."
         )
     rows, gap = budget.best()
-    fastest = budget.first + [int(one.tokens_per_s.argmax()) for one in every]
+    fastest = budget.first + np.array([one.tokens_per_s.argmax() for one in every], np.int64)
     found, equal, greedy, free = (
         _shares(list(named), every, budget, one)
         for one in (rows, budget.equal_share(), budget.greedy(budget.first), fastest)

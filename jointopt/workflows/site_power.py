@@ -56,7 +56,7 @@ class SitePower:
         self.limit_kw, self.drawn_kw = math.inf, math.nan
         if (demand := source.now()) is not None:
             self.limit_kw = demand.limit_kw(float(mean_kw[0]))
-            self.control.choose(self.limit_kw, math.nan, time.monotonic())
+            self.control.choose(self.limit_kw, math.nan, time.monotonic(), demand.kind != "power_kw")
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class SitePower:
         limit_kw = demand.limit_kw(float(control.power_kw[0]))
         why = "its limit" if limit_kw != self.limit_kw else "what is drawn"
         self.limit_kw = limit_kw
-        rung = control.choose(limit_kw, self.drawn_kw, now_s)
+        rung = control.choose(limit_kw, self.drawn_kw, now_s, demand.kind != "power_kw")
         least_kw = float(control.expected_kw[rung])
         self._tell(f"no rung keeps {limit_kw:.4g} kW: the lowest takes {least_kw:.4g} kW" * (least_kw > limit_kw))
         return why, rung

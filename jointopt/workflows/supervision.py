@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Ints
 from jointopt.jobs.job import Job
@@ -16,8 +18,10 @@ from jointopt.measure.demand import DemandSource
 from jointopt.measure.hardware.gpu_clocks import Setting, SettingsSession
 from jointopt.measure.hardware.meter import Meter
 from jointopt.measure.metrics import RunMetrics, Sample
+from jointopt.runs.site_signal import SiteSignal
 
 if TYPE_CHECKING:
+    from jointopt.surrogate.job_model import JobModel
     from jointopt.workflows.site_power import SitePower
 
 Settings = Callable[[Mapping[str, Any]], Sequence[Setting]]  # of the GPUs here under a plan
@@ -55,8 +59,11 @@ class Supervision:
         from jointopt.workflows.ladder import ladder_of
         from jointopt.workflows.site_power import SitePower
 
-        ladder = ladder_of(JobModel.of(self.job), plan)
-        return SitePower(DemandSource(self.follow), ladder, self.fallback, self.record)
+        model = JobModel.of(self.job)
+        ladder = ladder_of(model, plan)
+        return SitePower(
+            DemandSource(self.follow, partial(_scheduled, model, plan)), ladder, self.fallback, self.record
+        )
 
     def steps(
         self, session: SettingsSession, meter: Meter, site: SitePower | None, settings_of: Settings,
@@ -78,3 +85,12 @@ class Supervision:
             written = RunMetrics(self.metrics, stage_of_rank(plan, ranks, order).tolist())
             steps.append(partial(written.write, meter, session, figures))
         return steps
+
+
+def _scheduled(model: JobModel, plan: Mapping[str, Any], signal: SiteSignal) -> SiteSignal:
+    """The power of the schedule that `follow` makes of prices or carbon."""
+    from jointopt.workflows.follow import follow
+
+    steps = follow(model, plan, signal=signal).steps
+    bounds_s = np.array([steps[0]["from_s"], *(one["to_s"] for one in steps)])
+    return SiteSignal(signal.source, "power_kw", bounds_s, np.array([one["power_kw_high"] for one in steps]))

@@ -56,7 +56,7 @@ class Field:
         }  # fmt: skip
         self.environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
         (folder / "job.yaml").write_text(JOB)
-        plan = {"dp": 1, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200], "power_limit_w": 500}
+        plan = {"dp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200], "power_limit_w": 500, "recompute": "none"}
         (folder / "plan.json").write_text(json.dumps(plan))
         rows = "\n".join(f"2,1,1,2,2,h100-sxm5-80gb,torchtitan,ok,{1 + i / 1000}" for i in range(3000))
         (folder / "limit").write_text("1.5\n")

@@ -92,10 +92,21 @@ def test_whatever_ends_it_clocks_come_back_and_nothing_is_left(driver, tmp_path,
     assert driver.held() == {}
 
 
+def test_by_prices_clocks_are_above_the_plans_where_power_is_cheap_and_below_where_it_is_dear(driver, tmp_path, words):
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN | {"stage_clock_mhz": [1500, 1500]}))
+    (tmp_path / "limit").write_text("time_s,price_per_kwh\n0,0.1\n2,9\n6,0.1\n9,0.1\n")
+    ran = here(words, "sleep", "4.5")
+    assert ran.exit_code == 0, ran.stderr
+    first = [int(call.split()[2]) for call in driver.calls()[:4]]
+    assert max(first) > 1500
+    assert "its limit" in [change["why"] for change in changes(tmp_path)]
+    assert max(changes(tmp_path)[-1]["stage_clock_mhz"]) < 1500
+
+
 def test_what_cannot_be_followed_is_refused_in_one_sentence_before_anything_is_set(driver, tmp_path, words) -> None:
     for text, more, said in (
         ("", [], "expected a CSV file with time_s"), ("5", ["--default-clocks"], "leave out --default-clocks"),
-        ("time_s,price_per_kwh\n0,1\n9,1\n", [], "needs a schedule"),
+        ("time_s,limit\n0,1\n9,1\n", [], "expected time_s and one of"),
     ):  # fmt: skip
         (tmp_path / "limit").write_text(text)
         ran = here([*words, *more], "true")

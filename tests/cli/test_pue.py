@@ -131,4 +131,4 @@ def test_the_commands_that_take_a_pue_are_those_that_know_a_site() -> None:
     context = click.Context(jointopt)
     commands = {name: jointopt.get_command(context, name) for name in jointopt.list_commands(context)}
     taking = {name for name, one in commands.items() if one and any("--pue" in option.opts for option in one.params)}
-    assert taking == {*ANSWERS, "goodput", "predict", "report", "tune", "validate"}
+    assert taking == {*ANSWERS, "fleet", "follow", "goodput", "predict", "report", "tune", "validate"}

@@ -36,6 +36,9 @@ VERBS = {
     "check": ("check", JOB),
     "compare": ("compare", JOB, *PLAN, "--plan", "dp=4 tp=2", *PHYSICS),
     "goodput": ("goodput", JOB, "--plan", "dp=8 mbs=1", "--run-tokens", "1e11", *PHYSICS),
+    "follow": ("follow", JOB, *PLAN, "--signal", "limits.csv", *PHYSICS, "--load", "load.csv"),
+    "watch": ("watch", "ranks.csv"),
+    "fleet": ("fleet", JOB, JOB, "--site-kw", "9", *PHYSICS),
     "polish": ("polish", "opt-350m-8x4-gh200", "--plan", "dp=8 pp=4 mbs=16 clock=1980", "--solver", "linear", *PHYSICS),
     "calibrate": ("calibrate", "profile.csv", "--gpu", "a100-sxm4-40gb", "--out", "cal.yaml"),
     "put clocks back": ("clocks", "restore"),
@@ -64,6 +67,9 @@ def prepare(folder: Path, forks: Forks) -> Path:
     """The folder, with the files that the verbs name."""
     _synthetic(rows=12).to_csv(folder / "runs.csv", index=False)
     (folder / "profile.csv").write_text(PROFILE)
+    ranks = "".join(f"{i},{rank},{1 + rank % 2 / 100}\n" for i in range(40) for rank in range(4))
+    (folder / "ranks.csv").write_text(f"iteration,rank,time_s\n{ranks}")
+    (folder / "limits.csv").write_text("time_s,limit_kw\n0,9\n3600,4\n7200,")
     (folder / "plan.json").write_text(json.dumps(dict.fromkeys(("dp", "tp", "pp", "cp"), 1)))
     (folder / "result.json").write_text(json.dumps({"iteration_time_s": 1.0, "energy_j": 9e3}))
     shutil.copy(Path(__file__).parents[1] / "frameworks/imports/samples/megatron_llama3_8b.sh", folder / "train.sh")

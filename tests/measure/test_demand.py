@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,7 +16,16 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.measure import demand
-from jointopt.measure.demand import NONE, Demand, DemandSource
+from jointopt.measure.demand import NONE, Demand
+from jointopt.runs.site_signal import SiteSignal
+
+
+def half(signal: SiteSignal) -> SiteSignal:
+    """Limits of a signal of prices, for tests."""
+    return SiteSignal(signal.source, "limit_kw", signal.bounds_s, signal.values / 2)
+
+
+DemandSource = partial(demand.DemandSource, limits_of=half)
 
 
 @pytest.fixture
@@ -55,7 +66,8 @@ def prometheus(name: str, value: str) -> bytes:
     [(b"12.5", Demand("limit_kw", 12.5)), (b'{"reduce_percent": 20}', Demand("reduce_percent", 20.0)),
      (prometheus("site_limit_kw", "9.5"), Demand("limit_kw", 9.5)),
      (prometheus("grid:reduce_percent", "15"), Demand("reduce_percent", 15.0)),
-     (b"time_s,limit_kw\n0,7\n3600,7\n", Demand("limit_kw", 7.0))],
+     (b"time_s,limit_kw\n0,7\n3600,7\n", Demand("limit_kw", 7.0)),
+     (b"time_s,price_per_kwh\n0,0.5\n3600,0\n", Demand("limit_kw", 0.25))],
 )  # fmt: skip
 def test_a_url_answers_with_a_number_a_mapping_a_query_of_prometheus_or_a_table(served, text, found) -> None:
     url, texts = served
@@ -89,6 +101,7 @@ def test_steps_of_a_file_follow_the_clock_and_nothing_is_demanded_after_the_last
     source = DemandSource(str(file))
     assert source.now() == Demand("reduce_percent", 30.0)
     assert source.now().limit_kw(10.0) == 7.0
+    assert Demand("reduce_percent", 0.0).limit_kw(10.0) == math.inf
     file.write_text(f"time_s,limit_kw\n{now_s - 100:.0f},10\n{now_s - 50:.0f},30\n")
     assert waited(lambda: source.now() == NONE)
     source.stop()
@@ -112,7 +125,7 @@ def test_a_source_that_is_gone_or_unreadable_is_dead_until_it_comes_back(tmp_pat
 @pytest.mark.parametrize(
     ("text", "words"),
     [("", "--follow"), ("-3", "its limit_kw is '-3'"), ('{"limit": 3}', "limit_kw"), ("true", "is 'true'"),
-     ("time_s,limit_kw\n0,5\n0,6\n", "is not after"), ("time_s,price_per_kwh\n0,1\n9,1\n", "needs a schedule")],
+     ("time_s,limit_kw\n0,5\n0,6\n", "is not after"), ("time_s,limit\n0,1\n9,1\n", "expected time_s and one of")],
 )  # fmt: skip
 def test_what_is_no_signal_is_refused_in_one_sentence_before_the_run(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "s.csv").write_text(text)

@@ -174,5 +174,17 @@ def test_the_command_prints_the_contracts_document_and_a_text_of_25_lines_of_80_
     assert len(CliRunner().invoke(command, [*words, "--quiet", "-v"]).stdout.splitlines()) > 90
 
 
+def test_openg2g_takes_the_schedule_as_a_load_of_the_same_power(openg2g: Any, tmp_path: Path) -> None:
+    from openg2g.datacenter.config import TrainingRun
+    from openg2g.datacenter.workloads.training import TrainingTrace
+
+    found, file = schedule("limit_kw", [40.0, 14.0, 30.0]), tmp_path / "load.csv"
+    how = found.write_load(file)
+    run = eval(how, {"TrainingRun": TrainingRun, "TrainingTrace": TrainingTrace})
+    for step in found.steps:
+        for at_s in (step["from_s"], 0.5 * (step["from_s"] + step["to_s"]), step["to_s"] - 1.0):
+            assert run.eval_power(at_s, 0.0, 10_800.0) == pytest.approx(1e3 * step["power_kw"])
+
+
 def test_python_has_the_verb() -> None:
     assert jointopt.follow is follow
