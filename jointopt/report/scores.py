@@ -6,13 +6,18 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.facts import Source
 from jointopt.core.quote import our_command
 from jointopt.jobs.calibration import Calibration
 from jointopt.report.decision import LINES, command_lines, narrow_lines
+from jointopt.report.page.content import table_of
+from jointopt.report.page.figures import bar_figure
+from jointopt.report.page.render import Page
 from jointopt.report.tables import (
     WIDTH,
     Block,
@@ -26,6 +31,7 @@ from jointopt.report.tables import (
     pick,
     table_width,
 )
+from jointopt.surrogate.features import HEAT_NAMES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,11 +128,78 @@ class Retrained(Result):
     learned: Mapping[str, int] = field(default_factory=dict)  # rows by source
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # source -> group left out -> median error
 
+    @classmethod
+    def of_errors(
+        cls, errors: Mapping[str, Mapping[str, float]], out: Path, importance: Mapping[str, Any],
+        learned: Mapping[str, int], groups: Mapping[str, Mapping[str, float]],
+    ) -> Retrained:  # fmt: skip
+        """As of a surrogate that was trained before, by the ``errors`` of its card."""
+        import pandas as pd
+
+        sources = pd.DataFrame.from_dict(errors, orient="index").rename_axis("source").reset_index()
+        sources = sources.sort_values("source", key=lambda names: names == "mean", kind="stable")
+        return cls((), sources, None, (), out, importance, 0, learned, groups)
+
     def plot(self) -> go.Figure:
         """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""
         from jointopt.report.plot import importance_plot
 
         return importance_plot(self.importance, self.out)
+
+    def report(self) -> Page:
+        """What was learned as one HTML page: errors before and after by source, what moves them, what to measure."""
+        first, *rest = self.lesson
+        pictures = list(self._pictures())
+        percents = [
+            (str(name).replace(_COVERED, ", in 90 %"), format_values((100.0 * float(v) for v in values), ".1f"))
+            for name, values in self.sources.drop(columns="source").items()
+        ]
+        caption = "Median errors of time by what was left out, and runs in their 90 % intervals, in percent"
+        return Page({
+            "title": f"{self.out}: what was learned", "answer": (first, " ".join([*rest[:1], *self._replaced()])),
+            "lead": " ".join([*rest[1:], *self.lessons_left]), "next": self.next_command, "cards": self._cards(),
+            "drawn": "Errors before and after", "pictures": pictures, "rows": "Sources", "left": 1,
+            "table": table_of(caption, [("source", [str(name) for name in self.sources["source"]]), *percents]),
+            "provenance": [("jointopt", version("jointopt")), ("surrogate", str(self.out))],
+            "notes": list(self.remarks), "job_file": "",
+            "data": {"figures": {one["id"]: one["figure"] for one in pictures}},
+        }, "runs")  # fmt: skip
+
+    def _cards(self) -> list[tuple[str, str, str]]:
+        """The error now and by the physics alone, how sure that is, from how many rows, and what few runs give."""
+        mean = {name: f"{value:.1%}" for name, value in self._mean.items() if value == value}
+        cards = {
+            "Off by": (mean.get("group out", "not known"), "median, of models left out"),
+            "Physics alone": (mean.get("physics"), "on the same runs"),
+            "In their 90 % interval": (mean.get(f"group out{_COVERED}"), "of models left out"),
+            "Learned from": (f"{sum(self.learned.values()):,} rows", f"of {len(self.learned)} sources"),
+            "Another cluster": (mean.get("+3 runs"), f"with 3 measured runs; {mean.get('source out')} without"),
+        }
+        return [(label, value, note) for label, (value, note) in cards.items() if value]
+
+    def _pictures(self) -> Iterator[dict[str, Any]]:
+        """Errors by source, errors of the groups left out, and what moves what trees predict."""
+        (_, names), _, *columns = self.error_columns()
+        errors = {head: cells for head, cells in columns if head != "in 90 %"}
+        figure, words = (
+            bar_figure(names, errors, "median error, %"),
+            "Of models left out: by the physics alone, and now.",
+        )
+        yield {"id": "errors", "heading": "Error of time by source", "words": words, "figure": figure}
+        worst = sorted(((error, _group_words(source, group)) for source, of in self.groups.items()
+                        for group, error in of.items()), reverse=True)[:_MOST_WORK]  # fmt: skip
+        if worst:
+            cells = format_values((100.0 * error for error, _ in worst), ".1f")
+            figure = bar_figure([name for _, name in worst], {"now": cells}, "median error, %")
+            words = "Each was left out; runs of those on top teach most."
+            yield {"id": "groups", "heading": "Where the errors are largest", "words": words, "figure": figure}
+        for source, by_quantity in self.importance.items():
+            for of, features in by_quantity.items():
+                shown = dict(list(features.items())[:_MOST_WORK])
+                heading = f"What moves the {HEAT_NAMES.get(of, of)} of {Source.parse(source).to_text()}"
+                cells = format_values((100.0 * value for value in shown.values()), ".2f")
+                yield {"id": f"moves-{of}-{len(heading)}", "heading": heading, "words": "By the trees of its own runs.",
+                       "figure": bar_figure(list(shown), {of: cells}, "mean size of SHAP values, %")}  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """The errors per source, and the comparison with the surrogate that was replaced."""
@@ -253,7 +326,8 @@ class Retrained(Result):
             lines += ["", not_comparable(self.out, self.judged)]
         elif self.compared is not None:
             percent = dict.fromkeys(("before", "now"), "{:.1%}".format)
-            lines += ["", f"On the same held-out rows, the surrogate now in {self.out} (before) and this one (now):"]
+            shared = f"On the same held-out rows, the surrogate now in {self.out} (before) and this one (now):"
+            lines += ["", *paragraphs([shared])]
             lines.append(self.compared.to_string(index=False, formatters=percent))
             before, now = (self.compared[name].mean() for name in percent)
             lines.append(f"mean of sources: before {before:.1%}, now {now:.1%}")
