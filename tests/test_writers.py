@@ -35,7 +35,7 @@ WRITERS = {
     "jointopt/report/scaled.py": {"sh_command", "sh_lines"},
     "jointopt/report/scores.py": {"our_command"},
     "jointopt/report/page/content.py": {"our_command"},
-    "jointopt/report/selection.py": {"our_command"},
+    "jointopt/report/selection.py": {"our_command", "sh_lines"},
     "jointopt/report/tables.py": {"html_text", "our_command"},
     "jointopt/runs/database.py": {"sh_word"},
     "jointopt/runs/store.py": {"sh_command"},

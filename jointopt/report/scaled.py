@@ -202,8 +202,9 @@ class Scaled(Result):
         )
         feasible = [size.plans[0] for size in sizes if size.feasible]
         assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
+        drawn = size_table(sizes)
         yield [
-            drawn := size_table(sizes),
+            drawn,
             *["± behind a difference is its 90 % interval."] * any(re.search(r"\d±\d", line) for line in drawn),
             *(tight_lines(feasible) if feasible else []),
             *wider_lines([size.doubts for size in sizes], [size.name for size in sizes]),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -66,6 +65,17 @@ def _score(name: str, value: float) -> str:
     return format(value, _PERCENT.get(name, "," if isinstance(value, int) else "z.3f"))
 
 
+def _table(frame: pd.DataFrame, form: Callable[[str, Any], str]) -> list[str]:
+    """The rows with heads of several lines; ``form`` writes a figure of the column of that name, blanks stay."""
+    columns = []
+    for name in map(str, frame.columns):
+        values = frame[name].tolist()
+        cells = [value if isinstance(value, str) else "" if value != value else form(name, value) for value in values]
+        head = "\n".join(wrap(name.replace("_", " "), _HEAD, break_long_words=False))
+        columns.append(TextColumn(head, cells, left=isinstance(values[0], str)))
+    return lay_out(columns)
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation(Result):
     """One row of figures per group, and over all rows; blank where a group has too few runs for one.
@@ -91,16 +101,15 @@ class Evaluation(Result):
         Shares are in percent, the bias has its sign; figures of which none is known are left out.
         """
         shown = self.groups if groups or self.summary is None else self.summary
-        formatters = {name: functools.partial(_score, name) for name in _PERCENT}
         known = shown.dropna(axis=1, how="all")
-        yield [known.to_string(index=False, na_rep="", formatters=formatters, float_format="{:.3f}".format).split("\n")]
+        yield [_table(known, _score)]
         many = f"{len(self.groups):,} groups: --groups prints each. " if len(self.groups) > 1 else ""
         figures = []
         for name, value in known_figures(self.overall).items():
             kelvin = " K" * name.endswith("_k")
             figures.append(f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{kelvin}")
         yield [
-            [] if shown is self.groups else [f"{many}{_LEGEND}"],
+            "" if shown is self.groups else f"{many}{_LEGEND}",
             f"Overall: {', '.join(figures)}.",
             f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from: "
             "these are training errors, not errors of prediction."
@@ -136,7 +145,7 @@ class Retrained(Result):
         """As of a surrogate that was trained before, by the ``errors`` of its card."""
         import pandas as pd
 
-        sources = pd.DataFrame.from_dict(errors, orient="index").rename_axis("source").reset_index()
+        sources = pd.DataFrame([{"source": source, **of} for source, of in errors.items()])
         sources = sources.sort_values("source", key=lambda names: names == "mean", kind="stable")
         return cls((), sources, None, (), out, importance, 0, learned, groups)
 
@@ -245,7 +254,8 @@ class Retrained(Result):
     @property
     def _mean(self) -> dict[str, float]:
         """The means over sources."""
-        return dict(self.sources.set_index("source").round(4).to_dict("index")["mean"])
+        mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
+        return {str(name): float(value) for name, value in mean.items()}
 
     @property
     def lessons_left(self) -> list[str]:
@@ -268,7 +278,7 @@ class Retrained(Result):
             {} if self.compared is None else dict(zip(self.compared["source"], self.compared["before"], strict=True))
         )
         names = [str(name) for name in shown["source"]]
-        columns = {
+        columns: dict[str, Any] = {
             "physics": shown["physics"], "before": [before.get(name) for name in names],
             "now": shown.get("group out", [None] * len(names)),
             "in 90 %": shown.get(f"group out{_COVERED}", [None] * len(names)),
@@ -388,7 +398,7 @@ class Calibrated(Result):
         shares = {name: f"{v:g}" if abs(v) >= 1e-3 else f"{v:.1f}" for name, v in found.fit_error_percent.items()}
         error = ", ".join(f"{name.replace('_', ' ')} {share} %" for name, share in shares.items())
         rows, them = ("row", "it") if on["rows"] == 1 else ("rows", "them")
-        yield [[f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}."]]
+        yield [f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}."]
         spread = {name: f" ± {value:.2g}" for name, value in found.plus_minus.items()}
         constants = [
             f"  {name:<14} {value:>8.4g}{spread.get(name, '')}"
@@ -399,7 +409,7 @@ class Calibrated(Result):
             yield [constants]
             work, more = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS), len(found.work) - _MOST_WORK
             known = work[[name for name in _WORK_HEADS.values() if name in work]].round(3)
-            yield [known.to_string(index=False, na_rep="").split("\n"), [f"and {more} more in the file"] * (more > 0)]
+            yield [_table(known, lambda _, value: f"{value:g}"), [f"and {more} more in the file"] * (more > 0)]
         last = [] if found.work else constants
         last += [f"To know more, measure {advice}." for advice in found.measure_next]
         if (predictions := self.predictions) is not None:
