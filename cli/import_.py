@@ -45,9 +45,10 @@ _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
 @common.options(_GIVEN)
 @common.model_options(default="none")
 @common.output_options
+@common.verbose
 def import_(
     files: tuple[Path, ...], pid: int | None, out: Path | None, runs: Path | None, propose: bool, warmup: int,
-    run: int | None, answers: tuple[str, ...], basis: dict[str, Any], as_json: bool, **given: Any,
+    run: int | None, answers: tuple[str, ...], basis: dict[str, Any], as_json: bool, verbose: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Read what runs today into a job, the plan that it runs, and measured rows.
 
@@ -81,7 +82,7 @@ def import_(
         from jointopt.workflows.import_gains import with_proposals
 
         found = with_proposals(found, **basis)
-    common.answer(found, as_json)
+    common.answer(found, as_json, brief=not verbose)
 
 
 def _write(path: Path, text: str, option: str) -> None:

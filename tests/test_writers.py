@@ -12,8 +12,8 @@ from tests.test_house import ROOT, trees
 
 # writers of text for a shell, a batch system, a framework, a spreadsheet or a browser, with the functions that they use
 WRITERS = {
-    "cli/propose.py": {"sh_command", "sh_word"},
-    "cli/plan.py": {"our_command"},
+    "cli/common.py": {"sh_command", "sh_word"},
+    "cli/plan.py": {"our_command", "sh_command"},
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
     "jointopt/frameworks/intent.py": {"sh_variable", "sh_word"},
@@ -31,9 +31,11 @@ WRITERS = {
     "jointopt/measure/torchrun.py": {"sh_command", "sh_file", "sh_word"},
     "jointopt/report/page/render.py": {"html_text"},
     "jointopt/report/proposal.py": {"html_text", "our_command"},
-    "jointopt/report/decision.py": {"our_command"},
+    "jointopt/report/decision.py": {"our_command", "sh_lines"},
+    "jointopt/report/scaled.py": {"sh_command", "sh_lines"},
+    "jointopt/report/scores.py": {"our_command"},
     "jointopt/report/page/content.py": {"our_command"},
-    "jointopt/report/selection.py": {"our_command"},
+    "jointopt/report/selection.py": {"our_command", "sh_lines"},
     "jointopt/report/tables.py": {"html_text", "our_command"},
     "jointopt/runs/database.py": {"sh_word"},
     "jointopt/runs/store.py": {"sh_command"},
@@ -41,6 +43,8 @@ WRITERS = {
     "jointopt/search/studies/dashboard.py": {"header_value", "local_url"},
     "jointopt/search/studies/display.py": {"our_command"},
     "jointopt/search/studies/measured.py": {"our_command"},
+    "jointopt/workflows/campaign/campaign.py": {"sh_command"},
+    "jointopt/workflows/export.py": {"sh_lines"},
     "jointopt/workflows/propose.py": {"sh_word"},
     "jointopt/workflows/retrain.py": {"sh_command"},
 }  # fmt: skip
@@ -71,7 +75,7 @@ NO_COMMANDS: dict[str, str | tuple[str, ...]] = {  # messages, and a value that 
     "jointopt/frameworks/import_files.py": "jointopt cannot import ",
     "jointopt/runs/database.py": "and this jointopt reads ",
     "jointopt/frameworks/kubernetes.py": " MASTER_ADDR=",
-    "jointopt/workflows/propose.py": ("jointopt export ", "jointopt explain "),
+    "jointopt/report/scaled.py": "jointopt propose ",
 }
 
 

@@ -84,11 +84,14 @@ def sh_lines(command: str, most: int = 78) -> str:
     parts: list[str] = []
     for word in shlex.split(command):
         is_plan = re.fullmatch(r"\w+=\S+(?: \w+=\S+)+", word) and not re.search(r'["$`\\!]', word)
-        parts += f'"{word}"'.split(" ") if is_plan else [sh_word(word)]
+        first, *more = f'"{word}"'.split(" ") if is_plan else [sh_word(word)]
+        if parts and parts[-1].startswith("--") and not first.startswith("--"):  # a value stays with its option
+            first = f"{parts.pop()} {first}"
+        parts += [first, *more]
     lines = parts[:1]
-    for part in parts[1:]:
-        fits = len(lines[-1]) + len(part) + len("  \\") < most
-        lines[-1:] = [f"{lines[-1]} {part}"] if fits else [f"{lines[-1]} \\", f"  {part}"]
+    for number, part in enumerate(parts[1:], start=2):
+        needed = len(lines[-1]) + len(f" {part}") + (number < len(parts)) * len(" \\")
+        lines[-1:] = [f"{lines[-1]} {part}"] if needed <= most else [f"{lines[-1]} \\", f"  {part}"]
     return "\n".join(lines)
 
 

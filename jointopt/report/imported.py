@@ -12,12 +12,15 @@ import numpy as np
 from jointopt.core.facts import Assumption
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping
+from jointopt.report.decision import job_words, narrow_lines
 from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, result_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PROPOSALS = 6
+
+_REMARKS = 5  # lines of them, in a short answer
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Comparison:
     proposals: tuple[ProposedPlan, ...]
     beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
 
-    def block(self) -> Iterator[str | Sequence[str]]:
-        """A table: today's plan, then the proposals with what they change."""
+    def block(self, *, brief: bool = False) -> Iterator[str | Sequence[str]]:
+        """A table: today's plan, then the proposals with what they change; ``brief``: the first alone in words."""
         time, energy = (result_text(name, values[0]) for name, values in self.today.items())
         how = "measured" if self.is_measured else "predicted"
         yield f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"
@@ -64,8 +67,8 @@ class Comparison:
             TextColumn("", [f"{i + 1}" for i in range(len(self.proposals))]),
             *(TextColumn(name, [getattr(one, name).text() for one in self.proposals]) for name in ("time", "energy")),
         ])  # fmt: skip
-        yield from (f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
-        yield self.beside
+        yield from (f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals[: 1 if brief else None]))
+        yield [] if brief else self.beside
         yield from (f"Today's plan is outside of the search space: {text}" for text in self.violations)
 
 
@@ -106,10 +109,11 @@ class Imported(Result):
         frame = pd.DataFrame(list(self.runs))
         return frame.mask(frame.eq(""))  # a blank cell is not known
 
-    def blocks(self) -> Iterator[Block]:
-        """The job file, the plan, the rows, and what was not read."""
-        yield [[f"Read {', '.join(f'{name} ({form})' for name, form in self.formats.items())}."]]
-        yield [self.job_text().splitlines()]
+    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+        """The job file, the plan, the rows, and what was not read; ``brief``: the job in words, and no origins."""
+        read = f"Read {', '.join(f'{name} ({form})' for name, form in self.formats.items())}."
+        yield [read, f"{self.job.name}: {job_words(self.job)}."] if brief else [read]
+        yield [] if brief else [self.job_text().splitlines()]
         yield [f"The plan that runs today: {self.plan_text}"]
         measured = []
         for row in self.runs:
@@ -118,13 +122,21 @@ class Imported(Result):
             energy = f", {result_text('energy_j', joules)}" if np.isfinite(joules) else ""
             measured.append(f"Measured: {time}{energy}: {row['notes']}.")
         yield measured
-        yield self.comparison.block() if self.comparison else []
+        yield self.comparison.block(brief=brief) if self.comparison else []
         effect = f"{self.without_effect:,} more options have no effect on time and energy."
-        yield [
+        remarks = [
             *(f"{name}: {len(keys)} not known and not read: {', '.join(keys)}." for name, keys in self.unread.items()),
             effect * bool(self.without_effect),
             *(f"{remark}." for remark in (*self.remarks, *self.assumed)),
         ]
+        if brief:
+            lines = [line for text in remarks for line in narrow_lines(text)]
+            more = ["and more: -v"] * (len(lines) > _REMARKS)
+            yield [[*lines[:_REMARKS], *more]]
+            gains = "" if self.comparison else ", --propose says what could be gained"
+            yield [f"--out job.yaml writes the job{gains}; -v prints it, and where its fields are from."]
+            return
+        yield remarks
         by_place: dict[str, list[str]] = {}
         for name, place in self.origins.items():
             by_place.setdefault(place, []).append(name)

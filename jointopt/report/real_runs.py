@@ -176,8 +176,14 @@ class MeasuredResult(Result):
         rows += [("measurements", self.place)] if self.place else []
         rows += [("study", self.study_name)] if self.study_name else []
         pictures = list(_pictures(self, names))
+        answer = "No run gives a plan to use."
+        if self.best is not None:
+            (place, why), varied = self.best, differing_columns([run.plan for run in self.runs])
+            name = self.run_name(place)
+            answer = f"{name[:1].upper()}{name[1:]}, {why}: {plan_words(self.runs[place].plan, varied)}."
         return Page({
-            "title": f"{self.job.name}: predicted beside measured",
+            "title": f"{self.job.name}: predicted beside measured", "answer": ("Best measured.", answer),
+            "next": self.next_command, "drawn": "Predicted and measured", "rows": "Runs", "left": 3,
             "lead": f"{plans} {STOPPED[self.stopped]} {self.reason}".strip(),
             "cards": list(_cards(self, names)), "pictures": pictures, "table": _table(self.runs),
             "notes": [*self.notes, *filter(None, [self.fault])], "provenance": rows, "job_file": dump_job(self.job),
@@ -551,19 +557,20 @@ _HEIGHT = 360
 
 
 def _cards(result: MeasuredResult, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """The fastest run, gains, errors of predictions, what is left to gain, and what failed."""
+    """The best run beside its prediction, what it gives, errors of predictions, what is left to gain, what failed."""
     runs = result.runs
-    good = [run for run in runs if math.isfinite(run.result("iteration_time_s")) and not run.broken]
-    if good:
-        best = min(good, key=lambda run: run.result("iteration_time_s"))
-        time = tables.result_text("iteration_time_s", best.result("iteration_time_s"))
-        yield "Fastest run", time, f"run {runs.index(best) + 1} of {len(runs)}"
-    if gains := result.gains:
-        than = f"than run {gains.against + 1}, {gains.called}"
-        if gains.less_time > LITTLE:
-            yield "Less time", f"{gains.less_time:.1%}", f"run {gains.fastest + 1} {than}"
-        if gains.less_energy > LITTLE:
-            yield "Less energy", f"{gains.less_energy:.1%}", f"run {gains.leanest + 1} {than}, in no more time"
+    if result.best is not None:
+        best = runs[result.best[0]]
+        for name in OBJECTIVES:
+            if math.isfinite(value := best.result(name)):
+                head, text = tables.OBJECTIVE_UNITS[name][0], tables.result_text(name, value)
+                yield f"{head.capitalize()} measured", text, beside_prediction(best, name).partition(", ")[2]
+    if (gains := result.gains) and result.best is not None:
+        called = f"{result.run_name(gains.against)}, {gains.called}"
+        for one in result.differences:
+            yield f"{one.name.capitalize()} against {result.run_name(gains.against)}", one.cells[1], gains.called
+        if not result.differences:
+            yield "Compared with", "itself", f"it is {called}"
     for name in names:
         errors, inside = prediction_errors(runs, name)
         if errors:

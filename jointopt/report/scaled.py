@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.quote import ShortRepr, sh_lines
+from jointopt.core.quote import ShortRepr, sh_command, sh_lines
 from jointopt.core.schema import LOG_COLUMNS
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
@@ -171,7 +172,8 @@ class Scaled(Result):
         if (days := pick.limits.get("deadline_days")) and (iterations := job.training.run_iterations):
             changes |= {"constraints.iteration_time_s": float(f"{24 * HOUR_S * days / iterations:.5g}")}
         changes |= {"constraints.cluster_power_kw": kw} if (kw := pick.limits.get("site_kw")) else {}
-        words = " ".join(f"--set {key}={value}" for key, value in changes.items() if value is not None)
+        known = (("--set", f"{key}={value}") for key, value in changes.items() if value is not None)
+        words = sh_command(itertools.chain.from_iterable(known))
         tight = " --allow-tight" * (not self.sizes[pick.size].feasible)
         command = sh_lines(f"jointopt propose {self.source} {words}{tight}")
         return {"note": "What searches that cluster and starts its plan (-v: all figures):", "command": command}
@@ -200,8 +202,9 @@ class Scaled(Result):
         )
         feasible = [size.plans[0] for size in sizes if size.feasible]
         assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
+        drawn = size_table(sizes)
         yield [
-            drawn := size_table(sizes),
+            drawn,
             *["± behind a difference is its 90 % interval."] * any(re.search(r"\d±\d", line) for line in drawn),
             *(tight_lines(feasible) if feasible else []),
             *wider_lines([size.doubts for size in sizes], [size.name for size in sizes]),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.facts import Source
 from jointopt.core.quote import our_command
 from jointopt.jobs.calibration import Calibration
 from jointopt.report.decision import LINES, command_lines, narrow_lines
+from jointopt.report.page.content import table_of
+from jointopt.report.page.figures import bar_figure
+from jointopt.report.page.render import Page
 from jointopt.report.tables import (
     WIDTH,
     Block,
@@ -26,6 +30,7 @@ from jointopt.report.tables import (
     pick,
     table_width,
 )
+from jointopt.surrogate.features import HEAT_NAMES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +65,17 @@ def _score(name: str, value: float) -> str:
     return format(value, _PERCENT.get(name, "," if isinstance(value, int) else "z.3f"))
 
 
+def _table(frame: pd.DataFrame, form: Callable[[str, Any], str]) -> list[str]:
+    """The rows with heads of several lines; ``form`` writes a figure of the column of that name, blanks stay."""
+    columns = []
+    for name in map(str, frame.columns):
+        values = frame[name].tolist()
+        cells = [value if isinstance(value, str) else "" if value != value else form(name, value) for value in values]
+        head = "\n".join(wrap(name.replace("_", " "), _HEAD, break_long_words=False))
+        columns.append(TextColumn(head, cells, left=isinstance(values[0], str)))
+    return lay_out(columns)
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation(Result):
     """One row of figures per group, and over all rows; blank where a group has too few runs for one.
@@ -85,16 +101,15 @@ class Evaluation(Result):
         Shares are in percent, the bias has its sign; figures of which none is known are left out.
         """
         shown = self.groups if groups or self.summary is None else self.summary
-        formatters = {name: functools.partial(_score, name) for name in _PERCENT}
         known = shown.dropna(axis=1, how="all")
-        yield [known.to_string(index=False, na_rep="", formatters=formatters, float_format="{:.3f}".format).split("\n")]
+        yield [_table(known, _score)]
         many = f"{len(self.groups):,} groups: --groups prints each. " if len(self.groups) > 1 else ""
         figures = []
         for name, value in known_figures(self.overall).items():
             kelvin = " K" * name.endswith("_k")
             figures.append(f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{kelvin}")
         yield [
-            [] if shown is self.groups else [f"{many}{_LEGEND}"],
+            "" if shown is self.groups else f"{many}{_LEGEND}",
             f"Overall: {', '.join(figures)}.",
             f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from: "
             "these are training errors, not errors of prediction."
@@ -122,11 +137,78 @@ class Retrained(Result):
     learned: Mapping[str, int] = field(default_factory=dict)  # rows by source
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # source -> group left out -> median error
 
+    @classmethod
+    def of_errors(
+        cls, errors: Mapping[str, Mapping[str, float]], out: Path, importance: Mapping[str, Any],
+        learned: Mapping[str, int], groups: Mapping[str, Mapping[str, float]],
+    ) -> Retrained:  # fmt: skip
+        """As of a surrogate that was trained before, by the ``errors`` of its card."""
+        import pandas as pd
+
+        sources = pd.DataFrame([{"source": source, **of} for source, of in errors.items()])
+        sources = sources.sort_values("source", key=lambda names: names == "mean", kind="stable")
+        return cls((), sources, None, (), out, importance, 0, learned, groups)
+
     def plot(self) -> go.Figure:
         """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""
         from jointopt.report.plot import importance_plot
 
         return importance_plot(self.importance, self.out)
+
+    def report(self) -> Page:
+        """What was learned as one HTML page: errors before and after by source, what moves them, what to measure."""
+        first, *rest = self.lesson
+        pictures = list(self._pictures())
+        percents = [
+            (str(name).replace(_COVERED, ", in 90 %"), format_values((100.0 * float(v) for v in values), ".1f"))
+            for name, values in self.sources.drop(columns="source").items()
+        ]
+        caption = "Median errors of time by what was left out, and runs in their 90 % intervals, in percent"
+        return Page({
+            "title": f"{self.out}: what was learned", "answer": (first, " ".join([*rest[:1], *self._replaced()])),
+            "lead": " ".join([*rest[1:], *self.lessons_left]), "next": self.next_command, "cards": self._cards(),
+            "drawn": "Errors before and after", "pictures": pictures, "rows": "Sources", "left": 1,
+            "table": table_of(caption, [("source", [str(name) for name in self.sources["source"]]), *percents]),
+            "provenance": [("jointopt", version("jointopt")), ("surrogate", str(self.out))],
+            "notes": list(self.remarks), "job_file": "",
+            "data": {"figures": {one["id"]: one["figure"] for one in pictures}},
+        }, "runs")  # fmt: skip
+
+    def _cards(self) -> list[tuple[str, str, str]]:
+        """The error now and by the physics alone, how sure that is, from how many rows, and what few runs give."""
+        mean = {name: f"{value:.1%}" for name, value in self._mean.items() if value == value}
+        cards = {
+            "Off by": (mean.get("group out", "not known"), "median, of models left out"),
+            "Physics alone": (mean.get("physics"), "on the same runs"),
+            "In their 90 % interval": (mean.get(f"group out{_COVERED}"), "of models left out"),
+            "Learned from": (f"{sum(self.learned.values()):,} rows", f"of {len(self.learned)} sources"),
+            "Another cluster": (mean.get("+3 runs"), f"with 3 measured runs; {mean.get('source out')} without"),
+        }
+        return [(label, value, note) for label, (value, note) in cards.items() if value]
+
+    def _pictures(self) -> Iterator[dict[str, Any]]:
+        """Errors by source, errors of the groups left out, and what moves what trees predict."""
+        (_, names), _, *columns = self.error_columns()
+        errors = {head: cells for head, cells in columns if head != "in 90 %"}
+        figure, words = (
+            bar_figure(names, errors, "median error, %"),
+            "Of models left out: by the physics alone, and now.",
+        )
+        yield {"id": "errors", "heading": "Error of time by source", "words": words, "figure": figure}
+        worst = sorted(((error, _group_words(source, group)) for source, of in self.groups.items()
+                        for group, error in of.items()), reverse=True)[:_MOST_WORK]  # fmt: skip
+        if worst:
+            cells = format_values((100.0 * error for error, _ in worst), ".1f")
+            figure = bar_figure([name for _, name in worst], {"now": cells}, "median error, %")
+            words = "Each was left out; runs of those on top teach most."
+            yield {"id": "groups", "heading": "Where the errors are largest", "words": words, "figure": figure}
+        for source, by_quantity in self.importance.items():
+            for of, features in by_quantity.items():
+                shown = dict(list(features.items())[:_MOST_WORK])
+                heading = f"What moves the {HEAT_NAMES.get(of, of)} of {Source.parse(source).to_text()}"
+                cells = format_values((100.0 * value for value in shown.values()), ".2f")
+                yield {"id": f"moves-{of}-{len(heading)}", "heading": heading, "words": "By the trees of its own runs.",
+                       "figure": bar_figure(list(shown), {of: cells}, "mean size of SHAP values, %")}  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """The errors per source, and the comparison with the surrogate that was replaced."""
@@ -172,7 +254,8 @@ class Retrained(Result):
     @property
     def _mean(self) -> dict[str, float]:
         """The means over sources."""
-        return dict(self.sources.set_index("source").round(4).to_dict("index")["mean"])
+        mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
+        return {str(name): float(value) for name, value in mean.items()}
 
     @property
     def lessons_left(self) -> list[str]:
@@ -195,7 +278,7 @@ class Retrained(Result):
             {} if self.compared is None else dict(zip(self.compared["source"], self.compared["before"], strict=True))
         )
         names = [str(name) for name in shown["source"]]
-        columns = {
+        columns: dict[str, Any] = {
             "physics": shown["physics"], "before": [before.get(name) for name in names],
             "now": shown.get("group out", [None] * len(names)),
             "in 90 %": shown.get(f"group out{_COVERED}", [None] * len(names)),
@@ -253,7 +336,8 @@ class Retrained(Result):
             lines += ["", not_comparable(self.out, self.judged)]
         elif self.compared is not None:
             percent = dict.fromkeys(("before", "now"), "{:.1%}".format)
-            lines += ["", f"On the same held-out rows, the surrogate now in {self.out} (before) and this one (now):"]
+            shared = f"On the same held-out rows, the surrogate now in {self.out} (before) and this one (now):"
+            lines += ["", *paragraphs([shared])]
             lines.append(self.compared.to_string(index=False, formatters=percent))
             before, now = (self.compared[name].mean() for name in percent)
             lines.append(f"mean of sources: before {before:.1%}, now {now:.1%}")
@@ -314,7 +398,7 @@ class Calibrated(Result):
         shares = {name: f"{v:g}" if abs(v) >= 1e-3 else f"{v:.1f}" for name, v in found.fit_error_percent.items()}
         error = ", ".join(f"{name.replace('_', ' ')} {share} %" for name, share in shares.items())
         rows, them = ("row", "it") if on["rows"] == 1 else ("rows", "them")
-        yield [[f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}."]]
+        yield [f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}."]
         spread = {name: f" ± {value:.2g}" for name, value in found.plus_minus.items()}
         constants = [
             f"  {name:<14} {value:>8.4g}{spread.get(name, '')}"
@@ -325,7 +409,7 @@ class Calibrated(Result):
             yield [constants]
             work, more = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS), len(found.work) - _MOST_WORK
             known = work[[name for name in _WORK_HEADS.values() if name in work]].round(3)
-            yield [known.to_string(index=False, na_rep="").split("\n"), [f"and {more} more in the file"] * (more > 0)]
+            yield [_table(known, lambda _, value: f"{value:g}"), [f"and {more} more in the file"] * (more > 0)]
         last = [] if found.work else constants
         last += [f"To know more, measure {advice}." for advice in found.measure_next]
         if (predictions := self.predictions) is not None:

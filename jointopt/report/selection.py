@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.quote import our_command
+from jointopt.core.quote import our_command, sh_lines
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_jobs
@@ -177,7 +177,8 @@ class Selection(Result):
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             yield [site_table(job, marks, *(self.plans[name][rows] for name in OBJECTIVES))]
         own = "" if self.number or self.job_name in shipped_jobs() else " (with your job file)"
-        yield [[f"Next: take it apart{own}", f"  {self.next_command}"]]
+        command = sh_lines(self.next_command).split("\n")
+        yield [[f"Next: take it apart{own}", *(f"  {line}" for line in command)]]
 
 
 def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:

@@ -109,10 +109,9 @@ def explain(
             rank = layout_rank(model, parsed.layouts, ready)
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
-        exceeded=exceeded, shortage=short,
-        hangs_on=() if broken else settings_of_plan(model, parsed.layouts, parsed.stage_clock_mhz),
-        **results, time_s=parts.time_s,
-        energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
+        exceeded=exceeded, shortage=short, **results, time_s=parts.time_s,
+        hangs_on=() if broken else settings_of_plan(model, parsed.layouts, clocks), energy_by_part_j=parts.energy_j,
+        memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
@@ -123,8 +122,7 @@ def explain(
             "casts_s": float(cast_times_s(physics, 0).max()), "product_time_factor": recipe.product_time_factor,
             "input_bytes": input_bytes(model.job.training),
         },
-        power_by_phase=_phases(physics, clocks[0], parts),
-        **within,
+        power_by_phase=_phases(physics, clocks[0], parts), **within,
         throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0]))

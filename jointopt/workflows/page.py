@@ -31,7 +31,6 @@ from jointopt.workflows.remedy import shortage_of
 from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
     from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
@@ -82,17 +81,16 @@ def page(
     return report_of(document, model_of(job, named, measured, calibration, storage, machine))
 
 
-def surrogate_plot(source: str) -> go.Figure | None:
-    """A plot of what moves the time and power that the surrogate in the folder ``source`` predicts; None where none is.
-
-    As `retrain --plot` draws it, from the importance in the card. UsageError where no trees count.
-    """
+def surrogate_page(source: str) -> Page | None:
+    """The page of `retrain` of the surrogate in the folder ``source``, by its card; None where none is there."""
     folder = Path(source)
     if not folder.is_dir() or (folder / PROPOSAL).exists() or not holds_surrogate(folder):
         return None
-    from jointopt.report.plot import importance_plot
+    from jointopt.report.scores import Retrained
 
-    return importance_plot(load(folder).importance, folder)
+    card = (found := load(folder)).card
+    learned, groups = card.get("learned_from", {}), card.get("error_per_group", {})
+    return Retrained.of_errors(card["error"], folder, found.importance, learned, groups).report()
 
 
 def with_site_costs(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:

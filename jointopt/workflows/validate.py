@@ -155,13 +155,13 @@ def validate(
         bench.note(APART)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
-    found = Validated(
+    validated = Validated(
         job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
         fault="" if stopped == "interrupted" or succeeded else why_no_usable_plan(job, bench.runs),
         reason=bench.reason, unstored=bench.unstored,
     )  # fmt: skip
-    return replace(found, next_command=command_of_run(found, source))
+    return replace(validated, next_command=command_of_run(validated, source))
 
 
 class _ValidateRuns(Campaign):

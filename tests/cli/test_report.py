@@ -112,8 +112,9 @@ def opened(path: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=["proposal"])
 def page(request: pytest.FixtureRequest, proposed: Path) -> Iterator[Any]:
-    """The report of a proposal, or of the runs of a tune where a test requests it."""
-    made = proposed / "report.html" if request.param == "proposal" else tuned(proposed)
+    """The report of a proposal, of the runs of a tune, or of what a surrogate learned, as a test requests it."""
+    makers = {"proposal": lambda folder: folder / "report.html", "runs": tuned, "learned": learned}
+    made = makers[request.param](proposed)
     with opened(Path(shutil.copy(made, proposed / "seen.html"))) as page:
         yield page
 
@@ -132,6 +133,13 @@ def tuned(folder: Path) -> Path:
     result = run("tune", folder / "tuned.yaml", *words, "--report", folder / "tuned.html")
     assert result.exit_code == 0, result.output
     return folder / "tuned.html"
+
+
+def learned(folder: Path) -> Path:
+    """The page of the surrogate that is shipped."""
+    result = run("report", ROOT / "models" / "default", "--out", folder / "learned.html")
+    assert result.exit_code == 0, result.output
+    return folder / "learned.html"
 
 
 def drawn(page: Any) -> None:
@@ -176,26 +184,77 @@ def test_a_closer_look_shows_passes_one_by_one(page: Any) -> None:
     assert (low, high) == (0, pytest.approx(0.15 * whole))
 
 
-LUMINANCE = """
-(element) => {
-  const bytes = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
-  const light = (rgb) => rgb.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+FAINT = """
+() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const bytes = (text) => {  // of any notation of a colour, with its opacity from 0 to 1
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].map((v, i) => i === 3 ? v / 255 : v);
+  };
+  const light = (rgb) => rgb.slice(0, 3).map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  let ground = element;
-  while (getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)') ground = ground.parentElement;
-  const [a, b] = [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor].map(bytes).map(light);
-  return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  const over = (top, ground) => top.slice(0, 3).map((v, i) => v * top[3] + ground[i] * (1 - top[3]));
+  const parents = (element) => element ? [...parents(element.parentElement), element] : [];
+  const found = new Set(), texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const words = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement;
+    const style = getComputedStyle(element), svg = element.ownerSVGElement;
+    if (!words || /SCRIPT|STYLE/.test(element.tagName) || !element.getClientRects().length) continue;
+    const ground = parents(svg ? svg.parentElement : element).map((one) => bytes(getComputedStyle(one).backgroundColor))
+      .reduce((below, top) => over(top, below), [255, 255, 255]);
+    const shown = parents(element).reduce((share, one) => share * getComputedStyle(one).opacity, 1);
+    if (shown === 0) continue;
+    const ink = bytes(svg ? style.fill : style.color);
+    const [a, b] = [over([...ink.slice(0, 3), ink[3] * shown], ground), ground].map(light);
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) found.add(`${words.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return [...found];
 }
 """
+CLIPPED = """
+() => [...document.querySelectorAll("html, th, td, strong, .label, .note, caption, h1, h2, p, li, dd, pre, .scroll")]
+  .filter((one) => one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1)
+  .map((one) => `${one.tagName} ${one.className}: ${one.textContent.trim().slice(0, 40)}`)
+"""
+PAGES = pytest.mark.parametrize("page", ["proposal", "runs", "learned"], indirect=True)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_words_stand_out_from_their_ground_as_wcag_aa_wants(page: Any, theme: str) -> None:
-    if theme == "dark":
-        page.get_by_role("button", name="Switch between light and dark").click()
-        drawn(page)
-    for words in ("p.lead", ".label", ".note", "nav a", "td", "caption", "button", ".hint", "dt", "code"):
-        assert page.locator(words).first.evaluate(LUMINANCE) >= 4.5, words
+@PAGES
+def test_every_text_of_a_page_and_its_charts_stands_out_from_its_ground_as_wcag_aa_wants(page: Any) -> None:
+    assert page.evaluate(FAINT) == []
+    page.get_by_role("button", name="Switch between light and dark").click()
+    drawn(page)
+    assert page.evaluate(FAINT) == []
+    page.add_style_tag(content="p.lead { color: var(--line) }")
+    assert len(page.evaluate(FAINT)) == 1  # so that it can fail
+
+
+@PAGES
+def test_nothing_of_a_page_is_clipped_or_needs_a_scroll_bar_from_a_phone_to_a_wide_screen(page: Any) -> None:
+    for width in (400, 800, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(200)  # until charts have their new width
+        assert page.evaluate(CLIPPED) == [], width
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("proposal", ("Recommended", "dp=", "What starts it", "against the fastest", "90 %:", "What would change it")),
+        ("runs", ("Best measured", "dp=", "predicted", "off by", "What starts it")),
+        ("learned", ("Learned from", "rows", "Physics alone", "In their 90 % interval", "What predicts with it")),
+    ],
+    indirect=["page"],
+)
+def test_the_first_screen_has_the_decision(page: Any, words: tuple[str, ...]) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    seen = page.evaluate(
+        "[...document.querySelectorAll('header *')].filter(e => e.getBoundingClientRect().bottom <= innerHeight)"
+        ".map(e => e.textContent).join(' ')"
+    )
+    assert [one for one in words if one not in seen] == []
 
 
 def test_a_plan_is_copied_by_its_button(page: Any) -> None:

@@ -19,7 +19,7 @@ def run(*arguments: object) -> Result:
 
 def test_it_prints_held_out_errors_before_and_after_and_writes_the_folder(trained, tmp_path):
     out = tmp_path / "new"
-    result = run("--table", trained.parent / "runs.csv", "--licence", "a100: mine", "--seed", 3, "--out", out)
+    result = run("--table", trained.parent / "runs.csv", "--licence", "a100: mine", "--seed", 3, "--out", out, "-v")
     assert result.exit_code == 0, result.stderr
     for name in ("a100", "h100", "titan", "mean", "physics", "group out", "+3 runs"):
         assert name in result.stdout

@@ -148,4 +148,4 @@ def test_of_deadline_and_budget_the_less_likely_is_stated(job: Job) -> None:
 def test_a_pick_without_a_run_is_in_hours_per_billion_tokens(job: Job) -> None:
     hours = 2.0 * 1e9 / (256 * 2048) / 3600
     text = Scaled((Size(run_of(job, None), (PLAN,)),), ((0, PLAN),), Pick(0, PLAN, "time", {"site_kw": 20.0})).text()
-    assert f"{hours:.3g} h per billion tokens ({0.9 * hours:.3g} to {1.2 * hours:.3g})" in " ".join(text.split())
+    assert f"{hours:.3g} h per billion tokens (90 %: {0.9 * hours:.3g} to {1.2 * hours:.3g})" in " ".join(text.split())

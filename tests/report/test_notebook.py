@@ -12,6 +12,7 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import UsageError
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Explanation, Proposal
 
 
@@ -52,3 +53,10 @@ def test_type_checkers_see_every_verb_that_is_imported_on_use() -> None:
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {(one.names[0].name, one.module) for one in block.body if isinstance(one, ast.ImportFrom)}
     assert typed == {(name, module) for name, module in jointopt._VERBS.items()}
+
+
+def test_a_notebook_shows_the_decision_before_the_table() -> None:
+    html = jointopt.propose(shipped_job("opt-350m-2x4-a100"))._repr_html_()
+    first = html[: html.index("</pre>")]
+    for words in ("Recommended", "proposal.recommended.export()", "Against the fastest", "(90 %:", "--set KEY=VALUE"):
+        assert words in first

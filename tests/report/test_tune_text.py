@@ -147,3 +147,17 @@ def test_a_gain_is_what_two_runs_show(rows: list[tuple[str, float, float]]) -> N
     assert energies[found.leanest] == pytest.approx(energies[found.against] * (1.0 - found.less_energy))
     assert times[found.leanest] <= times[found.against]
     assert min(found.less_time, found.less_energy) >= 0.0
+
+
+def test_a_short_answer_has_the_best_run_beside_its_prediction_and_against_the_first(
+    make_tuned: Callable[..., Tuned],
+) -> None:
+    lines = make_tuned(gain_left=0.03).text(brief=True).splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert len(lines) <= 25
+    assert "Best measured: run 3 of 3, least energy within 1% of the fastest's time" in text
+    assert "time 1200 s, predicted 1234 s, off by +2.9%" in text
+    assert "Against run 1, the first that succeeded, as measured time -7.7 %" in text
+    assert "Did not succeed: 1 oom." in text
+    assert "The budget is spent." in text
+    assert "by 3.0%. A larger --budget runs more of them." in text

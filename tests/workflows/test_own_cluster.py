@@ -33,7 +33,7 @@ from jointopt.surrogate.power import PowerScale
 from jointopt.workflows.campaign.candidates import listed_candidates, searched_candidates
 from jointopt.workflows.campaign.expectation import EarlierRuns, Outlook, earlier_runs, with_learned_factors
 from jointopt.workflows.explain import explain
-from jointopt.workflows.page import surrogate_plot
+from jointopt.workflows.page import surrogate_page
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from jointopt.workflows.retrain import retrain
@@ -283,15 +283,18 @@ def test_the_plot_of_importance_has_the_features_of_the_card_the_largest_on_top(
         replace(written, importance={}).plot()
 
 
-def test_report_draws_the_importance_of_a_surrogate_that_was_trained_before(folder: Path, tmp_path: Path) -> None:
-    found = surrogate_plot(str(folder))
-    (own,) = load(folder).own
+def test_report_draws_what_a_surrogate_learned_that_was_trained_before(folder: Path, tmp_path: Path) -> None:
+    found = surrogate_page(str(folder))
     assert found is not None
-    assert [list(bars.y)[::-1] for bars in found.data] == [list(features) for features in own.importance.values()]
-    result = CliRunner().invoke(jointopt, ["report", str(folder), "--out", str(tmp_path / "importance.html")])
+    (own,) = load(folder).own
+    drawn = [one["figure"]["data"][0]["y"] for one in found.content["pictures"] if one["id"].startswith("moves")]
+    assert drawn == [
+        list(features)[: len(names)] for names, features in zip(drawn, own.importance.values(), strict=True)
+    ]
+    result = CliRunner().invoke(jointopt, ["report", str(folder), "--out", str(tmp_path / "learned.html")])
     assert result.exit_code == 0, result.output
-    assert "my cluster" in (tmp_path / "importance.html").read_text()
-    assert surrogate_plot(str(tmp_path)) is None
+    assert "my cluster" in (tmp_path / "learned.html").read_text()
+    assert surrogate_page(str(tmp_path)) is None
 
 
 def test_a_plot_that_cannot_be_written_is_named_with_its_option(

@@ -65,6 +65,7 @@ def content(
     """
     training, cluster, front = job.training, job.cluster, document["front"]
     row, why = recommended_entry(job, front)
+    words = plan_words(front[row], set(front[row]) & set(LAYOUT_COLUMNS) | {"stage_clock_mhz"})
     layouts, space, joint = len(figures.by_layout(front)), document.get("space") or {}, document.get("joint")
     lead = (
         f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
@@ -89,7 +90,7 @@ def content(
     return {
         "title": str(document["job"]), "alert": "" if most >= FEASIBLE else alert,
         "lead": lead + (f" Assumed {job.assumed_clocks}." if job.assumed_clocks else ""),
-        "recommended": f"Plan {row + 1:,} of {len(front):,}: {why}." if len(front) > 1 else f"{why.capitalize()}.",
+        "recommended": f"Plan {row + 1:,} of {len(front):,}, {why}: {words}." if len(front) > 1 else f"{why}: {words}.",
         "letter": next((plan.letter for plan in plans if "recommended" in plan.chosen.name), plans[0].letter),
         "cards": _cards(job, document, front[row]),
         "plans": _plan_table(plans), "layouts": _layout_table(document), "costs": _cost_table(job, plans),

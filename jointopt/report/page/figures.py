@@ -29,6 +29,21 @@ def rounded_values(values: Iterable[float | None]) -> list[float | None]:
     return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
 
 
+def bar_figure(names: Sequence[str], values: Mapping[str, Sequence[str]], unit: str) -> Figure:
+    """Bars along rows, the first on top: of each row a bar for each series, whose cells are numbers or dashes."""
+    data = [
+        {"name": head, "y": list(names), "x": [None if cell == "-" else float(cell) for cell in cells], "type": "bar",
+         "orientation": "h", "marker": {"color": colour(number)}}
+        for number, (head, cells) in enumerate(values.items())
+    ]  # fmt: skip
+    height = 110 + len(names) * (14 + 12 * len(values))
+    return {"data": data, "layout": {
+        "height": height, "margin": {"t": 30, "r": 16, "l": 60, "b": 44}, "legend": ABOVE, "barmode": "group",
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"}, "showlegend": len(values) > 1,
+    }}  # fmt: skip
+
+
 def error_bar_lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
     """Lengths between both, 0 where one of them is unknown."""
     both = ((b or 0.0) - (a or 0.0) for a, b in zip(low, high, strict=True))

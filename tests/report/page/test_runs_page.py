@@ -63,11 +63,11 @@ def test_the_picture_reaches_a_tenth_beyond_its_runs_and_bars_reach_down_as_well
         assert ends == pytest.approx([0.9 * 3.0, 1.1 * 3.6])
 
 
-def test_cards_name_the_fastest_run_the_errors_and_what_did_not_succeed(tuned: Tuned) -> None:
+def test_cards_name_the_best_run_the_errors_and_what_did_not_succeed(tuned: Tuned) -> None:
     content: Any = replace(tuned, gain_left=0.123).report().content
     assert content["cards"] == [
-        ("Fastest run", "3.300 s", "run 2 of 3"),
-        ("Less time", "8.3%", "run 2 than run 1, the first that succeeded"),
+        ("Time measured", "3.300 s", "predicted 3.400 s (90 %: 3.060 s to 3.740 s), off by +3.0%"),
+        ("Time against run 1", "-8.3 %", "the first that succeeded"),
         ("Time off by", f"{(0.6 / 3.6 + 0.1 / 3.3) / 2:.1%}", "median; 1 of 2 in their 90 % interval"),
         ("Expected of the plans left", "12.3%", "off the least time measured"),
         ("Did not succeed", "1", "out of memory, failed, timed out"),
