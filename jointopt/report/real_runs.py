@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Any, ClassVar
 
 from jointopt.core.budget import Spent
-from jointopt.core.quote import ShortRepr
 from jointopt.core.secrets import masked
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES

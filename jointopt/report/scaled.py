@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LOG_COLUMNS
+from jointopt.core.short_repr import ShortRepr
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
