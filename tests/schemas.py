@@ -141,4 +141,6 @@ if __name__ == "__main__":
             more = [[verb, *shlex.split(words)] for words in MORE.get(verb, [])]
             found = [document(words) for words in (VERBS[verb], *more)]
             text = json.dumps(written(verb, found), indent=1, ensure_ascii=False)
+            for inner in (r"\[[^\[\]{}]*\]", r"\{[^{}]*\}"):  # lists of words and what has no parts on one line each
+                text = re.sub(inner, lambda match: re.sub(r"\n +", " ", match[0]), text)
             (SCHEMAS / f"{verb}.json").write_text(f"{text}\n", encoding="utf-8")
