@@ -48,8 +48,8 @@ SECTIONS = {
                               "run_tokens"),
     "What predictions rest on": ("surrogate", "measured", "machine", "calibration"),
     "What is stored": ("storage", "studies", "study", "all_trials", "log"),
-    "What is printed and written": ("verbose", "show_all", "top", "layouts", "as_json", "form", "quiet", "out",
-                                    "report", "trace", "help"),
+    "What is printed and written": ("verbose", "show_all", "top", "layouts", "as_json", "json_schema", "form", "quiet",
+                                    "out", "report", "trace", "help"),
 }  # fmt: skip
 
 
@@ -85,14 +85,28 @@ _FORMAT = click.option("--format", "form", type=click.Choice(FORMATS), default="
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 
+def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    """Prints the JSON Schema of the command's document, and ends."""
+    from jointopt.report.schemas import schema_of
+    from jointopt.report.tables import json_text
+
+    if wanted:
+        click.echo(json_text(schema_of(context.info_name or "")))
+        context.exit()
+
+
+_SCHEMA = click.option("--json-schema", is_flag=True, is_eager=True, expose_value=False, callback=_print_schema,
+                       help="Print the JSON Schema of that document.")  # fmt: skip
+
+
 def output_options(command: F) -> F:
     """The options of how an answer with rows is printed: ``--json``, ``--format`` and ``--quiet``."""
-    return _JSON(_FORMAT(_QUIET(command)))
+    return _JSON(_SCHEMA(_FORMAT(_QUIET(command))))
 
 
 def json_option(command: F) -> F:
     """The options of how an answer without rows is printed: ``--json`` and ``--quiet``."""
-    return _JSON(_QUIET(command))
+    return _JSON(_SCHEMA(_QUIET(command)))
 
 
 verbose = click.option("-v", "--verbose", is_flag=True, help="Print all of the answer, not only what decides.")
@@ -193,17 +207,24 @@ def _print(
     as_json: bool, document: Callable[[], Any], frame: Callable[[], pd.DataFrame], markdown: Callable[[], str],
     text: Callable[[], str],
 ) -> None:  # fmt: skip
-    from jointopt.report.tables import json_text
-
     form = click.get_current_context().meta.get("jointopt.form", "table")
     if as_json or form == "json":
-        click.echo(json_text(document()))
+        print_json(document())
     elif form == "csv":
         from jointopt.runs.table import csv_text
 
         click.echo(csv_text(frame()), nl=False)
     else:
         click.echo(markdown() if form == "markdown" else text())
+
+
+def print_json(document: Any) -> None:
+    """Prints the document of a command, which names its schema."""
+    from jointopt.report.schemas import schema_of
+    from jointopt.report.tables import json_text
+
+    name = schema_of(click.get_current_context().info_name or "").get("$id")
+    click.echo(json_text({"schema": name} | document if name and isinstance(document, dict) else document))
 
 
 def coloured(text: str) -> str:

@@ -46,7 +46,6 @@ def export(
       jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=2" --to torchtitan
       jointopt export job.yaml --plan proposal.json:1 --to slurm --out run
     """
-    from jointopt.report.tables import json_text
     from jointopt.workflows import export as workflow
 
     found = workflow.export(
@@ -57,5 +56,7 @@ def export(
         written = workflow.write(found, out) if out is not None else []
     for path in written:
         common.remark(f"Written: {path}")
-    if as_json or out is None:
-        click.echo(json_text(found.to_dict()) if as_json else found.text(), nl=as_json)
+    if as_json:
+        common.print_json(found.to_dict())
+    elif out is None:
+        click.echo(found.text(), nl=False)

@@ -17,7 +17,7 @@ WRITERS = {
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
     "jointopt/frameworks/intent.py": {"sh_variable", "sh_word"},
-    "jointopt/frameworks/exported.py": {"sh_exports"},
+    "jointopt/frameworks/exported.py": {"html_text", "sh_exports"},
     "jointopt/frameworks/kubernetes.py": {"kubernetes_text", "sh_exports", "sh_word", "yaml_text"},
     "jointopt/frameworks/megatron_bridge.py": {"hydra_word", "yaml_text"},
     "jointopt/frameworks/nanotron.py": {"yaml_text"},

@@ -6,11 +6,9 @@ UsageError; every other one arrives as it was given, and is never read as a comm
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 import re
-import reprlib
 import shlex
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
@@ -172,27 +170,6 @@ def hydra_word(place: str, value: Any) -> str:
 def python_text(value: object) -> str:
     """Text, a number or a list of them as a literal of Python, on one line."""
     return repr(value)
-
-
-# --- prompts of Python ----------------------------------------------------------------------------------------------
-
-_PROMPT_LINES, _PROMPT_CHARACTERS = 28, 1900
-
-
-def prompt_text(text: str) -> str:
-    """What a prompt has room for of the text of a result: its first lines, and how to see all."""
-    lines = text.splitlines()
-    shown = "\n".join(lines[:_PROMPT_LINES])[:_PROMPT_CHARACTERS]
-    return shown if shown == "\n".join(lines) else f"{shown}\n... print(_.text()) prints all {len(lines)} lines."
-
-
-class ShortRepr:
-    """The fields of a dataclass as a prompt has room for them, the long ones cut."""
-
-    def __repr__(self) -> str:
-        named = [one.name for one in dataclasses.fields(self) if one.repr]  # type: ignore[arg-type]
-        shown = ", ".join(f"{name}={reprlib.repr(getattr(self, name))}" for name in named)
-        return f"{type(self).__name__}({shown[:_PROMPT_CHARACTERS]})"
 
 
 # --- tables, pages, addresses ---------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointopt.core.errors import JointOptError, PlanError, UsageError
-from jointopt.core.quote import html_text, prompt_text, sh_exports
+from jointopt.core.quote import html_text, sh_exports
+from jointopt.core.short_repr import prompt_text
 from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, node_words
 from jointopt.frameworks.targets import TARGETS, program_of, target_named
 from jointopt.jobs.job import Job

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointopt.core.errors import ExportError
-from jointopt.core.quote import ShortRepr, sh_variable, sh_word
+from jointopt.core.quote import sh_variable, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, OTHER_CROSS_ENTROPIES, STAGE_LAYERS, encode_cells
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.defaults import default_etp
 from jointopt.jobs.details import Details, details_of
 from jointopt.jobs.framework import OVERLAP_KINDS, overlap_is_on, usual_overlap_share

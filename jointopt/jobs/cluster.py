@@ -11,8 +11,8 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import DTYPES
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.reading import Section, read_written, write_yaml
 
 MEASURED = "measured"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import COLLECTIVES, OVERLAP, Bools, Floats, Ints, evaluate
+from jointopt.core.short_repr import ShortRepr
 
 CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
 V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks

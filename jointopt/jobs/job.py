@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, OVERLAPS
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model

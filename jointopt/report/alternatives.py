@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import Columns
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.job import Job
 from jointopt.report.plans import probability_text, rank_words
 from jointopt.report.tables import paragraphs, plan_entries, result_text

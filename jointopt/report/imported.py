@@ -107,7 +107,7 @@ class Imported(Result):
         import pandas as pd
 
         frame = pd.DataFrame(list(self.runs))
-        return frame.mask(frame.eq(""))  # a blank cell is not known
+        return frame.mask(frame.isin([""]))  # a blank cell is not known
 
     def blocks(self, *, brief: bool = False) -> Iterator[Block]:
         """The job file, the plan, the rows, and what was not read; ``brief``: the job in words, and no origins."""

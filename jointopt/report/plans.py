@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import (
     COLUMNS,
     LAYOUT_COLUMNS,
@@ -25,6 +24,7 @@ from jointopt.core.schema import (
     Columns,
     decode_cells,
 )
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, plain_number, stage_clocks_to_text

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jointopt.core.budget import Spent
-from jointopt.core.quote import ShortRepr
 from jointopt.core.secrets import masked
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.quote import ShortRepr, sh_command, sh_lines
+from jointopt.core.quote import sh_command, sh_lines
 from jointopt.core.schema import LOG_COLUMNS
+from jointopt.core.short_repr import ShortRepr
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jointopt.core.facts import Assumption
-from jointopt.core.quote import html_text, our_command, prompt_text
+from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import Columns
+from jointopt.core.short_repr import prompt_text
 from jointopt.core.units import KWH
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS
 from jointopt.jobs.plans.text import PLAN_KEYS, plan_records

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.clocks import without_limits
 from jointopt.search.pareto import OBJECTIVES, objectives
 

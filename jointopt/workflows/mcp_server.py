@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools.base import Tool
 from mcp_types import ToolAnnotations
 
 from jointopt.core.errors import JointOptError, UsageError
@@ -16,6 +17,7 @@ from jointopt.core.input_files import only_in
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_file, load_job, parse_job, shipped_jobs, with_changes
 from jointopt.report.listing import listing
+from jointopt.report.schemas import schema_of
 from jointopt.report.tables import plain
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
@@ -33,18 +35,30 @@ INSTRUCTIONS = (
 JobGiven = str | dict[str, Any]
 PlanGiven = str | dict[str, Any]
 Kind = Literal["gpus", "models", "frameworks", "clusters", "jobs", "recipes"]
-Tool = Callable[..., dict[str, Any]]
+Verb = Callable[..., dict[str, Any]]
 
 
 def server_of(folder: Path, *, writes: bool = False) -> MCPServer[Any]:
     """The server whose files lie in ``folder`` alone; ``writes``: exports may be written there."""
     from jointopt import __version__
 
-    server: MCPServer[Any] = MCPServer("jointopt", instructions=INSTRUCTIONS, version=__version__)
+    tools = []
     for tool in Tools(folder.resolve(), writes=writes).all():
         read_only = ToolAnnotations(read_only_hint=not (writes and tool.__name__ == "export"), open_world_hint=False)
-        server.add_tool(tool, annotations=read_only, structured_output=True)
-    return server
+        tools.append(Tool.from_function(tool, annotations=read_only, structured_output=True))
+        tools[-1].fn_metadata.output_schema = _output_schema(tool.__name__)
+    return MCPServer("jointopt", instructions=INSTRUCTIONS, version=__version__, tools=tools)
+
+
+def _output_schema(verb: str) -> dict[str, Any]:
+    """The keys of a tool's answer with their kinds, from the schema of the command's document, which says more."""
+    kinds: dict[str, Any] = {}
+    for name, one in schema_of(verb).get("properties", {}).items():
+        types = one.get("type", [])
+        types = dict.fromkeys([types] if isinstance(types, str) else types) | {"null": None}
+        stated = {"type": list(types)} if len(types) > 1 else {}
+        kinds[name] = stated | {key: text for key, text in one.items() if key == "description"}
+    return {"type": "object", "properties": kinds}
 
 
 class Tools:
@@ -53,7 +67,7 @@ class Tools:
     def __init__(self, folder: Path, *, writes: bool) -> None:
         self._folder, self._writes = folder, writes
 
-    def all(self) -> list[Tool]:
+    def all(self) -> list[Verb]:
         """The tools as the server takes them: what a verb refuses is their error, in its one sentence."""
         return [
             self._guarded(tool)
@@ -139,7 +153,7 @@ class Tools:
             raise UsageError(f"{path} is outside of the folder of this server; expected a path in {self._folder}.")
         return found
 
-    def _guarded(self, tool: Tool) -> Tool:
+    def _guarded(self, tool: Verb) -> Verb:
         @functools.wraps(tool)
         def run(*args: Any, **options: Any) -> dict[str, Any]:
             try:

@@ -63,8 +63,11 @@ PROFILE = """stage,instruction,frequency,time,energy
 """
 
 
-def prepare(folder: Path, forks: Forks) -> Path:
-    """The folder, with the files that the verbs name."""
+BEFORE = (("propose", JOB, *PHYSICS, "--out", "out", "--quiet"), ("ingest", "runs.csv"))
+
+
+def write_inputs(folder: Path) -> None:
+    """Writes the files that the verbs read, but for what `BEFORE` makes."""
     _synthetic(rows=12).to_csv(folder / "runs.csv", index=False)
     (folder / "profile.csv").write_text(PROFILE)
     ranks = "".join(f"{i},{rank},{1 + rank % 2 / 100}\n" for i in range(40) for rank in range(4))
@@ -73,7 +76,12 @@ def prepare(folder: Path, forks: Forks) -> Path:
     (folder / "plan.json").write_text(json.dumps(dict.fromkeys(("dp", "tp", "pp", "cp"), 1)))
     (folder / "result.json").write_text(json.dumps({"iteration_time_s": 1.0, "energy_j": 9e3}))
     shutil.copy(Path(__file__).parents[1] / "frameworks/imports/samples/megatron_llama3_8b.sh", folder / "train.sh")
-    for words in (("propose", JOB, *PHYSICS, "--out", "out", "--quiet"), ("ingest", "runs.csv")):
+
+
+def prepare(folder: Path, forks: Forks) -> Path:
+    """The folder, with the files that the verbs name."""
+    write_inputs(folder)
+    for words in BEFORE:
         ended = forks.run(folder, words, Surroundings())
         assert ended.code == 0, ended.err
     return folder

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import JobError
-from jointopt.jobs.reading import dump_yaml, parse_yaml, read_text
+from jointopt.jobs.reading import dump_yaml, package_yaml, parse_yaml, read_text
 from tests.each import each
 
 TEXT = st.text(max_size=10).filter(str.isprintable)
@@ -64,3 +64,10 @@ def test_a_path_that_no_system_has_is_one_sentence(path: str) -> None:
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_bytes(b"\xef\xbb\xbfa: 1\n")
     assert parse_yaml(read_text(tmp_path / "job.yaml")) == {"a": 1}
+
+
+def test_merged_keys_of_a_catalogue_stand_before_its_own_and_the_first_merged_counts(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("a: &a {one: 1, two: 2}\nb: &b {two: 3, three: 3}\nc: {four: 4, <<: [*a, *b]}\n")
+    merged = package_yaml(tmp_path / "x.yaml")["c"]
+    assert merged == {"one": 1, "two": 2, "three": 3, "four": 4}
+    assert list(merged)[-1] == "four"

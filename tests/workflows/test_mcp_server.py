@@ -46,6 +46,16 @@ def test_a_file_of_the_folder_and_a_shipped_job_are_jobs(tmp_path: Path) -> None
         assert call(tmp_path, "explain", job=job, plan=PLAN)["feasible"] is True
 
 
+def test_tools_state_what_they_answer(tmp_path: Path) -> None:
+    async def listed() -> Any:
+        async with Client(server_of(tmp_path)) as client:
+            return (await client.list_tools()).tools
+
+    stated = {tool.name: tool.output_schema["properties"] for tool in asyncio.run(listed())}
+    assert stated["explain"]["iteration_time_s"]["type"] == ["number", "null"]
+    assert {name for name, keys in stated.items() if not keys} == {"catalog"}
+
+
 def test_plans_are_compared_and_sizes_too(tmp_path: Path) -> None:
     assert len(call(tmp_path, "compare", job=JOB, plans=[PLAN, "dp=8"])["plans"]) == 2
     found = call(tmp_path, "scale", job=JOB, gpus=[4, 8])

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
+from jointopt.core.short_repr import ShortRepr
 from jointopt.core.units import GIB
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.explain.parts import Breakdown

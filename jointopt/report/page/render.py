@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.quote import ShortRepr, html_text
+from jointopt.core.quote import html_text
+from jointopt.core.short_repr import ShortRepr
 from jointopt.report.tables import plain
 
 

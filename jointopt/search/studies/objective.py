@@ -15,8 +15,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import BaseTrial, TrialState
 
 from jointopt.core.errors import EndedEarlyError, UsageError
-from jointopt.core.quote import ShortRepr
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.objectives import objective_words
 from jointopt.jobs.plans.text import TRIAL_LAYOUT, record_text, widened
 from jointopt.search.parameters import Parameters
