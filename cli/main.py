@@ -24,11 +24,12 @@ from jointopt.core.errors import JointOptError
 from jointopt.core.secrets import masked
 
 GROUPS = {  # the commands of the help by what they are for, in its order
-    "Plan": ("propose", "explain", "compare", "scale", "fleet", "goodput", "select", "polish", "check", "report", "dashboard"),
+    "Plan": ("propose", "explain", "compare", "scale", "goodput", "fleet", "select", "polish", "check", "report",
+             "dashboard"),
     "Run": ("import", "export", "tune", "validate", "follow", "exec"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),
     "Tools": ("catalog", "doctor", "script", "work", "store", "clocks", "mcp", "completion"),
-}
+}  # fmt: skip
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 _IN_ONE_LINE = ("Tools",)
 
