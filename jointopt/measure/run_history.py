@@ -27,7 +27,7 @@ _SACCT = "sacct --duplicates --parsable2 --format=JobID,State,Start,End,NNodes,R
 _NO_TIME = ("Unknown", "None")
 _PLANNED, _FAILURE, _RUNNING = "planned", "failure", "running"  # how a start ended
 # lines of Megatron-LM, of torchtitan, and of what is built on them
-_SAVE = re.compile(r"saving checkpoint at iteration|saving the checkpoint|saving a (?:full|model) checkpoint", re.I)
+_SAVE = re.compile(r"\bsaving (?:the |a |full |model )*checkpoint\b", re.I)
 _SAVED = re.compile(r"successfully saved checkpoint|finished saving the checkpoint", re.I)
 _TOOK_MS = re.compile(r"\bsave-checkpoint[ .]*: \(?(?:[\d.]+, )?([\d.]+)")
 _TOOK_S = re.compile(r"finished saving the checkpoint.*in ([\d.]+) seconds", re.I)

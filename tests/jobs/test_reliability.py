@@ -53,6 +53,7 @@ def test_figures_that_cannot_be_are_refused_in_a_sentence(section: dict[str, Any
 
 def test_a_job_file_is_read_back_as_it_was() -> None:
     section = {"failures_per_node_hour": 0.001, "checkpoint_s": 0, "spares": 1, "policy": ["restart", "drop_replica"]}
+    section |= {"weibull_shape": 0.7, "rack_failure_share": 0.1, "rack_nodes": 2, "checkpoint_write_s": 9}
     job = parse_job(FILE | {"reliability": section}, "job", Path())
     assert yaml.safe_load(dump_job(job))["reliability"] == section
     assert parse_job(yaml.safe_load(dump_job(job)), "job", Path()) == job
