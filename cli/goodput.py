@@ -14,7 +14,8 @@ from jointopt.cli.plan import option as plan_option
 _KEYS: tuple[tuple[str, dict[str, Any]], ...] = (  # of the section reliability, which --set has all of
     ("--failures-per-gpu-hour", {"type": float, "help": "Of what stops the run (2e-5)."}),
     ("--spares", {"type": int, "help": "Nodes that stand by."}),
-    ("--policy", {"multiple": True, "help": "After a failure: restart, spare, drop_replica, nonuniform_tp; of several the fastest."}),
+    ("--policy", {"multiple": True, "metavar": "NAME",
+                  "help": "After a failure: restart, spare, drop_replica, nonuniform_tp; of several the fastest."}),
 )  # fmt: skip
 
 
