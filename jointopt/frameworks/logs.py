@@ -34,10 +34,10 @@ def read_run(text: str, warmup: int, batch: Batch) -> RunLog:
 
 
 def lines_with_iterations(text: str, batch: Batch) -> Iterator[tuple[Line, list[Iteration]]]:
-    """The lines of a log in order, each with the iterations that it states; none where no format fits."""
+    """The lines of a log in order, each with the iterations that it states; none where no format has their times."""
     if is_log(text):
         yield from ((line, _iterations(line)) for line in lines_of(text))
-    elif form := next((form for form in FORMATS if form.is_log(text)), None):
+    elif form := next((form for form in FORMATS if not (form.elapsed or form.whole) and form.is_log(text)), None):
         yield from form.lines(text, batch)
     else:
         yield from ((line, []) for line in lines_of(text))

@@ -27,14 +27,16 @@ _SACCT = "sacct --duplicates --parsable2 --format=JobID,State,Start,End,NNodes,R
 _NO_TIME = ("Unknown", "None")
 _PLANNED, _FAILURE, _RUNNING = "planned", "failure", "running"  # how a start ended
 # lines of Megatron-LM, of torchtitan, and of what is built on them
-_SAVE = re.compile(r"saving checkpoint at iteration|saving the checkpoint|saving a (?:full|model) checkpoint", re.I)
-_SAVED = re.compile(r"successfully saved checkpoint|finished saving the checkpoint", re.I)
-_TOOK_MS = re.compile(r"\bsave-checkpoint[ .]*: \(?(?:[\d.]+, )?([\d.]+)")
-_TOOK_S = re.compile(r"finished saving the checkpoint.*in ([\d.]+) seconds", re.I)
+_SAVE_BEGIN = re.compile(r"\bsaving (?:the |a |full |model )*checkpoint\b", re.I)
+_SAVE_END = re.compile(r"successfully saved checkpoint|finished saving the checkpoint", re.I)
+_SAVE_MS = re.compile(r"\bsave-checkpoint[ .]*: \(?(?:[\d.]+, )?([\d.]+)")
+_SAVE_S = re.compile(r"finished saving the checkpoint.*in ([\d.]+) seconds", re.I)
 _BEGIN = re.compile(r"after megatron is initialized|> initializing torch distributed|Starting job:")
 _LOAD = re.compile(r"\b(?:loading (?:the )?checkpoint|loaded (?:the )?checkpoint)", re.I)
-_LOADED = re.compile(r"at iteration\s+(\d+)|\bstep-(\d+)")
-_TOLD = re.compile(r"exiting program (?:at|after)|after training is done|training completed|DUE TO TIME LIMIT", re.I)
+_LOAD_ITERATION = re.compile(r"at iteration\s+(\d+)|\bstep-(\d+)")
+_ORDERLY_END = re.compile(
+    r"exiting program (?:at|after)|after training is done|training completed|DUE TO TIME LIMIT", re.I
+)
 
 
 @dataclass
@@ -48,11 +50,11 @@ class Start:
     cause: str = ""
     nodes: float = math.nan
     iterations: list[Iteration] = field(default_factory=list)
-    resumed: int | None = None  # the iteration of the checkpoint that it loaded
+    checkpoint: int | None = None  # the iteration of the checkpoint that it loaded
     saves_s: list[float] = field(default_factory=list)  # in which each checkpoint stopped training; NaN: not known
     writes_s: list[float] = field(default_factory=list)  # from then until it was whole, of asynchronous ones
     trained_s: float = math.nan  # when it was last seen to train, or to have saved
-    kept: float = math.inf  # the last iteration that no later start did again
+    last_kept: float = math.inf  # the last iteration that no later start did again
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source, self.starts = source, [Start(source)]
         self.jumps, self.shift_s, self.last_s = 0, 0.0, -math.inf
-        self.saving: tuple[int, float] | None = None  # iterations so far, and when a checkpoint began
+        self.open_save: tuple[int, float] | None = None  # iterations so far, and when a checkpoint began
         self.tail: list[str] = []  # lines since the last iteration
 
     def read(self, text: str, batch: Batch) -> None:
@@ -158,7 +160,7 @@ class _Reader:
         span = one.number - last.number if last else 1
         ended_s = self._at(one.ended_s, one.seconds * span)
         start.begun_s = ended_s - one.seconds if math.isnan(start.begun_s) else start.begun_s
-        if last and self.saving and self.saving[0] == len(start.iterations) and math.isnan(start.saves_s[-1]):
+        if last and self.open_save and self.open_save[0] == len(start.iterations) and math.isnan(start.saves_s[-1]):
             start.saves_s[-1] = max(ended_s - one.seconds * span - last.ended_s, 0.0)
         start.iterations.append(replace(one, ended_s=ended_s))
         start.trained_s = start.ended_s = ended_s
@@ -171,31 +173,31 @@ class _Reader:
         begins = bool(loads or _BEGIN.search(text))
         if begins and start.iterations:
             start = self._start()
-        known = bool(begins or _SAVE.search(text) or _SAVED.search(text))
+        known = bool(begins or _SAVE_BEGIN.search(text) or _SAVE_END.search(text))
         if math.isfinite(moment_s) and (known or moment_s + self.shift_s >= self.last_s):
             moment_s = self._at(moment_s, 0.0) if known else moment_s + self.shift_s
             start.begun_s = moment_s if math.isnan(start.begun_s) else start.begun_s
             start.ended_s = moment_s
-        if loads and (found := _LOADED.search(text)):
-            start.resumed = int(found[1] or found[2])
+        if loads and (found := _LOAD_ITERATION.search(text)):
+            start.checkpoint = int(found[1] or found[2])
         self._checkpoint(start, text, moment_s)
-        start.end = _PLANNED if _TOLD.search(text) else start.end
+        start.end = _PLANNED if _ORDERLY_END.search(text) else start.end
         self.tail = [*self.tail[-_MOST_TAIL:], text]
 
     def _checkpoint(self, start: Start, text: str, moment_s: float) -> None:
         """What a line says of a checkpoint: that it begins, is whole, or how long it stopped training."""
-        if _SAVE.search(text) and not _SAVED.search(text):
-            self.saving = len(start.iterations), moment_s if math.isfinite(moment_s) else self.last_s
+        if _SAVE_BEGIN.search(text) and not _SAVE_END.search(text):
+            self.open_save = len(start.iterations), moment_s if math.isfinite(moment_s) else self.last_s
             start.saves_s.append(math.nan)
-        elif self.saving and start.saves_s and _SAVED.search(text):
-            count, begun_s = self.saving
+        elif self.open_save and start.saves_s and _SAVE_END.search(text):
+            count, begun_s = self.open_save
             if len(start.iterations) > count:  # training has gone on meanwhile
                 passed_s = (self.last_s if math.isnan(moment_s) else moment_s) - begun_s
                 start.writes_s.append(max(passed_s - start.saves_s[-1], 0.0))
             else:
                 start.saves_s[-1] = moment_s - begun_s
                 start.trained_s = moment_s if math.isfinite(moment_s) else start.trained_s
-        stated = (_TOOK_S.search(text), 1.0) if _TOOK_S.search(text) else (_TOOK_MS.search(text), 1e-3)
+        stated = (_SAVE_S.search(text), 1.0) if _SAVE_S.search(text) else (_SAVE_MS.search(text), 1e-3)
         if stated[0] and start.saves_s:
             start.saves_s[-1] = float(stated[0][1]) * stated[1]
 
@@ -208,12 +210,17 @@ class _Reader:
     def _end(self) -> None:
         """The end of a start: the checkpoint in which it was killed is none, and the error that it left."""
         start = self.starts[-1]
-        if self.saving and self.saving[0] == len(start.iterations) and start.saves_s and math.isnan(start.saves_s[-1]):
+        if (
+            self.open_save
+            and self.open_save[0] == len(start.iterations)
+            and start.saves_s
+            and math.isnan(start.saves_s[-1])
+        ):
             start.saves_s.pop()
         failure = failure_of("\n".join(self.tail), 1, False, 0.0)
         if failure.detail != "exit code 1":
             start.cause = str(failure.kind)
-        self.saving, self.tail = None, []
+        self.open_save, self.tail = None, []
 
 
 def _without_copies(starts: Iterable[Start]) -> list[Start]:
@@ -303,12 +310,12 @@ def _history(starts: list[Start], sources: tuple[str, ...], nodes: int, remarks:
     _state_spans(starts)
     again: float = math.inf
     for start in reversed(starts):
-        start.kept = again
+        start.last_kept = again
         if start.iterations:
             first = start.iterations[0]
-            again = min(again, first.number - first.span if start.resumed is None else start.resumed)
+            again = min(again, first.number - first.span if start.checkpoint is None else start.checkpoint)
     lines = [(start, one) for start in starts for one in start.iterations]
-    undone = [min(max(one.number - start.kept, 0.0), one.span) for start, one in lines]
+    undone = [min(max(one.number - start.last_kept, 0.0), one.span) for start, one in lines]
     trained_s = [one.seconds * one.span for _, one in lines]
     work_s = sum(one.seconds * count for (_, one), count in zip(lines, undone, strict=True))
     for before, after in pairwise(starts):
@@ -356,7 +363,7 @@ def _state_spans(starts: Iterable[Start]) -> None:
     steps = [b.number - a.number for start in starts for a, b in pairwise(start.iterations)]
     usual = statistics.mode(steps) if steps else 1
     for start in starts:
-        before = start.resumed
+        before = start.checkpoint
         for place, one in enumerate(start.iterations):
             span = usual if before is None or not 0 < one.number - before <= max(usual, 1) else one.number - before
             span = one.number - start.iterations[place - 1].number if place else min(span, max(one.number, 1))

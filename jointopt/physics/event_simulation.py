@@ -41,7 +41,7 @@ class Failures:
     lemon_factor: float = 1.0
     lemon_failures: float | None = None
 
-    def beyond_formula(self, run: Run) -> str:
+    def simulation_reason(self, run: Run) -> str:
         """What of it the closed form of `expected` does not know; blank where that holds."""
         racks = self.rack_share and (run.shop is not None or (self.rack_copies and not run.rolls_back))
         words = {
@@ -61,7 +61,7 @@ CONSTANT = Failures()
 
 
 @dataclass(frozen=True)
-class Played:
+class SimulatedRuns:
     """Runs that were played, an entry of each array for every one: calendar times, seconds lost by part, failures."""
 
     run: Run
@@ -81,7 +81,7 @@ def simulated_times_s(run: Run, runs: int, seed: int = 0) -> Floats:
     return simulated(run, runs, seed).times_s
 
 
-def simulated(run: Run, runs: int, seed: int = 0, failures: Failures = CONSTANT) -> Played:
+def simulated(run: Run, runs: int, seed: int = 0, failures: Failures = CONSTANT) -> SimulatedRuns:
     """That many runs with random failures, and repairs of exponential times.
 
     Figures of the run may be (runs,): each then has its own. Events are failures, repairs and the end; all runs take
@@ -102,7 +102,7 @@ def simulated(run: Run, runs: int, seed: int = 0, failures: Failures = CONSTANT)
     lost |= {"checkpoint": (whole + (rest > 0.0)) * figures["checkpoint_s"]}
     slower = sums["time"] - figures["work_s"] - sum(lost.values())
     lost |= {"degraded": np.maximum(slower, 0.0) if run.shop else np.zeros(runs)}
-    return Played(run, sums["time"], lost, sums["failures"])
+    return SimulatedRuns(run, sums["time"], lost, sums["failures"])
 
 
 def typical_run(run: Run, seed: int = 0, failures: Failures = CONSTANT) -> dict[str, Floats]:

@@ -106,7 +106,7 @@ def expected_parts(run: Run) -> dict[str, Floats]:
     failures = (counts * np.expm1(lengths / run.failure_s)).sum(axis=0)
     tried = (counts * attempts_s(lengths, run.failure_s)).sum(axis=0)
     planned = (counts * lengths).sum(axis=0)
-    write_s = run.write_s if run.rolls_back else 0.0
+    write_s = np.where(run.rolls_back, run.write_s, 0.0)
     restart = failures * np.exp(write_s / run.failure_s) * attempts_s(run.restart_s, run.failure_s)
     undone = failures * attempts_s(run.restart_s + write_s, run.failure_s) - restart  # 0 without such a checkpoint
     return {"work": tried - planned + undone, "checkpoint": planned - run.work_s, "restart": restart}
@@ -119,7 +119,7 @@ def variance_s2(run: Run) -> Floats:
     restart, of which the same holds.
     """
     lengths, counts = run.pieces
-    lengths_s = run.restart_s + (run.write_s if run.rolls_back else 0.0)
+    lengths_s = run.restart_s + np.where(run.rolls_back, run.write_s, 0.0)
     restarts, wasted_s, wasted_s2 = _failed_attempts(lengths_s, run.failure_s)
     mean_s = attempts_s(lengths_s, run.failure_s)
     spread_s2 = restarts * wasted_s2 + restarts * (restarts + 1.0) * wasted_s**2

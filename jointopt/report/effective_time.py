@@ -62,14 +62,14 @@ class Simulated:
     runs: int
     effective_time_ratio: float
     standard_error: float
-    beyond: str = ""  # what of it no formula knows, so that the answer is that of these runs
+    reason: str = ""  # what of it no formula knows, so that the answer is that of these runs
 
     @classmethod
-    def of(cls, times_s: Floats, work_s: float, beyond: str = "") -> Simulated:
+    def of(cls, times_s: Floats, work_s: float, reason: str = "") -> Simulated:
         """The ratio of work to the mean of the times, and its standard error."""
         mean = float(times_s.mean())
         error = float(times_s.std(ddof=1)) / math.sqrt(len(times_s))
-        return cls(len(times_s), work_s / mean, work_s / mean**2 * error, beyond)
+        return cls(len(times_s), work_s / mean, work_s / mean**2 * error, reason)
 
 
 _HISTORY_ROWS = {  # of what happened, by the name of the figure
@@ -80,7 +80,7 @@ _HISTORY_ROWS = {  # of what happened, by the name of the figure
 
 
 @dataclass(frozen=True)
-class Measured:
+class Comparison:
     """A run as its logs tell it, and what should have happened without knowing them."""
 
     history: History
@@ -153,7 +153,7 @@ class Goodput(Result):
     worth: Mapping[str, float | None]  # seconds and money that a minute less per restart, and one more spare, save
     course: Callable[[], dict[str, Floats]]  # seconds by part of a typical run after each of its events
     simulated: Simulated | None = None
-    measured: Measured | None = None
+    measured: Comparison | None = None
     assumed: tuple[Assumption, ...] = ()
 
     @property
@@ -279,7 +279,7 @@ class Goodput(Result):
         yield f"A minute less per restart saves {self._saved('restart_minute')}{spare}."
         if self.simulated:
             ratio, error = (100 * part for part in (self.simulated.effective_time_ratio, self.simulated.standard_error))
-            why = f" in place of a formula ({self.simulated.beyond})" if self.simulated.beyond else ""
+            why = f" in place of a formula ({self.simulated.reason})" if self.simulated.reason else ""
             yield f"{self.simulated.runs:,} simulated runs{why}: {ratio:.2f} ± {error:.2g} % useful training."
 
     def _interval(self, whole: bool = True) -> str:
@@ -290,7 +290,7 @@ class Goodput(Result):
         """Where the interval comes from."""
         if self.job.reliability.checkpoint_interval_s is not None:
             return "as stated"
-        if self.simulated and self.simulated.beyond:
+        if self.simulated and self.simulated.reason:
             return "the best at a constant rate"
         return "the best" if self.chosen.rolls_back else "the best for restarts, kept for the loss of all copies"
 

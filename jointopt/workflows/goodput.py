@@ -18,10 +18,10 @@ from jointopt.jobs.reliability import Reliability
 from jointopt.measure.run_history import History
 from jointopt.physics import renewal
 from jointopt.physics.checkpoints import state_copies
-from jointopt.physics.event_simulation import Failures, Played, simulated, typical_run
+from jointopt.physics.event_simulation import Failures, SimulatedRuns, simulated, typical_run
 from jointopt.physics.repair import RepairShop
 from jointopt.physics.site import HOUR_S, facility_energy_j
-from jointopt.report.effective_time import Goodput, Measured, Outcome, Simulated, days
+from jointopt.report.effective_time import Comparison, Goodput, Outcome, Simulated, days
 from jointopt.report.explanation import Explanation
 from jointopt.workflows.answers import accepts_paths, as_paths, model_of
 from jointopt.workflows.explain import explain
@@ -100,9 +100,9 @@ def goodput(
     run, copies = _run(job, explained, stated), float(state_copies(job, layouts)[0])
     runs = {name: _under(name, run, stated, explained, copies) for name in stated.policy}
     failures = failures_of(job, stated, int(explained.plan["pp"]))
-    beyond = next(filter(None, (failures.beyond_formula(one) for one in runs.values())), "")
-    simulate = simulate or (_RUNS if beyond else 0)
-    played = {name: _played(one, simulate, seed, failures) for name, one in runs.items()} if beyond else {}
+    reason = next(filter(None, (failures.simulation_reason(one) for one in runs.values())), "")
+    simulate = simulate or (_RUNS if reason else 0)
+    played = {name: _played(one, simulate, seed, failures) for name, one in runs.items()} if reason else {}
     share = stated.planned_share
     outcomes = [_outcome(job, explained, name, one, share, played.get(name)) for name, one in runs.items()]
     least_s = min(one.time_to_train_s for one in outcomes)
@@ -110,13 +110,13 @@ def goodput(
     chosen, spread = runs[best.policy], None
     if simulate:
         times_s = (played.get(best.policy) or _played(chosen, simulate, seed, failures)).times_s / (1.0 - share)
-        spread = Simulated.of(times_s, float(run.work_s), beyond)
+        spread = Simulated.of(times_s, float(run.work_s), reason)
         ends: dict[str, Any] = {end: float(np.quantile(times_s, part)) for end, part in _ENDS.items()}
         best = replace(best, **ends)
         outcomes = [best if one.policy == best.policy else one for one in outcomes]
     worth: dict[str, float | None] = {}
     for name, other in _improved(chosen, stated).items():
-        again = _played(other, simulate, seed, failures) if beyond else None
+        again = _played(other, simulate, seed, failures) if reason else None
         saved = _saving(best, _outcome(job, explained, best.policy, other, share, again))
         worth |= {f"{name}_{unit}": value for unit, value in saved.items()}
     return Goodput(
@@ -174,7 +174,7 @@ def _under(policy: str, run: renewal.Run, stated: Reliability, explained: Explan
 
 
 def _outcome(
-    job: Job, explained: Explanation, policy: str, run: renewal.Run, planned_share: float, played: Played | None
+    job: Job, explained: Explanation, policy: str, run: renewal.Run, planned_share: float, played: SimulatedRuns | None
 ) -> Outcome:
     """What a run comes to under a policy, by the formula or the runs that were played; its spread by a normal one."""
     found = (played.expected() if played else renewal.expected(run)).with_planned_stops(planned_share)
@@ -205,7 +205,7 @@ def _money(job: Job, spares: int, time_s: float, energy_j: float) -> float | Non
     return sum(paid) if paid else None
 
 
-def _played(run: renewal.Run, runs: int, seed: int, failures: Failures) -> Played:
+def _played(run: renewal.Run, runs: int, seed: int, failures: Failures) -> SimulatedRuns:
     events = float(renewal.expected(run).failures)
     if events * runs > MOST_EVENTS:
         raise UsageError(
@@ -235,7 +235,7 @@ def _improved(run: renewal.Run, stated: Reliability) -> dict[str, renewal.Run]:
     return found | {"spare": replace(run, shop=shop)}
 
 
-def _measured(job: Job, explained: Explanation, run: renewal.Run, history: History) -> Measured:
+def _measured(job: Job, explained: Explanation, run: renewal.Run, history: History) -> Comparison:
     """What happened, what the model expected without the logs, and what it gives with the figures of them."""
     before, _ = of_plan(job, parse_plan(explained.plan, job).layouts, job.reliability)
     planned, ran_s = _run(job, explained, before), history.node_hours / job.cluster.nodes * HOUR_S
@@ -252,7 +252,7 @@ def _measured(job: Job, explained: Explanation, run: renewal.Run, history: Histo
     known = {name: value for name, value in known.items() if np.isfinite(value)}
     again = replace(run, **known, failure_s=history.ran_s / max(history.failures, _NONE))  # type: ignore[arg-type]
     ratio = float(again.work_s) / renewal.expected(again).time_s if history.trained else np.nan
-    return Measured(history, rate, expected, ratio)
+    return Comparison(history, rate, expected, ratio)
 
 
 def _saving(before: Outcome, after: Outcome) -> dict[str, float | None]:

@@ -157,17 +157,17 @@ def test_the_model_explains_a_long_log_of_random_failures(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "beyond"),
+    ("changes", "reason"),
     [
         ({"weibull_shape": 0.7}, "Weibull failures"),
         ({"rack_failure_share": 0.1, "rack_nodes": 1, "spares": 0}, "rack failures"),
         ({"lemon_node_share": 1, "lemon_failure_factor": 5, "lemon_failures": 2}, "lemon nodes that are replaced"),
     ],
 )  # fmt: skip
-def test_where_no_formula_holds_simulated_runs_answer_with_their_error(changes: dict[str, Any], beyond: str) -> None:
+def test_where_no_formula_holds_simulated_runs_answer_with_their_error(changes: dict[str, Any], reason: str) -> None:
     found = small(**{f"reliability__{name}": value for name, value in changes.items()})
     assert found.simulated is not None
-    assert found.simulated.beyond == beyond
+    assert found.simulated.reason == reason
     assert found.chosen.effective_time_ratio == pytest.approx(found.simulated.effective_time_ratio)
     assert found.simulated.standard_error < 0.002
     assert "simulated runs in place of a formula" in found.text()
