@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ class Reliability:
     checkpoint_s: float | None = None  # in which a checkpoint stops training; None = from bytes and the storage
     storage_gbytes_per_s: float | None = None  # that a node writes
     checkpoint_interval_s: float | None = None  # of training; None = the best one
-    spares: int | None = None  # nodes; None = a replacement is always at hand
+    spares: int | tuple[int, ...] | None = None  # nodes, or numbers to choose from; None = one is always at hand
     repair_s: float | None = None
     policy: tuple[str, ...] = ("restart",)  # of `POLICIES`; of several the one of least time
 
@@ -44,6 +44,11 @@ class Reliability:
         """Mean time between failures of a run on all of the cluster's GPUs, in s."""
         of_gpus = (self.failures_per_gpu_hour or 0.0) * cluster.num_gpus
         return _HOUR_S / (of_gpus + (self.failures_per_node_hour or 0.0) * cluster.nodes)
+
+    @property
+    def spare_counts(self) -> tuple[int, ...]:
+        """The numbers of spares to choose from; none where a replacement is always at hand."""
+        return () if self.spares is None else self.spares if isinstance(self.spares, tuple) else (self.spares,)
 
 
 RELIABILITY_KEYS = tuple(field.name for field in fields(Reliability))
@@ -57,11 +62,28 @@ def read_reliability(job: Section, cluster: Cluster) -> Reliability:
     numbers = [key for key in RELIABILITY_KEYS if section.has(key) and key not in ("spares", "policy")]
     for key in numbers:
         found[key] = limited_number(section, key, f"reliability.{key}", zero=key in _FROM_ZERO)
-    spares = section.whole("spares", 0, cluster.nodes, why=", the cluster's nodes") if section.has("spares") else None
+    spares = _spares(section, cluster) if section.has("spares") else None
     policies = _policies(section) if section.has("policy") else Reliability.policy
     if spares == 0 and "spare" in policies:
         raise JobError(f"{section.at('policy')}: spare needs reliability.spares of 1 or more, or none stated; got 0.")
     return Reliability(**found, spares=spares, policy=policies)
+
+
+def _spares(section: Section, cluster: Cluster) -> int | tuple[int, ...]:
+    """A number of nodes, or several of a list or of ``{min, max, step}``."""
+    value: Any = section.values["spares"]
+    if isinstance(value, Mapping):
+        ends = section.section("spares", ("min", "max", "step"))
+        low, high = ends.whole("min", 0, cluster.nodes, 0), ends.whole("max", 0, cluster.nodes)
+        if low > high:
+            raise section.refuse("spares", "numbers of nodes with min not above max")
+        value = list(range(low, high + 1, ends.whole("step", default=1)))
+    several = [value] if not isinstance(value, list) or not value else value
+    counts = [
+        Section({"spares": one}, section.where).whole("spares", 0, cluster.nodes, why=", the cluster's nodes")
+        for one in several
+    ]
+    return tuple(sorted(set(counts))) if len(set(counts)) > 1 else counts[0]
 
 
 def _policies(section: Section) -> tuple[str, ...]:

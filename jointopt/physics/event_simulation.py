@@ -10,6 +10,7 @@ import numpy as np
 from jointopt.core.progress import steps
 from jointopt.core.schema import Bools, Floats
 from jointopt.physics.renewal import ROUNDING, Run
+from jointopt.physics.repair import RepairShop
 
 _LANES = 8192  # runs that are played together: their arrays then stay in the cache
 _SWEEP = 64  # events after which runs that have ended make room
@@ -62,7 +63,7 @@ class _Lanes:
 
         A run waits until it trains again, has ``worked`` of an interval and ``saved`` of its checkpoint.
         """
-        s, shop = self.state, self.run.shop
+        s, shop = self.state, self.run.shop if isinstance(self.run.shop, RepairShop) else None
         speeds = np.ones(1) if shop is None else np.append(shop.speed, 0.0)
         speed = speeds[s["broken"].astype(np.int64)]
         stopped, pace = speed == 0.0, np.where(speed == 0.0, 1.0, speed)

@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, JobError, UsageError
-from jointopt.core.facts import Assumption
 from jointopt.core.schema import Floats
-from jointopt.core.units import KWH
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.jobs.reliability import Reliability, with_defaults
 from jointopt.physics import renewal
-from jointopt.physics.checkpoints import checkpoint_s, state_copies
 from jointopt.physics.event_simulation import simulated_times_s
 from jointopt.physics.repair import RepairShop
-from jointopt.physics.site import HOUR_S, facility_energy_j
+from jointopt.physics.training_runs import MOST_TRIES, TrainingRuns, best_policy
 from jointopt.report.effective_time import Goodput, Outcome, Simulated, days
-from jointopt.report.explanation import Explanation
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import accepts_paths
 from jointopt.workflows.explain import explain
@@ -35,9 +30,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 MOST_RUNS, MOST_EVENTS = 1_000_000, 2e9
-_MOST_TRIES = 20.0  # e-foldings: a piece that long against the time between failures never ends
 _MINUTE_S = 60.0
-_SAME = 1e-5  # of a time: policies that differ by less are alike, and the first of them is taken
 _ENDS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
@@ -61,105 +54,72 @@ def goodput(
     if simulate and not 2 <= simulate <= MOST_RUNS:
         raise UsageError(f"simulate must be a number of runs from 2 to {MOST_RUNS:,}; got {simulate}.")
     explained = explain(model, propose(model).recommended.plan if plan is None else plan)
-    stated, assumed = with_defaults(job.reliability)
-    layouts = parse_plan(explained.plan, job).layouts
-    if stated.checkpoint_s is None:
-        written = float(checkpoint_s(job, layouts, float(stated.storage_gbytes_per_s or np.nan))[0])
-        stated = replace(stated, checkpoint_s=written)
-        rate = f"{stated.storage_gbytes_per_s:g} GB/s per node"
-        how = f"{written:.3g} s are the bytes of the states, each written once, at {rate}"
-        assumed += (Assumption.not_given("reliability.checkpoint_s", written, f"{written:.3g} s", how),)
-    run, copies = _run(job, explained, stated), float(state_copies(job, layouts)[0])
-    runs = {name: _under(name, run, stated, explained, copies) for name in stated.policy}
-    outcomes = [_outcome(job, explained, name, one) for name, one in runs.items()]
-    least_s = min(one.time_to_train_s for one in outcomes)
-    best = next(one for one in outcomes if one.time_to_train_s <= (1.0 + _SAME) * least_s)
-    chosen, simulated = runs[best.policy], None
+    layouts, times = parse_plan(explained.plan, job).layouts, (explained.iteration_time_s, explained.energy_j)
+    costs = TrainingRuns.of(job, layouts)
+    cases = [(name, at) for at in range(len(costs.spares)) for name in costs.stated.policy]
+    runs = [_checked(job, costs.run(name, at, *times)) for name, at in cases]
+    found = [_outcome(costs, name, run, times[1]) for (name, _), run in zip(cases, runs, strict=True)]
+    objective = "money" if not job.is_of_run and job.cluster.has_price and len(costs.spares) > 1 else job.run_objective
+    place = int(best_policy(np.array([[getattr(one, objective)] for one in found]))[0])
+    best, run = found[place], runs[place]
+    outcomes = [one for one in found if one.spares == best.spares]
+    simulated = None
     if simulate:
-        times_s = _simulated(chosen, best, simulate, seed)
+        times_s = _simulated(run, best, simulate, seed)
         simulated = Simulated.of(times_s, float(run.work_s))
         ends: dict[str, Any] = {end: float(np.quantile(times_s, share)) for end, share in _ENDS.items()}
         best = replace(best, **ends)
         outcomes = [best if one.policy == best.policy else one for one in outcomes]
     worth = {
         f"{name}_{unit}": value
-        for name, other in _improved(chosen).items()
-        for unit, value in _saving(best, _outcome(job, explained, best.policy, other)).items()
+        for name, other in _improved(run).items()
+        for unit, value in _saving(best, _outcome(costs, best.policy, other, times[1])).items()
     }
+    stated = replace(costs.stated, checkpoint_s=float(run.checkpoint_s), spares=best.spares)
     return Goodput(
         job=job, explained=explained, reliability=stated, outcomes=tuple(outcomes), chosen=best,
-        failure_s=float(run.failure_s), interval_s=float(run.interval_s),
+        failure_s=costs.failure_s, interval_s=float(run.interval_s),
         young_s=float(renewal.young_s(run.checkpoint_s, run.failure_s)),
-        daly_s=float(renewal.daly_s(run.checkpoint_s, run.failure_s)), copies=copies, worth=worth, simulated=simulated,
-        assumed=(*assumed, *explained.assumed),
+        daly_s=float(renewal.daly_s(run.checkpoint_s, run.failure_s)), copies=float(costs.copies[0]), worth=worth,
+        simulated=simulated, assumed=(*costs.assumed, *explained.assumed),
+        by_spares=tuple(one for one in found if one.policy == best.policy),
     )  # fmt: skip
 
 
-def _run(job: Job, explained: Explanation, stated: Reliability) -> renewal.Run:
-    """The run as it goes where a replacement is at hand, with the stated interval or the best one."""
-    iteration_s, failure_s = explained.iteration_time_s, stated.failure_s(job.cluster)
-    work_s = iteration_s * (job.training.run_iterations or 0)
-    stopped_s, restart_s = stated.checkpoint_s or 0.0, (stated.detection_s or 0.0) + (stated.restart_s or 0.0)
-    interval_s = stated.checkpoint_interval_s
-    if interval_s is not None and interval_s > work_s:
+def _checked(job: Job, run: renewal.Run) -> renewal.Run:
+    """The run; JobError where its stated interval is longer than it or shorter than an iteration, or it never ends."""
+    stated_s, work_s, iteration_s = job.reliability.checkpoint_interval_s, float(run.work_s), float(run.iteration_s)
+    if stated_s is not None and stated_s > work_s:
         raise JobError(
-            f"reliability.checkpoint_interval_s is {interval_s:,.0f} s and the run trains for {work_s:,.0f} s in all; "
+            f"reliability.checkpoint_interval_s is {stated_s:,.0f} s and the run trains for {work_s:,.0f} s in all; "
             "choose a shorter interval, or leave it out for the best one."
         )
-    if interval_s is not None and interval_s < iteration_s:
+    if stated_s is not None and stated_s < iteration_s:
         raise JobError(
-            f"reliability.checkpoint_interval_s is {interval_s:g} s and an iteration takes {iteration_s:.4g} s; "
+            f"reliability.checkpoint_interval_s is {stated_s:g} s and an iteration takes {iteration_s:.4g} s; "
             "choose one iteration or more, or leave it out for the best one."
         )
-    if interval_s is None:
-        interval_s = min(max(float(renewal.best_interval_s(stopped_s, failure_s)), iteration_s), work_s)
-    if max(interval_s + stopped_s, restart_s) > _MOST_TRIES * failure_s:
+    pieces_s = float(run.interval_s + run.checkpoint_s), float(run.restart_s)
+    if max(pieces_s) > MOST_TRIES * float(run.failure_s):
         raise InfeasibleError(
-            f"The run does not end: it fails every {days(failure_s)}, and takes {days(interval_s + stopped_s)} from "
-            f"one checkpoint to the next and {days(restart_s)} to restart; faster checkpoints and restarts would help."
+            f"The run does not end: it fails every {days(float(run.failure_s))}, and takes {days(pieces_s[0])} from "
+            f"one checkpoint to the next and {days(pieces_s[1])} to restart; make checkpoints and restarts faster."
         )
-    return renewal.Run(work_s, iteration_s, interval_s, stopped_s, failure_s, restart_s)
+    return run
 
 
-def _under(policy: str, run: renewal.Run, stated: Reliability, explained: Explanation, copies: float) -> renewal.Run:
-    """The run under a policy: whether it rolls back, and what it does without a spare."""
-    dp, tp = int(explained.plan["dp"]), int(explained.plan["tp"])
-    places, share = {
-        "drop_replica": (dp, 1.0 / dp), "nonuniform_tp": (dp + 1, 1.0 / (dp * tp)) if tp > 1 else (dp, 1.0 / dp),
-    }.get(policy, (1, 1.0))  # fmt: skip
-    shop = None
-    if stated.spares is not None:
-        shop = RepairShop(stated.spares, float(stated.repair_s or np.nan), places, share)
-    return replace(run, rolls_back=policy == "restart" or copies < 2.0, shop=shop)
-
-
-def _outcome(job: Job, explained: Explanation, policy: str, run: renewal.Run) -> Outcome:
+def _outcome(costs: TrainingRuns, policy: str, run: renewal.Run, energy_j: float) -> Outcome:
     """What a run comes to under a policy; its spread by a normal distribution."""
-    found, work_s = renewal.expected(run), float(run.work_s)
-    gpu, spares = job.cluster.gpu, run.shop.spares if run.shop else 0
-    power = gpu.power
-    idle_w = np.nan if power is None else gpu.idle_w if gpu.idle_w is not None else power.static_w
-    training_w = explained.energy_j / explained.iteration_time_s
-    of_spares_j = spares * job.cluster.gpus_per_node * idle_w * found.time_s
-    energy_j = found.energy_j(work_s, training_w, idle_w * job.cluster.num_gpus) + of_spares_j
-    shares = {name: found.lost_s[name] / found.time_s for name in renewal.LOSSES}
+    found, spares = renewal.expected(run), run.shop.spares if isinstance(run.shop, RepairShop) else None
+    figures = {name: float(value) for name, value in costs.figures(run, spares or 0, energy_j).items()}
+    shares = {name: float(found.lost_s[name] / found.time_s) for name in renewal.LOSSES}
     return Outcome(
-        policy=policy, time_to_train_s=found.time_s, useful_energy_j=energy_j,
-        money=_money(job, spares, found.time_s, energy_j), effective_time_ratio=1.0 - sum(shares.values()), lost=shares,
-        failures=found.failures, rolls_back=run.rolls_back,
-        **{end: found.quantile_s(share, work_s) for end, share in _ENDS.items()},
+        policy=policy, spares=spares, time_to_train_s=figures["time_to_train_s"],
+        useful_energy_j=figures["useful_energy_j"], money=figures["money"] if costs.job.cluster.has_price else None,
+        effective_time_ratio=1.0 - sum(shares.values()), lost=shares, failures=float(found.failures),
+        rolls_back=bool(run.rolls_back),
+        **{end: found.quantile_s(share, float(run.work_s)) for end, share in _ENDS.items()},
     )  # fmt: skip
-
-
-def _money(job: Job, spares: int, time_s: float, energy_j: float) -> float | None:
-    """What GPUs and electricity cost, spares included; None without a price."""
-    cluster = replace(job.cluster, nodes=job.cluster.nodes + spares)
-    paid = []
-    if cluster.price_per_gpu_hour is not None:
-        paid.append(cluster.price_per_gpu_hour * cluster.num_gpus * time_s / HOUR_S)
-    if cluster.price_per_kwh is not None:
-        paid.append(cluster.price_per_kwh * float(facility_energy_j(cluster, time_s, energy_j)) / KWH)
-    return sum(paid) if paid else None
 
 
 def _simulated(run: renewal.Run, outcome: Outcome, runs: int, seed: int) -> Floats:
@@ -174,7 +134,7 @@ def _simulated(run: renewal.Run, outcome: Outcome, runs: int, seed: int) -> Floa
 
 def _improved(run: renewal.Run) -> dict[str, renewal.Run]:
     """The run with restarts of a minute less (none where they take less), and with one more spare."""
-    shop = run.shop and replace(run.shop, spares=run.shop.spares + 1)
+    shop = replace(run.shop, spares=run.shop.spares + 1) if isinstance(run.shop, RepairShop) else None
     faster = replace(run, restart_s=max(float(run.restart_s) - _MINUTE_S, 0.0))
     return {"restart_minute": faster, "spare": replace(run, shop=shop)}
 
