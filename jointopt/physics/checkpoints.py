@@ -7,20 +7,24 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.jobs.job import Job
-from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays, by_depth
 from jointopt.physics.memory import adapter_parameters, stage_parameters
+
+_CELLS = 32_768  # layouts x stages in one pass: each array then takes 256 KiB of the cache
 
 
 def checkpoint_bytes(job: Job, layouts: Columns) -> Floats:
-    """Bytes (L,) that the heaviest rank of layouts of one depth writes: trained weights and optimizer states.
+    """Bytes (L,) that the heaviest rank of each layout writes: trained weights and optimizer states.
 
     Each state is written once: what replicas hold alike they share out, as Megatron Core's fully parallel save and
     PyTorch's distributed checkpoints do. Where a framework does not, its first replica writes more.
     """
-    lay = LayoutArrays(job, layouts)
-    trained = adapter_parameters(job, lay) if job.training.frozen else stage_parameters(job, lay)
-    each = job.training.weight_bytes + job.training.optimizer_bytes
-    return np.asarray(each * trained.sharded(0, *lay.zero_shards).max(axis=1))
+    each, out = job.training.weight_bytes + job.training.optimizer_bytes, np.empty(len(layouts["pp"]))
+    for rows, group in by_depth(layouts, _CELLS):
+        lay = LayoutArrays(job, group)
+        trained = adapter_parameters(job, lay) if job.training.frozen else stage_parameters(job, lay)
+        out[rows] = each * trained.sharded(0, *lay.zero_shards).max(axis=1)
+    return out
 
 
 def checkpoint_s(job: Job, layouts: Columns, storage_gbytes_per_s: float) -> Floats:

@@ -20,6 +20,7 @@ from jointopt.physics.site import HOUR_S, facility_energy_j
 MOST_TRIES = 20.0  # e-foldings: a piece that long against the time between failures never ends
 _SAME = 1e-5  # of a time: policies that differ by less are alike, and the first of them is taken
 RUN_FIGURES = ("time_to_train_s", "useful_energy_j", "money", "effective_time_ratio", "checkpoint_interval_s")
+RUN_COLUMNS = (*RUN_FIGURES, "spares", "policy")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class TrainingRuns:
     def failure_s(self) -> float:
         """Mean time between failures of the whole run in s."""
         return self.stated.failure_s(self.job.cluster)
+
+    @property
+    def layouts(self) -> int:
+        """The number of layouts, each counted once."""
+        return len(self.spares) // max(len(self.stated.spare_counts), 1)
 
     @property
     def restart_s(self) -> float:
@@ -137,18 +143,29 @@ class TrainingRuns:
         money = money if cluster.has_price else money * np.nan
         return dict(zip(RUN_FIGURES, (taken_s, energy_j, money, ratio, run.interval_s), strict=True))  # type: ignore[arg-type]
 
-    def evaluate(self, at: Ints, time_s: Floats, energy_j: Floats) -> Columns:
-        """`RUN_FIGURES`, ``spares`` and ``policy`` of plans (n,), each under the policy that suits the job best."""
-        found = [self.under(policy, at, time_s, energy_j) for policy in self.stated.policy]
-        best = best_policy(np.stack([one[self.job.run_objective] for one in found]))
-        rows = np.arange(len(at))
-        columns = {name: np.stack([one[name] for one in found])[best, rows] for name in RUN_FIGURES}
-        columns |= {"spares": self.spares[at]} if self.stated.spare_counts else {}
-        return columns | {"policy": np.array(self.stated.policy, object)[best]}
+    def evaluate(self, at: Ints, time_s: Floats, energy_j: Floats, *, any_spares: bool = False) -> Columns:
+        """`RUN_COLUMNS` of plans (n,), each under the policy that suits the job best.
 
-    def bounds(self, at: Ints, time_s: Floats, energy_j: Floats) -> tuple[Floats, Floats]:
+        ``any_spares``: and with the number of spares that does.
+        """
+        found = [
+            self.under(name, some, time_s, energy_j) | {"spares": self.spares[some], "policy": np.full(len(at), name)}
+            for name, some in self._cases(at, any_spares)
+        ]
+        best, rows = best_policy(np.stack([one[self.job.run_objective] for one in found])), np.arange(len(at))
+        names = RUN_COLUMNS if self.stated.spare_counts else (*RUN_FIGURES, "policy")
+        return {name: np.stack([one[name] for one in found])[best, rows] for name in names}
+
+    def _cases(self, at: Ints, any_spares: bool) -> list[tuple[str, Ints]]:
+        """Each policy with each number of spares that plans (n,) may have, as their places in the arrays."""
+        apart = self.layouts if any_spares else len(self.spares)
+        return [(name, at + first) for first in range(0, len(self.spares), apart) for name in self.stated.policy]
+
+    def bounds(
+        self, at: Ints, time_s: Floats, energy_j: Floats, *, any_spares: bool = False
+    ) -> tuple[Floats, Floats]:
         """The first two goals of the job (n,), each of its best policy: they never fall in time or energy."""
-        found = [self.under(policy, at, time_s, energy_j) for policy in self.stated.policy]
+        found = [self.under(policy, some, time_s, energy_j) for policy, some in self._cases(at, any_spares)]
         first, second = (np.min([one[name] for one in found], axis=0) for name in self.job.goals[:2])
         return first, second
 

@@ -64,6 +64,7 @@ from jointopt.workflows.search_steps import (
     contributions,
     exact_step,
     joint_saving,
+    once,
     search_steps,
     two_steps,
 )
@@ -109,24 +110,25 @@ def propose(
     kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
     exact = _exact_front(model, found, watch)
     top = fastest_layout(problem, np.arange(problem.num_layouts), top_times(problem, physics))
-    two_step = two_steps(job, problem, top)
+    two_step = two_steps(job, found.searched, top)
     trials = _trials(job, found.all_goals) if trials is None or job.cluster.gpu.power is None else trials
-    steps = search_steps(problem, exact, two_step, trials, seed, watch, found.all_goals)
-    front, reference = steps[-1].front, _reference(physics, top)
+    steps = search_steps(found.searched, exact, two_step, trials, seed, watch, found.all_goals)
+    two_step = two_step and once(problem, two_step)
+    front, reference = steps[-1].front, _reference(found, top)
     shown = predicted_plans(model, physics, _with_fit_probability(concat([front, reference]), fitting))
     answer = take(shown, slice(0, -1))
     compared = ReferencePlan(model, today["reference"] if today else take(shown, slice(-1, None)))
     differences, of_reference = compared.differences(answer)
     chosen = _rows_by_objectives(job, answer := answer | differences)
-    rows = np.intersect1d(chosen, front_rows(front)) if job.goals != OBJECTIVES else chosen
+    rows = np.intersect1d(chosen, front_rows(front, job.goals[:2])) if len(job.goals) > 2 else chosen
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in steps),
         searched=contributions(steps, job.goals), learned=model.shown_by_few(found.layouts), model=model, source=source,
         domain_doubts=domain_doubts(model, take(answer, chosen)), verb=_verb, seconds=watch.seconds,
-        assumed=assumptions(job), beside=alternative_plans(model, problem, physics, answer, fitting),
-        joint=joint_saving(model, physics, problem, front, two_step),
+        assumed=(*(found.runs.assumed if found.runs else ()), *assumptions(job)), beside=alternative_plans(model, problem, physics, answer, fitting),
+        joint=joint_saving(model, physics, found.searched, front, two_step),
         best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
         **(today or {"reference_breaks": physics.broken_limits(reference)})
         | {"reference": compared.reference | of_reference},
@@ -149,20 +151,22 @@ def _writable(url: str, watch: Stopwatch) -> Storage | None:
 
 def _trials(job: Job, all_goals: Problem) -> int:
     """Plans for NSGA-II by default: none where time alone counts, or where the exact front is found without them."""
-    counted = all_goals.has_levels or (all_goals.is_countable and all_goals.goals == OBJECTIVES)
+    counted = all_goals.has_levels or (all_goals.is_countable and len(all_goals.goals) == 2)
     return 0 if counted or job.cluster.gpu.power is None else TRIALS
 
 
-def _reference(physics: CostModel, layout: int) -> Columns:
+def _reference(found: PreparedSearch, layout: int) -> Columns:
     """The plan without jointopt: the fastest feasible ``layout`` at the GPU's own clock, constraints left aside."""
-    plans, clocks = plan_at_top_clock(physics, layout)
-    clocks = widened(clocks, int(physics.layouts["pp"].max()))
-    return plans | {"layout_index": np.array([layout]), "stage_clock_mhz": clocks}
+    plans, clocks = plan_at_top_clock(found.physics, layout)
+    clocks, at = widened(clocks, int(found.physics.layouts["pp"].max())), np.array([layout])
+    if found.runs is not None:
+        plans |= found.runs.evaluate(at, *(plans[name] for name in OBJECTIVES), any_spares=True)
+    return plans | {"layout_index": at, "stage_clock_mhz": clocks}
 
 
 def _exact_front(model: JobModel, found: PreparedSearch, watch: Stopwatch) -> ExactFront:
     """The exact front, else what only clocks of single stages keep within the constraints; InfeasibleError if none."""
-    job, problem, physics, free = model.job, found.problem, found.physics, None
+    job, problem, physics, free = model.job, found.searched, found.physics, None
     exact = exact_step(job, problem, watch)
     if not len(exact.front["slack"]) and job.cluster.gpu.power is not None:
         with watch.phase("limits", "clocks of single stages that keep the constraints"):
@@ -226,7 +230,7 @@ def _store_study(
     from jointopt.search.studies.trials import MAX_TRIALS, save_study
 
     job_text, goals = dump_job(proposal.job), proposal.job.goals
-    if goals != OBJECTIVES:  # plans that a front of many goals leaves out, since they hardly differ from one of it
+    if len(goals) > 2:  # plans that a front of many goals leaves out, since they hardly differ from one of it
         beaten = is_beaten(stacked(proposal.front, goals), stacked(plans, goals))
         plans = take(plans, beaten | (plans["violation"] > 0.0))
     with watch.phase("store", "storing the study"):

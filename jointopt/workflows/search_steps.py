@@ -94,8 +94,10 @@ def search_steps(
     if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
         with watch.phase("search", "clocks of single stages around the front"):
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
-            front = front if two_step is None else merge(front, two_step)
+            front = front if two_step is None else merge(front, two_step, problem.pair)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
+    if all_goals is not None:  # which has each layout once, whatever its spares
+        steps = [replace(step, front=once(all_goals, step.front), plans=once(all_goals, step.plans)) for step in steps]
     if all_goals is not None and all_goals.goals != problem.goals:
         return with_all_goals(all_goals, steps, trials, seed, watch)
     if trials:
@@ -103,9 +105,14 @@ def search_steps(
 
         with watch.phase("nsga2", f"NSGA-II over {trials:,} plans with a clock per stage"):
             found = search(problem, trials=trials, seed=seed, start=steps[-1].front, progress=watch.tick)
-        front = front_of(concat([steps[-1].front, found.front]))
+        front = front_of(concat([steps[-1].front, found.front]), problem.pair)
         steps.append(Step("nsga2", front, found.evaluated, found.plans))
     return steps
+
+
+def once(problem: Problem, plans: Columns) -> Columns:
+    """Plans of a problem that has the layouts of ``problem`` once per number of spares, as plans of that."""
+    return plans | {"layout_index": plans["layout_index"] % max(problem.num_layouts, 1)}
 
 
 def with_all_goals(all_goals: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
@@ -168,8 +175,9 @@ def joint_saving(
     """The savings of the front over `two_steps`; None without their plans."""
     if two_step is None:
         return None
-    front = front_of(front)
-    energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
+    pair = problem.pair
+    front = front_of(front, pair)
+    energy, time_s = energy_saving(front, two_step, pair), time_saving(front, two_step, pair)
     if energy is None or time_s is None:
         return None
     columns = {name: values[two_step["layout_index"]] for name, values in problem.layouts.items()}
