@@ -11,7 +11,6 @@ import click
 
 from jointopt.cli import common
 from jointopt.core.quote import sh_command, sh_word
-from jointopt.jobs.objectives import COLUMN_OF_WORD
 
 _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 
@@ -23,13 +22,7 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @click.option(
     "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be enumerated."
 )
-@click.option(
-    "--objective",
-    "objectives",
-    multiple=True,
-    type=click.Choice(tuple(COLUMN_OF_WORD)),
-    help="What to compare plans by, in place of the job file's; may be repeated.",
-)
+@common.objectives
 @common.seed("Seed of the search's random numbers.")
 @common.pue
 @common.job_changes
@@ -52,7 +45,7 @@ _NOT_OF_A_PLAN = ("objectives",)  # keys that do not change what starts a plan
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
 @click.option("--layouts", type=click.IntRange(min=1), help="Print the best N layouts; 5 with -v.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
+    job: str | None, save_job: Path | None, trials: int | None, objectives: dict[str, Any], seed: int,
     pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, all_trials: bool,
     baseline: str, out: Path | None, report: Path | None, as_json: bool, verbose: bool, show_all: bool, top: int | None,
     layouts: int | None, allow_tight: bool, **shape: Any,
@@ -73,8 +66,7 @@ def propose(
     from jointopt.report.proposal import LAYOUTS_FOR_PEOPLE, WRITTEN
     from jointopt.workflows import propose as workflow
 
-    named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
-    the_job = common.job_of(job, shape, pue, changes | named, save_job)
+    the_job = common.job_of(job, shape, pue, changes | objectives, save_job)
     common.check_out(out, WRITTEN)
     basis |= {"source": job_words(job, shape, changes, save_job), "allow_tight": allow_tight, "baseline": baseline}
     basis |= {"study": study, "all_trials": all_trials}

@@ -140,8 +140,8 @@ def best_interval_s(checkpoint_s: Array, failure_s: Array, restart_s: Array = 0.
     """The seconds of training between checkpoints with which a run costs least: the root of d(E/tau)/dtau.
 
     M (1 + W(-(1 + b) e^(-1-C/M))) with Lambert's W. A second without training costs ``idle_share`` s of one with it. Of
-    time s is 1: then b = 0, and restarts R do not move the interval. Else b = (1-s) C / (M (1 + s (e^(R/M)-1))), derived
-    here. Young's sqrt(2 C M) (1974) and Daly's estimate are its limits for C much below M and a share of 1.
+    time s is 1: then b = 0, and restarts R do not move the interval. Else b = (1-s) C / (M (1 + s (e^(R/M)-1))), which
+    is derived here. Young's sqrt(2 C M) (1974) and Daly's estimate are its limits for C much below M and s of 1.
     """
     share = np.divide(checkpoint_s, failure_s)
     saved = (1.0 - np.asarray(idle_share)) * share / (1.0 + idle_share * np.expm1(np.divide(restart_s, failure_s)))

@@ -49,7 +49,8 @@ class TrainingRuns:
             assumed += (Assumption.not_given("reliability.checkpoint_s", float(written_s.min()), text, words),)
         else:
             written_s = np.full(len(layouts["dp"]), stops_s)
-        spares_of, rows = np.repeat(counts or (0,), len(written_s)), np.tile(np.arange(len(written_s)), len(counts) or 1)
+        spares_of, rows = np.repeat(counts or (0,), len(written_s)), np.arange(len(written_s))
+        rows = np.tile(rows, max(len(counts), 1))
         splits = np.stack([layouts["dp"], layouts["tp"]], axis=1)[rows]
         return cls(job, stated, written_s[rows], state_copies(job, layouts)[rows], splits, spares_of, assumed)
 
@@ -161,9 +162,7 @@ class TrainingRuns:
         apart = self.layouts if any_spares else len(self.spares)
         return [(name, at + first) for first in range(0, len(self.spares), apart) for name in self.stated.policy]
 
-    def bounds(
-        self, at: Ints, time_s: Floats, energy_j: Floats, *, any_spares: bool = False
-    ) -> tuple[Floats, Floats]:
+    def bounds(self, at: Ints, time_s: Floats, energy_j: Floats, *, any_spares: bool = False) -> tuple[Floats, Floats]:
         """The first two goals of the job (n,), each of its best policy: they never fall in time or energy."""
         found = [self.under(policy, some, time_s, energy_j) for policy, some in self._cases(at, any_spares)]
         first, second = (np.min([one[name] for one in found], axis=0) for name in self.job.goals[:2])

@@ -335,9 +335,7 @@ ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the tr
 Slowest = Callable[[Ints, Ints, Ints], Floats]  # rows, the range's lowest and highest clock index
 
 
-def may_improve(
-    problem: Problem, front: Columns | None, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats
-) -> Ints:
+def may_improve(problem: Problem, front: Columns | None, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
     """Indices of plans of layouts (n,) whose goals the front does not cover by more than rounding.
 
     They come from lower bounds of time and energy, (n,) each.
@@ -345,7 +343,8 @@ def may_improve(
     if front is None:
         return np.arange(len(time_lb_s))
     first, second = (values * (1.0 - ROUNDING) for values in problem.first_goals(layouts, time_lb_s, energy_lb_j))
-    return np.flatnonzero(~is_covered(*(front[name] for name in problem.pair), first, second))
+    own_first, own_second = (front[name] for name in problem.pair)
+    return np.flatnonzero(~is_covered(own_first, own_second, first, second))
 
 
 def may_be_feasible(

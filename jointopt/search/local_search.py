@@ -158,7 +158,8 @@ def gaining_plans(front: Columns, batch: Columns, pair: Sequence[str] = OBJECTIV
 
 def _may_gain(front: Columns, pair: Sequence[str], first: Floats, second: Floats) -> Bools:
     """Whether goals, (n,) each, gain `RESOLUTION`: no point of the front covers them with it added."""
-    return ~is_covered(*(front[name] for name in pair), first * (1.0 + RESOLUTION), second * (1.0 + RESOLUTION))
+    own_first, own_second = (front[name] for name in pair)
+    return ~is_covered(own_first, own_second, first * (1.0 + RESOLUTION), second * (1.0 + RESOLUTION))
 
 
 def slack_moves(genome: Genome, genes: Ints) -> Ints:

@@ -49,7 +49,8 @@ class Problem:
     not promised.
     ``least_time_s``, ``most_time_s``, ``work_j``, each with the arguments of ``evaluate``: a lower and an upper bound
     of the time, and the work, (n,) each, cheaper than evaluation. None = no cheaper.
-    ``goals``: columns of ``evaluate`` to minimise, the first two by ``goals_of``; bounds and promises are of time, energy.
+    ``goals``: columns of ``evaluate`` to minimise. Bounds and promises are about time and energy, and by ``goals_of``
+    about the first two.
     ``goals_of(layout_index, time_s, energy_j)``: the first two goals (n,), or lower bounds of them, from those of time
     and energy of plans; under one layout they never fall as either rises. None = they are time and energy.
     ``third_goal``: values (L,) of the third of three goals if a layout alone decides it, such as memory; else None.

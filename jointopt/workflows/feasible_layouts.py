@@ -189,9 +189,8 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
     searched, runs = problem, TrainingRuns.of(model.job, layouts) if model.job.is_of_run else None
     if runs is not None:
         if runs.restart_s > MOST_TRIES * runs.failure_s:
-            raise InfeasibleError(
-                f"The run does not end: it fails every {runs.failure_s:,.0f} s and takes {runs.restart_s:,.0f} s to restart."
-            )
+            often = f"it fails every {runs.failure_s:,.0f} s, and takes {runs.restart_s:,.0f} s to restart"
+            raise InfeasibleError(f"The run does not end: {often}; make restarts faster (section reliability).")
         searched = _of_runs(model.job, problem.of_layouts(np.arange(len(runs.spares)) % len(fitting)), runs)
     goals = with_goals(model.job, problem, physics)
     return PreparedSearch(space, layouts, dropped, physics, fitting, problem, searched, goals, runs)

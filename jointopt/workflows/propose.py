@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,8 @@ def propose(
         front=take(answer, chosen), covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in steps),
         searched=contributions(steps, job.goals), learned=model.shown_by_few(found.layouts), model=model, source=source,
         domain_doubts=domain_doubts(model, take(answer, chosen)), verb=_verb, seconds=watch.seconds,
-        assumed=(*(found.runs.assumed if found.runs else ()), *assumptions(job)), beside=alternative_plans(model, problem, physics, answer, fitting),
+        assumed=(*(found.runs.assumed if found.runs else ()), *assumptions(job)),
+        beside=alternative_plans(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, found.searched, front, two_step),
         best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
         **(today or {"reference_breaks": physics.broken_limits(reference)})
@@ -441,9 +442,12 @@ def _clock_sweep(problem: Problem, physics: CostModel, fitting: Floats, layouts:
     return take(plans, feasible), layout[feasible]
 
 
-def ends_and_knee(plans: Columns) -> Ints:
-    """Rows of the fastest plan, the knee and the one of least energy, by time; the fastest where energy is unknown."""
-    time_s, energy_j = plans["iteration_time_s"], plans["energy_j"]
+def ends_and_knee(plans: Columns, pair: Sequence[str] = OBJECTIVES) -> Ints:
+    """Rows of the fastest plan, the knee and the one of least energy, by time; the fastest where energy is unknown.
+
+    ``pair``: the columns of time and energy.
+    """
+    time_s, energy_j = (plans[name] for name in pair)
     if not np.isfinite(energy_j).all():
         return np.argsort(time_s, kind="stable")[:1]
     front = front_order(time_s, energy_j)
