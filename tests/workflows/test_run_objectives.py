@@ -103,12 +103,14 @@ def test_the_answer_names_interval_policy_and_what_the_joint_choice_buys() -> No
     assert "Joint search against the layout that is fastest in one iteration" in whole
 
 
-def test_replicas_that_are_missed_make_another_layout_the_one_to_run() -> None:
-    slow = {"reliability.spares": 0, "reliability.policy": "drop_replica", "reliability.repair_s": 1e6}
+def test_where_checkpoints_are_slow_a_layout_that_keeps_the_state_twice_is_the_one_to_run() -> None:
+    often = {"failures_per_gpu_hour": 1e-3, "storage_gbytes_per_s": 0.05, "policy": "spare"}
     changes = {"training.run_tokens": 1e12, "objectives": ["time_to_train_s"], "search.clock_mhz": 1980}
-    found = propose(load_job("llama-3-70b-4x8-h200", changes | slow), surrogate="none")
+    changes |= {f"reliability.{key}": value for key, value in often.items()} | {"cluster.nodes": 32}
+    found = propose(load_job("llama-3-70b-4x8-h200", changes), surrogate="none")
     assert found.joint is not None
     assert found.joint.behind > 0.01
+    assert (found.front["zero_stage"][0], found.joint.two_step["zero_stage"][0]) == (0, 1)
     assert "is not the one to run" in found.text(brief=True)
 
 
