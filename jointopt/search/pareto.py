@@ -155,7 +155,7 @@ def objectives(plans: Columns) -> tuple[Floats, Floats]:
 
 def evenly_spaced(front: Columns, count: int) -> Ints:
     """At most ``count`` indices at equal steps along a sorted front, both ends among them."""
-    size = len(front[OBJECTIVES[0]])
+    size = len(next(iter(front.values())))
     if size <= count:
         return np.arange(size, dtype=np.int64)
     return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))

@@ -23,6 +23,7 @@ from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrow_search, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import bill
+from jointopt.physics.training_runs import TrainingRuns
 from jointopt.report.results import WorkerSummary
 from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
@@ -201,6 +202,7 @@ def function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tup
     from jointopt.search.studies.display import plan_text
 
     physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
+    runs = TrainingRuns.of(job, predicted.layouts) if job.is_of_run else None
     lock = threading.Lock()  # answers may be waited for by several threads
     priced = _one_by_one(lock, predicted.evaluate)
 
@@ -216,10 +218,11 @@ def function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tup
                 row, expected = found
                 text = plan_text(queried, row)
                 raise ValueError(f"{called} returned {name} {values[row]:g} for {text}, not {expected}")
-        # mean power, carbon and costs follow from time and energy where they are not returned
+        # mean power, carbon, costs and figures of whole runs follow from time and energy where they are not returned
         count = len(layout_index)
         time_s, energy_j = objectives({name: _column(returned, name, count) for name in OBJECTIVES})
         follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
+        follows |= runs.evaluate(layout_index, time_s, energy_j, any_spares=True) if runs else {}
         plans |= {MEAN_POWER: follows[MEAN_POWER], **dict(zip(OBJECTIVES, (time_s, energy_j), strict=True))}
         plans |= {
             name: follows[name] if name in follows and name not in returned else _column(returned, name, count)
