@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import InfeasibleError
 from jointopt.frameworks.exported import Exported, exported, plan_without_predictions
-from jointopt.frameworks.intent import BENCHMARK
+from jointopt.frameworks.intent import BENCHMARK, TRAINING, Saving
 from jointopt.frameworks.targets import target_of, version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan
+from jointopt.jobs.reliability import Reliability
+from jointopt.physics.checkpoints import checkpoint_s
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.goodput import goodput
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -46,13 +52,17 @@ def export(
     """
     if checkout is not None:
         version = version_in(checkout)
-    found = exported(
-        job, plan, target or target_of(job), version=version, purpose=purpose, program=program, arguments=arguments
-    )
+    made = partial(
+        exported, job, plan, target or target_of(job), version=version, purpose=purpose, program=program,
+        arguments=arguments,
+    )  # fmt: skip
+    found = made()  # which refuses a plan that is none of the job's
     # the memory that the plan lacks; None for one that is feasible
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan_without_predictions(plan), model.job)
     record = parsed.record
+    if purpose == TRAINING and job.reliability != Reliability() and job.training.run_tokens is not None:
+        found = made(saving=_saving(model, record))
     if short := shortage_of(model, model.cost_model(parsed.layouts), record):
         if not allow_tight:
             raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")
@@ -60,6 +70,17 @@ def export(
     for note in found.export.notes:
         _log.warning("%s", note)
     return found
+
+
+def _saving(model: JobModel, plan: Mapping[str, Any]) -> Saving:
+    """How often a run of the plan is best saved, by `goodput`, and how it goes on after failures.
+
+    In the background where a checkpoint is stated to stop training for less than writing takes at the stated rate.
+    """
+    found, stated = goodput(model, plan), model.job.reliability
+    writes_s = checkpoint_s(model.job, parse_plan(plan, model.job).layouts, stated.storage_gbytes_per_s or np.inf)
+    background = stated.checkpoint_s is not None and stated.checkpoint_s < float(writes_s[0])
+    return Saving(found.interval_iterations, background, found.chosen.policy, found.chosen.spares)
 
 
 def write(exported: Exported, path: Path) -> list[Path]:

@@ -88,8 +88,8 @@ def work(
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     if (job := model.job).is_of_run:
         raise UsageError(
-            f"Workers search by figures of an iteration; job {job.name!r} is about {objective_words(job.objectives)} of "
-            "the whole run, by which propose, scale and optuna_objective search."
+            f"Workers search by figures of one iteration; job {job.name!r} is about {objective_words(job.objectives)} "
+            "of the whole run, by which propose, scale and optuna_objective search."
         )
     narrow, all_goals = problem_of_one_run(model)
     start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
