@@ -191,12 +191,12 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
         if runs.restart_s > MOST_TRIES * runs.failure_s:
             often = f"it fails every {runs.failure_s:,.0f} s, and takes {runs.restart_s:,.0f} s to restart"
             raise InfeasibleError(f"The run does not end: {often}; make restarts faster (section reliability).")
-        searched = _of_runs(model.job, problem.of_layouts(np.arange(len(runs.spares)) % len(fitting)), runs)
+        searched = of_runs(model.job, problem.of_layouts(np.arange(len(runs.spares)) % len(fitting)), runs)
     goals = with_goals(model.job, problem, physics)
     return PreparedSearch(space, layouts, dropped, physics, fitting, problem, searched, goals, runs)
 
 
-def _of_runs(job: Job, problem: Problem, runs: TrainingRuns, *, any_spares: bool = False) -> Problem:
+def of_runs(job: Job, problem: Problem, runs: TrainingRuns, *, any_spares: bool = False) -> Problem:
     """The problem by the first two goals of a job of whole ``runs``; ``any_spares`` as in `TrainingRuns.evaluate`."""
 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
@@ -279,7 +279,7 @@ def _priced_layouts(model: JobModel) -> tuple[CostModel, Floats]:
 def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
     """The problem with all of the job's objectives among its goals."""
     if job.is_of_run:
-        problem = _of_runs(job, problem, TrainingRuns.of(job, problem.layouts), any_spares=True)
+        problem = of_runs(job, problem, TrainingRuns.of(job, problem.layouts), any_spares=True)
 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return problem.evaluate(index, stage_clock_mhz) | physics.heat(index, stage_clock_mhz)
