@@ -20,6 +20,7 @@ from jointopt.cli.settings import INTER_NODE, NETWORK, NETWORK_KEY, key_and_valu
 from jointopt.core.progress import LEVEL as PROGRESS
 from jointopt.core.quote import sh_command, sh_word
 from jointopt.core.secrets import masked
+from jointopt.jobs.objectives import COLUMN_OF_WORD
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,6 +110,15 @@ def json_option(command: F) -> F:
     return _JSON(_SCHEMA(_QUIET(command)))
 
 
+def _columns_of(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> dict[str, Any]:
+    """The key of the job file that words of ``--objective`` stand for; none where none is given."""
+    return {"objectives": [COLUMN_OF_WORD[word] for word in words]} if words else {}
+
+
+objectives = click.option(
+    "--objective", "objectives", multiple=True, type=click.Choice(tuple(COLUMN_OF_WORD)), callback=_columns_of,
+    help="What to compare plans by, in place of the job file's; may be repeated.",
+)  # fmt: skip
 verbose = click.option("-v", "--verbose", is_flag=True, help="Print all of the answer, not only what decides.")
 report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")
 allow_tight = click.option(

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from jointopt.cli import common
-from jointopt.jobs.objectives import COLUMN_OF_WORD
 
 
 @click.command(cls=common.Command, short_help="Search for the plans that no other plan beats.")
@@ -18,14 +17,7 @@ from jointopt.jobs.objectives import COLUMN_OF_WORD
 @click.option(
     "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be enumerated."
 )
-@click.option(
-    "--objective",
-    "objectives",
-    multiple=True,
-    type=click.Choice(tuple(COLUMN_OF_WORD)),
-    help="What to compare plans by, in place of the job file's; may be repeated. cost is that of electricity alone, "
-    "gpu_cost that of the GPUs' hours.",
-)
+@common.objectives
 @common.seed("Seed of the search's random numbers.")
 @common.pue
 @common.job_changes
@@ -53,7 +45,7 @@ from jointopt.jobs.objectives import COLUMN_OF_WORD
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
 @click.option("--layouts", type=click.IntRange(min=1), help="Print the best N layouts; 5 with -v.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
+    job: str | None, save_job: Path | None, trials: int | None, objectives: dict[str, Any], seed: int,
     pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, all_trials: bool,
     baseline: str, fail_if_worse: float | None, out: Path | None, report: Path | None, as_json: bool,
     verbose: bool, show_all: bool, top: int | None, layouts: int | None, allow_tight: bool, **shape: Any,
@@ -75,8 +67,7 @@ def propose(
     from jointopt.report.proposal import LAYOUTS_FOR_PEOPLE, WRITTEN
     from jointopt.workflows import propose as workflow
 
-    named = {"objectives": [COLUMN_OF_WORD[name] for name in objectives]} if objectives else {}
-    wanted = common.job_of(job, shape, pue, changes | named, save_job)
+    wanted = common.job_of(job, shape, pue, changes | objectives, save_job)
     common.check_out(out, WRITTEN)
     source = common.job_words(job, shape, changes, save_job)
     basis |= {"allow_tight": allow_tight, "baseline": baseline, "study": study, "all_trials": all_trials}

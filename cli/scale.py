@@ -17,6 +17,7 @@ from jointopt.cli import common, settings
 @click.option("--deadline-days", type=float, help="Pick the cheapest plan whose run ends within so many days.")
 @click.option("--budget", type=float, help="Pick the fastest plan whose run costs at most so much.")
 @click.option("--site-kw", type=float, help="Power of the site: clocks are as low as it needs; pick the fastest.")
+@common.objectives
 @click.option("--at-high-end", is_flag=True, help="Hold the upper ends of 90 % intervals to the limits.")
 @common.allow_tight
 @common.pue
@@ -26,7 +27,7 @@ from jointopt.cli import common, settings
 @common.verbose
 def scale(
     job: str, gpus: str | None, kinds: tuple[str, ...], weak: bool, pue: float | None, changes: dict[str, Any],
-    basis: dict[str, Any], as_json: bool, allow_tight: bool, verbose: bool, **limits: Any,
+    objectives: dict[str, Any], basis: dict[str, Any], as_json: bool, allow_tight: bool, verbose: bool, **limits: Any,
 ) -> None:  # fmt: skip
     """Compare clusters for JOB: time to train, energy, money and scaling by size and kind of GPU.
 
@@ -42,7 +43,9 @@ def scale(
     from jointopt.jobs.jobfile import gpu_counts_in, load_jobs
     from jointopt.workflows import scale as workflow
 
-    jobs = load_jobs(job, gpu_counts_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)
+    jobs = load_jobs(
+        job, gpu_counts_in(gpus) if gpus else (), changes | objectives | settings.kinds_of_gpu(kinds), weak=weak
+    )
     source = common.job_words(job, {}, changes | ({} if pue is None else {"cluster.pue": pue}))
     found = workflow.scale([one.on_site(pue) for one in jobs], weak=weak, source=source, **limits, **basis)
     common.answer(found, as_json, allow_tight=allow_tight, brief=not verbose)

@@ -12,7 +12,7 @@ from typing import Any
 from jointopt.core.errors import JointOptError, PlanError, UsageError
 from jointopt.core.quote import html_text, sh_exports
 from jointopt.core.short_repr import prompt_text
-from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, node_words
+from jointopt.frameworks.intent import BENCHMARK, Export, Saving, folded, intent_of, node_words
 from jointopt.frameworks.targets import TARGETS, program_of, target_named
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
@@ -55,7 +55,7 @@ class Exported:
 
 def exported(
     job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
-    program: str = "", arguments: str = "",
+    program: str = "", arguments: str = "", saving: Saving | None = None,
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``, its notes among them; as `workflows.export.export`."""
     found = target_named(target)
@@ -67,8 +67,10 @@ def exported(
         own = shlex.split(arguments)
     except ValueError as error:
         raise UsageError(f"--arguments cannot be split into words: {error}; got {arguments!r:.200}.") from error
-    intent = intent_of(job, record, purpose, arguments=own)
+    intent = intent_of(job, record, purpose, arguments=own, saving=saving)
     made = found.export(intent, version, program)
+    if saving:
+        made = replace(made, notes=(*made.notes, *saving.notes))
     if remark := (program_of(intent, program) if found.around else found).remark(job.training.framework):
         files = dict(made.files)
         for name, text in files.items():  # a script has the remark below its first line; others may know no comments

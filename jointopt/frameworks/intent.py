@@ -21,9 +21,32 @@ from jointopt.jobs.model import Model
 from jointopt.jobs.model_facts import facts_of
 from jointopt.jobs.plans.placement import DEFAULT_ORDER
 from jointopt.jobs.plans.stages import framework_split
+from jointopt.jobs.reliability import POLICIES
 
 BENCHMARK, TRAINING = "benchmark", "training"
 _ITERATIONS = {BENCHMARK: 20, TRAINING: 10_000}
+_SAVE_INTERVAL = 1000  # iterations, where nothing is known of failures
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How often a training saves its state, and how it goes on after a failure."""
+
+    iterations: int  # between checkpoints
+    in_background: bool  # a checkpoint stops training for less than it takes to write
+    policy: str  # of `POLICIES`
+    spares: int | None  # nodes; None: a replacement is always at hand
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What no export sets: how the work of a broken node goes on, and where spares come from."""
+        found = [f"Checkpoints every {self.iterations:,} iterations, as the job's section reliability makes best."]
+        if self.policy != "restart":
+            found.append(f"Policy {self.policy} ({POLICIES[self.policy]}) is the program's own to do: what is written "
+                         "here restarts.")  # fmt: skip
+        if self.spares:
+            found.append(f"Spares ({self.spares} node{'s' * (self.spares > 1)}) are yours to keep free.")
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -37,6 +60,7 @@ class Intent:
     details: Details
     chunk_layers: tuple[int, ...]  # of each chunk in the order of the pipeline, (pp*vpp,)
     arguments: tuple[str, ...] = ()  # the user's own, before those of the plan, of which they replace equal ones
+    saving: Saving | None = None  # of a training whose job says what fails
 
     @property
     def model(self) -> Model:
@@ -47,6 +71,16 @@ class Intent:
     def is_training(self) -> bool:
         """Whether a model is to come out of it, not a measurement."""
         return self.purpose == TRAINING
+
+    @property
+    def save_interval(self) -> int:
+        """Iterations of a training between checkpoints."""
+        return self.saving.iterations if self.saving else _SAVE_INTERVAL
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether training goes on while its state is written."""
+        return self.saving is not None and self.saving.in_background
 
     @property
     def micro_batches(self) -> int:
@@ -117,7 +151,7 @@ class Intent:
 
 def intent_of(
     job: Job, plan: Mapping[str, Any], purpose: str = BENCHMARK, iterations: int | None = None,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str] = (), saving: Saving | None = None,
 ) -> Intent:  # fmt: skip
     """The intent of a plan (plan columns; newer ones may be missing). A training runs for the job's ``run_tokens``."""
     if job.model.block:
@@ -132,7 +166,7 @@ def intent_of(
     full = {name: full[name] for name in LAYOUT_COLUMNS} | full  # in the order of the columns
     usual = job.training.run_iterations if purpose == TRAINING else None
     steps = iterations or usual or _ITERATIONS[purpose]
-    return Intent(job, full, purpose, steps, details_of(job.model), _chunk_layers(job, full), tuple(arguments))
+    return Intent(job, full, purpose, steps, details_of(job.model), _chunk_layers(job, full), tuple(arguments), saving)
 
 
 def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:

@@ -414,9 +414,11 @@ def _run(words: Words, gaps: Gaps, intent: Intent) -> None:
             lr="3.0e-4", min_lr="3.0e-5", lr_decay_style="cosine", lr_warmup_iters=max(steps // 100, 1),
             weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, clip_grad=1.0, split="99,1,0", data_path="DATA",
             tokenizer_type="HuggingFaceTokenizer", tokenizer_model=intent.model.name, save="CHECKPOINTS",
-            load="CHECKPOINTS", save_interval=1000, eval_iters=10, eval_interval=1000, log_interval=10,
+            load="CHECKPOINTS", save_interval=intent.save_interval, eval_iters=10, eval_interval=1000, log_interval=10,
             log_throughput=True,
         )  # fmt: skip
+        background = intent.saves_in_background and intent["zero_stage"] <= 1  # in Megatron's own format alone
+        words.add(async_save=background, use_persistent_ckpt_worker=background)
         gaps.notes.append("Yours to set: --data-path, --tokenizer-model, --save, --load, and the learning rate.")
         return
     words.add(

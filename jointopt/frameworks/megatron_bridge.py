@@ -79,6 +79,11 @@ def export(intent: Intent, version: str) -> Export:
         sections["peft"] = _adapters(intent)
     if intent["zero_stage"] > 1:
         sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
+    if intent.saving:
+        saved: dict[str, Any] = {"save_interval": intent.save_interval}
+        if intent.saves_in_background and intent["zero_stage"] <= 1:  # in Megatron's own format alone
+            saved |= {"async_save": True, "use_persistent_ckpt_worker": True}
+        sections["checkpoint"] = {**saved, **sections.get("checkpoint", {})}  # type: ignore[dict-item]
     if not intent.is_training:
         sections["checkpoint"] = {"save": None, **sections.get("checkpoint", {})}  # type: ignore[dict-item]
     recipe = "a LoRA recipe (*_peft_config --peft_scheme lora)" if training.frozen else "the pretraining recipe"

@@ -92,8 +92,10 @@ def _config(intent: Intent, old: bool) -> dict[str, Any]:
             "dtype": _DTYPES[training.dtype], "make_vocab_size_divisible_by": 1, "ddp_bucket_cap_mb": 25,
         },
         "tokenizer": {"tokenizer_name_or_path": intent.model.name if intent.is_training else None},
-        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1000 if intent.is_training else
-                        10 * steps},
+        "checkpoints": {
+            "checkpoints_path": "checkpoints",
+            "checkpoint_interval": intent.save_interval if intent.is_training else 10 * steps,
+        },
         "logging": {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1},
         "tokens": {
             "sequence_length": training.seq_length, "train_steps": steps,

@@ -152,7 +152,10 @@ def _settings(intent: Intent, old: bool) -> Settings:
         },
         "parallelism": _parallelism(intent, old),
         "metrics": {"log_freq": 10 if intent.is_training else 1},
-        "checkpoint": {"enable": intent.is_training},
+        "checkpoint": {
+            "enable": intent.is_training, **({"interval": intent.save_interval} if intent.saving else {}),
+            **({"async_mode": "async"} if intent.saves_in_background else {}),
+        },
         "compile": _compiled_parts(training, old),
     }  # fmt: skip
     if not old and (piped or intent.model.is_moe or training.cuda_graph):  # its graphs capture neither of the first two

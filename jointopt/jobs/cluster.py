@@ -199,6 +199,11 @@ class Cluster(ShortRepr):
         return self.nodes * self.gpus_per_node
 
     @property
+    def has_price(self) -> bool:
+        """Whether the price of a GPU-hour or of a kWh is stated."""
+        return self.price_per_gpu_hour is not None or self.price_per_kwh is not None
+
+    @property
     def stated_gbytes_per_s(self) -> float:
         """The fabric between nodes in GB/s per GPU as a table states it: NaN for the GPU's usual or a measured one."""
         key = "inter_node_gbytes_per_s"

@@ -10,7 +10,14 @@ from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVE_COLUMNS, OBJECTIVES, SITE_ENERGY, TIME_ALONE
+from jointopt.jobs.objectives import (
+    FURTHER_OBJECTIVES,
+    OBJECTIVE_COLUMNS,
+    OBJECTIVES,
+    RUN_OBJECTIVES,
+    SITE_ENERGY,
+    TIME_ALONE,
+)
 from jointopt.jobs.reliability import Reliability
 from jointopt.jobs.slurm import Slurm
 
@@ -344,17 +351,35 @@ class Job:
     def measured_objectives(self) -> tuple[str, ...]:
         """The measured columns that runs are chosen by: time or the GPUs' energy first, then memory and powers.
 
-        The GPUs' energy stands for the site's energy, its carbon and its cost.
+        The GPUs' energy stands for the site's energy, its carbon and its cost, and time and energy of an iteration for
+        those of a whole run.
         """
-        follows = [OBJECTIVE_COLUMNS[name].follows or name for name in self.objectives]
+        of = [(name, OBJECTIVE_COLUMNS[name]) for name in self.objectives]
+        follows = [one.follows or one.measured or name for name, one in of]
         found = dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in follows)
         first = tuple(name for name in found if name not in FURTHER_OBJECTIVES) or TIME_ALONE
         return (*first, *(name for name in found if name in FURTHER_OBJECTIVES))
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """The columns that a search minimises: time, energy (their front has the best of all that follows), others."""
-        return (*OBJECTIVES, *(name for name in FURTHER_OBJECTIVES if name in self.objectives))
+        """The columns that a search minimises: time, energy (their front has the best of all that follows), others.
+
+        Of a whole run where the job's objectives are, with money in place of energy where energy is none of them.
+        """
+        time, energy, money = RUN_OBJECTIVES
+        second = money if money in self.objectives and energy not in self.objectives else energy
+        first = (time, second) if self.is_of_run else OBJECTIVES
+        return (*first, *(name for name in FURTHER_OBJECTIVES if name in self.objectives))
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the objectives are of a whole run, with its failures, rather than of an iteration."""
+        return not set(RUN_OBJECTIVES).isdisjoint(self.objectives)
+
+    @property
+    def run_objective(self) -> str:
+        """What the interval between checkpoints and the policy of a run are chosen by: its time, else energy, money."""
+        return next((name for name in RUN_OBJECTIVES if name in self.objectives), RUN_OBJECTIVES[0])
 
 
 def on_machine(job: Job, machine: Machine | None) -> Job:

@@ -16,6 +16,7 @@ class Objective:
     follows: str = ""  # the column that it rises in proportion to; blank: it varies by itself
     rate: str = ""  # the figure of the cluster that it needs
     limit: str = ""  # the key under ``constraints`` that bounds it
+    measured: str = ""  # of a whole run: the column of an iteration that measured runs are chosen by
 
 
 OBJECTIVE_COLUMNS = {
@@ -31,6 +32,10 @@ OBJECTIVE_COLUMNS = {
         Objective("carbon_kg", "carbon", "kg", "facility_energy_j", "carbon_kg_per_kwh"),
         Objective("cost", "cost", "", "facility_energy_j", "price_per_kwh"),  # of electricity, in the job's currency
         Objective("gpu_cost", "gpu_cost", "", "iteration_time_s", "price_per_gpu_hour"),
+        # of the whole run, with its failures, checkpoints and repairs
+        Objective("time_to_train_s", "time_to_train", "s", measured="iteration_time_s"),
+        Objective("useful_energy_j", "useful_energy", "J", measured="energy_j"),
+        Objective("money", "money", "", measured="energy_j"),  # for GPUs and electricity, in the job's currency
     )
 }  # fmt: skip
 
@@ -38,9 +43,11 @@ OBJECTIVE_COLUMNS = {
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 OBJECTIVES = ("iteration_time_s", "energy_j")
 TIME_ALONE = ("iteration_time_s",)
-# beside time and energy, the columns that vary by themselves
+# of the whole run; each rises with time and energy of an iteration, in another way under each layout
+RUN_OBJECTIVES = tuple(name for name, one in OBJECTIVE_COLUMNS.items() if one.measured)
+# beside time and energy, the columns of an iteration that vary by themselves
 FURTHER_OBJECTIVES = tuple(
-    name for name, one in OBJECTIVE_COLUMNS.items() if not one.follows and name not in OBJECTIVES
+    name for name, one in OBJECTIVE_COLUMNS.items() if not one.follows and name not in (*OBJECTIVES, *RUN_OBJECTIVES)
 )
 # the figure of the cluster that each column needs that follows from another
 RATE_OF_OBJECTIVE = {name: one.rate for name, one in OBJECTIVE_COLUMNS.items() if one.follows}
@@ -58,11 +65,14 @@ def objective_words(objectives: Sequence[str]) -> str:
 def distinguishing(objectives: Sequence[str]) -> tuple[str, ...]:
     """The objectives without those that follow from others of them, and so order plans as these do.
 
-    The site's energy rises with time and energy, its carbon and cost in proportion to it, the cost of GPUs with time.
+    The site's energy rises with time and energy, its carbon and cost in proportion to it, the cost of GPUs with time;
+    of a whole run money rises with its time and energy.
     """
     kept: dict[str, str] = {}
     for name in objectives:
         kept.setdefault(OBJECTIVE_COLUMNS[name].follows or name, name)
     if set(kept) >= set(OBJECTIVES):
         kept.pop(SITE_ENERGY, None)
+    if set(kept) >= set(RUN_OBJECTIVES):
+        kept.pop("money")
     return tuple(kept.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Reliability:
     storage_gbytes_per_s: float | None = None  # that a node writes
     storage_total_gbytes_per_s: float | None = None  # that all nodes write together
     checkpoint_interval_s: float | None = None  # of training; None = the best one
-    spares: int | None = None  # nodes; None = a replacement is always at hand
+    spares: int | tuple[int, ...] | None = None  # nodes, or numbers to choose from; None = one is always at hand
     repair_s: float | None = None
     policy: tuple[str, ...] = ("restart",)  # of `POLICIES`; of several the one of least time
     planned_stops_per_day: float = 0.0
@@ -68,6 +68,11 @@ class Reliability:
         rate = of_gpus + (self.failures_per_node_hour or 0.0) * cluster.nodes
         return _HOUR_S / (rate * (1.0 + self.lemon_node_share * (self.lemon_failure_factor - 1.0)))
 
+    @property
+    def spare_counts(self) -> tuple[int, ...]:
+        """The numbers of spares to choose from; none where a replacement is always at hand."""
+        return () if self.spares is None else self.spares if isinstance(self.spares, tuple) else (self.spares,)
+
 
 RELIABILITY_KEYS = tuple(field.name for field in fields(Reliability))
 
@@ -86,7 +91,7 @@ def read_reliability(job: Section, cluster: Cluster) -> Reliability:
     for key, other in _NEEDS.items():
         if found.get(key) and other not in found:
             raise JobError(f"{section.at(other)} is missing; {key} says nothing without it.")
-    spares = section.whole("spares", 0, cluster.nodes, why=", the cluster's nodes") if section.has("spares") else None
+    spares = _spares(section, cluster) if section.has("spares") else None
     policies = _policies(section) if section.has("policy") else Reliability.policy
     if spares == 0 and "spare" in policies:
         raise JobError(f"{section.at('policy')}: spare needs reliability.spares of 1 or more, or none stated; got 0.")
@@ -94,6 +99,23 @@ def read_reliability(job: Section, cluster: Cluster) -> Reliability:
     if reliability.planned_share >= 1.0:
         raise JobError(f"{section.at('planned_stop_s')}: planned stops take all of a day; expected less of both.")
     return reliability
+
+
+def _spares(section: Section, cluster: Cluster) -> int | tuple[int, ...]:
+    """A number of nodes, or several of a list or of ``{min, max, step}``."""
+    value: Any = section.values["spares"]
+    if isinstance(value, Mapping):
+        ends = section.section("spares", ("min", "max", "step"))
+        low, high = ends.whole("min", 0, cluster.nodes, 0), ends.whole("max", 0, cluster.nodes)
+        if low > high:
+            raise section.refuse("spares", "numbers of nodes with min not above max")
+        value = list(range(low, high + 1, ends.whole("step", default=1)))
+    several = [value] if not isinstance(value, list) or not value else value
+    counts = [
+        Section({"spares": one}, section.where).whole("spares", 0, cluster.nodes, why=", the cluster's nodes")
+        for one in several
+    ]
+    return tuple(sorted(set(counts))) if len(set(counts)) > 1 else counts[0]
 
 
 def _policies(section: Section) -> tuple[str, ...]:

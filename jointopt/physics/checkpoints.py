@@ -7,20 +7,26 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.jobs.job import Job
-from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays, by_depth
 from jointopt.physics.memory import adapter_parameters, stage_parameters
 
+_CELLS = 32_768  # layouts x stages in one pass: each array then takes 256 KiB of the cache
 
-def checkpoint_bytes(job: Job, layouts: Columns) -> Floats:
-    """Bytes (L, pp) that a rank of each stage writes, of layouts of one depth: trained weights and optimizer states.
+
+def checkpoint_bytes(job: Job, layouts: Columns) -> tuple[Floats, Floats]:
+    """Bytes (L,) of trained weights and optimizer states that the heaviest rank of each layout writes, and the mean one.
 
     Each state is written once: what replicas hold alike they share out, as Megatron Core's fully parallel save and
     PyTorch's distributed checkpoints do. Where a framework does not, its first replica writes more.
     """
-    lay = LayoutArrays(job, layouts)
-    trained = adapter_parameters(job, lay) if job.training.frozen else stage_parameters(job, lay)
-    each = job.training.weight_bytes + job.training.optimizer_bytes
-    return np.asarray(each * trained.sharded(0, *lay.zero_shards))
+    each, shape = job.training.weight_bytes + job.training.optimizer_bytes, len(layouts["pp"])
+    heaviest, mean = np.empty(shape), np.empty(shape)
+    for rows, group in by_depth(layouts, _CELLS):
+        lay = LayoutArrays(job, group)
+        trained = adapter_parameters(job, lay) if job.training.frozen else stage_parameters(job, lay)
+        written = each * trained.sharded(0, *lay.zero_shards)
+        heaviest[rows], mean[rows] = written.max(axis=1), written.mean(axis=1)
+    return heaviest, mean
 
 
 def checkpoint_s(
@@ -30,9 +36,9 @@ def checkpoint_s(
 
     Rates in GB/s, of which None is no bound.
     """
-    written = checkpoint_bytes(job, layouts)
-    of_node = written.max(axis=1) * job.cluster.gpus_per_node / ((storage_gbytes_per_s or np.inf) * GB)
-    of_all = written.mean(axis=1) * job.cluster.num_gpus / ((total_gbytes_per_s or np.inf) * GB)
+    heaviest, mean = checkpoint_bytes(job, layouts)
+    of_node = heaviest * job.cluster.gpus_per_node / ((storage_gbytes_per_s or np.inf) * GB)
+    of_all = mean * job.cluster.num_gpus / ((total_gbytes_per_s or np.inf) * GB)
     return np.asarray(np.maximum(of_node, of_all))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jointopt.core.progress import steps
 from jointopt.core.schema import Bools, Floats
 from jointopt.physics.renewal import ROUNDING, Expected, Run
+from jointopt.physics.repair import RepairShop
 
 _LANES = 8192  # runs that are played together: their arrays then stay in the cache
 _SWEEP = 64  # events after which runs that have ended make room
@@ -71,9 +72,8 @@ class SimulatedRuns:
 
     def expected(self) -> Expected:
         """What they come to in the mean."""
-        lost_s = {name: float(values.mean()) for name, values in self.lost_s.items()}
-        deviation_s = float(self.times_s.std(ddof=1))
-        return Expected(float(self.times_s.mean()), float(self.failures.mean()), lost_s, deviation_s)
+        lost_s = {name: values.mean() for name, values in self.lost_s.items()}
+        return Expected(self.times_s.mean(), self.failures.mean(), lost_s, lambda: self.times_s.std(ddof=1))
 
 
 def simulated_times_s(run: Run, runs: int, seed: int = 0) -> Floats:
@@ -157,7 +157,7 @@ class _Lanes:
 
         A run waits until it trains again, has ``worked`` of an interval and ``saved`` of its checkpoint.
         """
-        s, shop = self.state, self.run.shop
+        s, shop = self.state, self.run.shop if isinstance(self.run.shop, RepairShop) else None
         speeds = np.ones(1) if shop is None else np.append(shop.speed, 0.0)
         speed = speeds[np.minimum(s["broken"], len(speeds) - 1).astype(np.int64)]
         stopped, pace = speed == 0.0, np.where(speed == 0.0, 1.0, speed)

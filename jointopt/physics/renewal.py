@@ -6,13 +6,14 @@ again. Limits of validity: failures are independent and each stops the whole run
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import lambertw, ndtri
 
-from jointopt.core.schema import Floats
-from jointopt.physics.repair import RepairShop
+from jointopt.core.schema import Bools, Floats
+from jointopt.physics.repair import RepairShop, RepairShops
 
 Array = float | Floats
 LOSSES = ("work", "checkpoint", "restart", "idle", "degraded")
@@ -30,8 +31,8 @@ class Run:
     checkpoint_s: Array  # in which a checkpoint stops training
     failure_s: Array  # mean time between failures of the whole run
     restart_s: Array  # from a failure to training again, its detection included
-    rolls_back: bool = True  # to the last checkpoint; else a failure undoes the iteration that it hits
-    shop: RepairShop | None = None  # None: a replacement is always at hand
+    rolls_back: bool | Bools = True  # to the last checkpoint; else a failure undoes the iteration that it hits
+    shop: RepairShop | RepairShops | None = None  # None: a replacement is always at hand
     write_s: Array = 0.0  # after a checkpoint has stopped training, until it can be gone back to
 
     @property
@@ -48,16 +49,18 @@ class Run:
         With a checkpoint at its end each: whole intervals, then the rest; iterations and checkpoints where nothing
         rolls back.
         """
-        (whole, rest), stop = self.intervals, np.asarray(self.checkpoint_s)
+        (whole, rest), stop, rolls = self.intervals, np.asarray(self.checkpoint_s), self.rolls_back
         left = rest > 0.0
-        lengths = [np.asarray(self.interval_s + stop), np.where(left, rest + stop, 0.0)]
-        counts = [whole, np.asarray(left, np.float64)]
-        if not self.rolls_back:
-            lengths = [np.asarray(self.iteration_s), stop]
-            counts = [np.asarray(self.work_s / self.iteration_s), whole + left]
+        lengths = [
+            np.where(rolls, self.interval_s + stop, self.iteration_s),
+            np.where(rolls, np.where(left, rest + stop, 0.0), stop),
+        ]
+        counts = [
+            np.where(rolls, whole, np.divide(self.work_s, self.iteration_s)), np.where(rolls, left, whole + left),
+        ]  # fmt: skip
         return np.stack(np.broadcast_arrays(*lengths)), np.stack(np.broadcast_arrays(*counts))
 
-    def at_speed(self, factor: float) -> Run:
+    def at_speed(self, factor: Array) -> Run:
         """The run as it counts in the work of a slower one: its checkpoints and restarts are shorter."""
         longer = {name: np.multiply(getattr(self, name), factor) for name in ("checkpoint_s", "restart_s", "write_s")}
         return replace(self, **longer)
@@ -65,28 +68,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run comes to in the mean, and the standard deviation of its time."""
+    """What runs come to in the mean; of many runs each figure is (n,)."""
 
-    time_s: float
-    failures: float
-    lost_s: dict[str, float]  # by part, see `LOSSES`: with the useful work they add up to the time
-    deviation_s: float
+    time_s: Floats
+    failures: Floats
+    lost_s: dict[str, Floats]  # by part, see `LOSSES`: with the useful work they add up to the time
+    deviation_s: Callable[[], Floats]  # standard deviation of the time, which searches never ask for
 
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
-        return max(self.time_s + float(ndtri(share)) * self.deviation_s, least_s)
+        return max(float(self.time_s + float(ndtri(share)) * self.deviation_s()), least_s)
 
     def with_planned_stops(self, share: float) -> Expected:
         """The run with planned stops, of which nothing is lost but that share of the time; they count as restarts."""
         longer = 1.0 / (1.0 - share)
-        restart_s = self.lost_s["restart"] + self.time_s * (longer - 1.0)
-        lost_s = self.lost_s | {"restart": restart_s}
-        return replace(self, time_s=self.time_s * longer, lost_s=lost_s, deviation_s=self.deviation_s * longer)
+        lost_s = self.lost_s | {"restart": self.lost_s["restart"] + self.time_s * (longer - 1.0)}
+        return replace(
+            self, time_s=self.time_s * longer, lost_s=lost_s, deviation_s=lambda: longer * self.deviation_s()
+        )
 
-    def energy_j(self, work_s: float, training_w: float, idle_w: float) -> float:
+    def energy_j(self, work_s: Array, training_w: Array, idle_w: Array) -> Floats:
         """Energy in J of GPUs that together draw ``training_w`` in useful and lost work, else ``idle_w``."""
         trained_s = work_s + self.lost_s["work"]
-        return training_w * trained_s + idle_w * (self.time_s - trained_s)
+        return np.asarray(training_w * trained_s + idle_w * (self.time_s - trained_s))[()]
 
 
 def attempts_s(length_s: Array, failure_s: Array) -> Floats:
@@ -136,14 +140,16 @@ def _failed_attempts(length_s: Array, failure_s: Array) -> tuple[Floats, Floats,
     return failures, failure_s * (1.0 - per), np.maximum(failure_s**2 * (1.0 - per**2 * (failures + 1.0)), 0.0)
 
 
-def best_interval_s(checkpoint_s: Array, failure_s: Array) -> Floats:
-    """The seconds of training between checkpoints with which a run takes least time: the root of d(E/tau)/dtau.
+def best_interval_s(checkpoint_s: Array, failure_s: Array, restart_s: Array = 0.0, idle_share: Array = 1.0) -> Floats:
+    """The seconds of training between checkpoints with which a run costs least: the root of d(E/tau)/dtau.
 
-    M (1 + W(-e^(-1-C/M))) with Lambert's W; restarts do not move it. Young's sqrt(2 C M) (1974) and Daly's estimate are
-    its limits for C much below M.
+    M (1 + W(-(1 + b) e^(-1-C/M))) with Lambert's W. A second without training costs ``idle_share`` s of one with it. Of
+    time s is 1: then b = 0, and restarts R do not move the interval. Else b = (1-s) C / (M (1 + s (e^(R/M)-1))), which
+    is derived here. Young's sqrt(2 C M) (1974) and Daly's estimate are its limits for C much below M and s of 1.
     """
     share = np.divide(checkpoint_s, failure_s)
-    root = np.nan_to_num(lambertw(-np.exp(-1.0 - share)).real, nan=-1.0)  # its branch point, which rounding misses
+    saved = (1.0 - np.asarray(idle_share)) * share / (1.0 + idle_share * np.expm1(np.divide(restart_s, failure_s)))
+    root = np.nan_to_num(lambertw(-(1.0 + saved) * np.exp(-1.0 - share)).real, nan=-1.0)  # its branch point
     return np.asarray(failure_s * np.maximum(1.0 + root, 0.0))
 
 
@@ -160,26 +166,33 @@ def daly_s(checkpoint_s: Array, failure_s: Array) -> Floats:
 
 
 def expected(run: Run) -> Expected:
-    """What one run comes to in the mean: `expected_parts`, and what the repairs of broken nodes cost.
+    """What runs come to in the mean: `expected_parts`, and what the repairs of broken nodes cost.
 
     Where replicas miss, the others work on more slowly, and fail less often: as if time were longer and checkpoints and
     restarts shorter by their mean speed. Of restarts, in which most replicas miss, speed takes nothing.
     """
-    at, factor, stops, slow, spread = run, 1.0, 0.0, 0.0, 0.0
-    for _ in range(_TURNS if run.shop else 1):
-        at = run.at_speed(factor)
-        parts = {name: float(values) for name, values in expected_parts(at).items()}
-        done = float(run.work_s) + parts["work"]
+    at, factor, stops, slow, spread = run, np.ones(()), np.zeros(()), np.zeros(()), np.zeros(())
+    for _ in range(_TURNS):
+        before, at = factor, run.at_speed(factor)
+        parts = expected_parts(at)
+        done = run.work_s + parts["work"]
         running = (done + parts["checkpoint"] + parts["restart"]) / factor
         if run.shop is not None:
             stops, slow, spread = run.shop.losses(running, float(run.failure_s))
             in_restarts = run.shop.slow_in_restarts(slow, float(run.restart_s), float(run.failure_s))
             restarts = parts["restart"] / factor / running
-            factor = 1.0 - max(slow - restarts * in_restarts, 0.0) / (1.0 - restarts)
+            factor = 1.0 - np.maximum(slow - restarts * in_restarts, 0.0) / (1.0 - restarts)
+        if (factor == before).all():  # as where nothing slows the run
+            break
     lost = {
         "work": parts["work"], "checkpoint": parts["checkpoint"] / factor, "restart": parts["restart"] / factor,
         "idle": stops * running, "degraded": done / factor - done,
     }  # fmt: skip
-    variance = (float(variance_s2(at)) * (1.0 + stops) ** 2 + spread * running) / factor**2
-    failures = running * (1.0 - slow) / float(run.failure_s)
-    return Expected(float(run.work_s) + sum(lost.values()), failures, lost, float(np.sqrt(variance)))
+    lost = {name: np.asarray(values)[()] for name, values in lost.items()}
+    failures = np.asarray(running * (1.0 - slow) / run.failure_s)[()]
+
+    def deviation_s() -> Floats:
+        of_failures = variance_s2(at) * (1.0 + np.asarray(stops)) ** 2
+        return np.sqrt((of_failures + spread * running) / np.square(factor))
+
+    return Expected(np.asarray(run.work_s + sum(lost.values()))[()], failures, lost, deviation_s)

@@ -22,6 +22,7 @@ from jointopt.jobs.job import Job
 
 Array = npt.ArrayLike
 _PAID = ("facility_energy_j", "carbon_kg", "cost", "gpu_cost")
+_OF_RUN = ("time_to_train_s", "useful_energy_j")
 SITE_COLUMNS = ("cluster_power_kw", *_PAID, "run_time_s", "run_gpu_hours", *(f"run_{name}" for name in _PAID))
 HOUR_S = 3600.0
 _BILLION = 10**9
@@ -73,8 +74,12 @@ def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
 def run_costs(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Days, site energy in J and money (electricity and GPUs, None without a price) of the run that a plan would do.
 
-    Of ``run_tokens``, else of a billion tokens; ``for_run`` says which. ``plan``: an entry with time and energy (J).
+    Of ``run_tokens``, else of a billion tokens; ``for_run`` says which. ``plan``: an entry with time and energy (J); of
+    one with those of the whole run, its failures count too.
     """
+    if plan.get("time_to_train_s") is not None:
+        time_s, joules = plan["time_to_train_s"], facility_energy_j(job.cluster, *(plan[name] for name in _OF_RUN))
+        return {"days": time_s / (24 * HOUR_S), "energy_j": float(joules), "money": plan["money"], "for_run": True}
     tokens = job.training.global_batch_size * job.training.seq_length
     times = job.training.run_iterations or _BILLION / tokens
     energy_j = math.nan if plan["energy_j"] is None else plan["energy_j"]

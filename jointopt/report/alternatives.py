@@ -10,8 +10,9 @@ from typing import Any
 from jointopt.core.schema import Columns
 from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report.plans import probability_text, rank_words
-from jointopt.report.tables import paragraphs, plan_entries, result_text
+from jointopt.report.tables import OBJECTIVE_UNITS, paragraphs, plan_entries, result_text
 from jointopt.surrogate.memory import NOT_TIGHT
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named
@@ -89,10 +90,8 @@ def published_plan_lines(plans: Iterable[AlternativePlan], layouts: int) -> list
 LITTLE = 0.0005  # a share that prints as 0.0 %
 _START = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
 _NOTHING = "it saves nothing here; the fastest layout is the best at every clock."
-_GOALS = {
-    "energy": ("less energy in equal time", "iteration_time_s", "at_time_s"),
-    "time": ("less time at equal energy", "energy_j", "at_energy_j"),
-}
+_RUN_START = "Joint search against the layout that is fastest in one iteration, then its clocks, interval and policy:"
+_GOALS = {"energy": ("less {1} in equal {0}", 0, "at_time_s"), "time": ("less {0} at equal {1}", 1, "at_energy_j")}
 
 
 @dataclass(frozen=True)
@@ -121,24 +120,40 @@ class JointSavings(ShortRepr):
     two_step: Columns  # plan columns, time (s) and energy (J), by time
     energy: SavingShare
     time: SavingShare
+    objectives: tuple[str, ...] = OBJECTIVES  # the columns of time and energy: of an iteration, or of the whole run
+    behind: float = 0.0  # of the plan of least time to train: the time to train of the plan with the fastest iteration
 
     def document(self) -> dict[str, Any]:
         """The two-step front by time, and the savings."""
         front = {"two_step_front": plan_entries(self.two_step)}
-        return front | self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
+        found = front | self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
+        run = {"objectives": self.objectives, "fastest_iteration_behind": self.behind}
+        return found | (run if self.objectives != OBJECTIVES else {})
+
+
+def fastest_iteration_words(document: Mapping[str, Any]) -> str:
+    """A sentence of a `JointSavings.document` on the plan with the fastest iteration, where another trains sooner."""
+    behind = float(document.get("fastest_iteration_behind", 0.0))
+    if behind < LITTLE:
+        return ""
+    return f"The plan with the fastest iteration is not the one to run: it trains {behind:.1%} longer."
 
 
 def joint_words(document: Mapping[str, Any]) -> str:
     """A `JointSavings.document` in a sentence: how much is saved at most, where, and how surely, as far as known."""
     shares = {name: float(document[f"largest_{name}_saving"]) for name in _GOALS}
+    columns, start, nothing = document.get("objectives", OBJECTIVES), _START, _NOTHING
+    if "objectives" in document:
+        start, nothing = f"{fastest_iteration_words(document)} {_RUN_START}".lstrip(), "it saves nothing here."
     if max(shares.values()) < LITTLE:
-        return f"{_START} {_NOTHING}"
-    words = []
+        return f"{start} {nothing}"
+    words, labels = [], [OBJECTIVE_UNITS[name][0] for name in columns]
     for name, (what, equal, at_key) in _GOALS.items():
         ends = (document.get(f"largest_{name}_saving_{end}", math.nan) for end in ("low", "high", "probability"))
         (low, high, probability), sure = ends, ""
         if shares[name] >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
             interval = f"90 % interval {100.0 * low:+z.1f} to {100.0 * high:+z.1f} %"
             sure = f"; {interval}, more than nothing with probability {probability:.2f}"
-        words.append(f"at most {shares[name]:z.1%} {what} (at {result_text(equal, float(document[at_key]))}{sure})")
-    return f"{_START} {', '.join(words)}."
+        at = result_text(columns[equal], float(document[at_key]))
+        words.append(f"at most {shares[name]:z.1%} {what.format(*labels)} (at {at}{sure})")
+    return f"{start} {', '.join(words)}."

@@ -14,7 +14,7 @@ from jointopt.core.errors import UsageError
 from jointopt.core.quote import our_command, sh_lines
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import OBJECTIVES
+from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, RUN_OBJECTIVES
 from jointopt.physics.site import bill, facility_energy_j
 from jointopt.report.doubts import OpenSetting, above_best, reasons_of, settings_lines, wider_lines
 from jointopt.report.plans import (
@@ -23,6 +23,7 @@ from jointopt.report.plans import (
     entry_with_rates,
     probability_of_fitting,
     probability_text,
+    run_words,
     short_plan,
 )
 from jointopt.report.tables import (
@@ -36,6 +37,7 @@ from jointopt.report.tables import (
     pick,
     plan_entries,
     quantity,
+    result_text,
     unit_of,
 )
 from jointopt.runs.database import STORAGE
@@ -53,20 +55,23 @@ _INDENT = "  "
 def recommended_row(job: Job, front: Columns) -> tuple[int, str]:
     """The row of a front that is recommended, and why that one.
 
-    Where the job states the price of a GPU-hour and of a kWh, the cheapest plan; where it bounds the time of an
-    iteration, the one of least energy; else the one of least energy at most `SLOWER` slower than the fastest. Plans
-    that surely fit in memory go before others.
+    Where the job states the price of a GPU-hour and of a kWh, or is about money, the cheapest plan; where it bounds the
+    time of an iteration, the one of least energy; else the one of least energy at most `SLOWER` slower than the
+    fastest. Plans that surely fit in memory go before others. Time and energy are those of the job's goals.
     """
-    time_s, energy_j = (front[name] for name in OBJECTIVES)
+    time_s, energy_j = (front[name] for name in job.goals[:2])
     if len(time_s) == 1 or not np.isfinite(energy_j).any():
         return int(time_s.argmin()), "the one plan that no other beats" if len(time_s) == 1 else "the fastest"
-    paid = bill(job, time_s, energy_j)
-    score, within, why = energy_j, np.full(len(time_s), True), "least energy within the deadline"
-    if all(name in paid for name in _MONEY) and float(np.max(paid["cost"] + paid["gpu_cost"])) > 0.0:
-        score, why = paid["cost"] + paid["gpu_cost"], "least money for GPUs and electricity"
+    paid, within = bill(job, *(front[name] for name in OBJECTIVES)), np.full(len(time_s), True)
+    money = paid["cost"] + paid["gpu_cost"] if all(name in paid for name in _MONEY) else np.zeros(1)
+    if job.is_of_run and (money.max() > 0.0 or "money" in job.objectives):
+        money = front["money"]
+    score, why = energy_j, "least energy within the deadline"
+    if money.max() > 0.0:
+        score, why = money, "least money for " + ("the whole run" if job.is_of_run else "GPUs and electricity")
     elif job.constraints.iteration_time_s is None:
         within = time_s <= (1.0 + SLOWER) * time_s.min()
-        why = f"least energy within {SLOWER:.0%} of the fastest's time"
+        why = f"least energy{' of the run' * job.is_of_run} within {SLOWER:.0%} of the fastest's time"
     sure = within & (np.asarray(front.get("fit_probability", np.ones(len(time_s)))) >= NOT_TIGHT)
     rows = np.flatnonzero(sure if sure.any() else within)
     return int(rows[np.lexsort([time_s[rows], score[rows]])[0]]), why
@@ -74,7 +79,7 @@ def recommended_row(job: Job, front: Columns) -> tuple[int, str]:
 
 def recommended_entry(job: Job, front: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
     """As `recommended_row`, of the entries of a document."""
-    names = [name for name in (*OBJECTIVES, "fit_probability") if name in front[0]]
+    names = [name for name in (*OBJECTIVES, *RUN_OBJECTIVES, "fit_probability") if name in front[0]]
     return recommended_row(job, {name: np.array([entry[name] for entry in front], np.float64) for name in names})
 
 
@@ -87,11 +92,15 @@ class Difference:
     low: float = math.nan
     high: float = math.nan
 
+    def moved(self, name: str, percent: float) -> Difference:
+        """The difference of something else that is as surely known, around another percentage."""
+        return Difference(name, percent, *(end + percent - self.percent for end in (self.low, self.high)))
+
     @property
     def cells(self) -> tuple[str, str, str]:
         """Name, percent, interval."""
         interval = "" if self.low != self.low else f"{self.low:+z.1f} to {self.high:+z.1f} %"
-        return f"{_INDENT}{self.name}", f"{self.percent:+z.1f} %", interval
+        return f"{_INDENT}{self.name.replace('_', ' ')}", f"{self.percent:+z.1f} %", interval
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +116,7 @@ class Decision(Result):
     hangs_on: Sequence[OpenSetting] = ()
     next_command: Mapping[str, str] | None = None
     study: tuple[str, str] | None = None  # its name and storage
+    run_note: str = ""  # on the plan with the fastest iteration, where the objectives are of a whole run
 
     @functools.cached_property
     def _recommended(self) -> tuple[int, str]:
@@ -138,6 +148,13 @@ class Decision(Result):
             for name, key in zip(("time", "energy"), OBJECTIVES, strict=True)
         )
         found = [time, energy, *self._money(plan, reference, time, energy)]
+        if self.job.is_of_run:  # whose intervals are as wide as those of an iteration
+            found = [
+                (Difference if key == "money" else one.moved)(
+                    OBJECTIVE_COLUMNS[key].word, _percent(plan[key], reference[key])
+                )
+                for key, one in zip(self.job.goals[:2], (time, energy), strict=True)
+            ]
         return [one for one in found if math.isfinite(one.percent)]
 
     def _money(
@@ -212,20 +229,21 @@ class Decision(Result):
         reasons = reasons_of([plan], self.surrogate, self.job)
         head = [f"{job_words(self.job)}.", *plan_warnings(self.job, plan, *reasons), f"Recommended{of}: {self.reason}"]
         first = [line for sentence in head for line in narrow_lines(sentence)] + self._plan_lines(plan)
-        hangs_on = self.hangs_on if OBJECTIVES[0] in self.job.objectives else ()
+        hangs_on = self.hangs_on if {OBJECTIVES[0], RUN_OBJECTIVES[0]} & {*self.job.objectives} else ()
         second = [*self._difference_lines(), *settings_lines(hangs_on, SETTINGS, width=WIDTH)]
         yield from ([first], [second])
         last = [line for part in self._commands() for line in part]
         width, fewest, most = PICTURE
         height = min(most, LINES - len([*first, *second, *last]) - 4)  # with blank lines between, and an axis
         if count > 1 and height >= fewest and np.isfinite(front["energy_j"]).all():
-            yield [front_picture(front, self.reference, self.row, width, height)]
+            yield [front_picture(front, self.reference, self.row, width, height, self.job.goals[:2])]
         yield [last]
 
     def _plan_lines(self, plan: Mapping[str, Any]) -> list[str]:
         """The plan as ``--plan`` takes it, and its time with its interval, energy, power, MFU and memory."""
+        run = narrow_lines(run_words(self.job, plan), _INDENT) if self.job.is_of_run else []
         words = narrow_lines(result_words(self.job, plan), _INDENT)
-        return [*narrow_lines(short_plan(self.front, self.row), _INDENT), *words]
+        return [*narrow_lines(short_plan(self.front, self.row), _INDENT), *run, *words]
 
     def _difference_lines(self) -> list[str]:
         """What the plan gives against the reference, and what a slower one would."""
@@ -237,18 +255,20 @@ class Decision(Result):
         if are_alike(plan, plan_entries(self.reference)[0]):
             return [*narrow_lines(f"That is {against}."), *self._slower_lines()]
         breaks = f", which could not be run: {self.reference_breaks[0]}" if self.reference_breaks else ""
-        return [*narrow_lines(f"Against {against}{breaks}"), *difference_lines(found), *self._slower_lines()]
+        note = narrow_lines(self.run_note) if self.run_note else []
+        return [*narrow_lines(f"Against {against}{breaks}"), *difference_lines(found), *note, *self._slower_lines()]
 
     def _slower_lines(self) -> list[str]:
         """The knee of the front where that is slower than the plan: what waiting buys."""
-        time_s, energy_j = (self.front[name] for name in OBJECTIVES)
+        time_s, energy_j = (self.front[name] for name in self.job.goals[:2])
         if not np.isfinite(energy_j).all():
             return []
         knee = int(below_chord(time_s, energy_j).argmax())
         if time_s[knee] <= (1.0 + SLOWER) * time_s[self.row]:
             return []
         more, less = (_percent(values[knee], values[self.row]) for values in (time_s, energy_j))
-        knee_words = f"plan {knee + 1} takes {more:+z.1f} % of its time, {less:+z.1f} % of its energy"
+        saved = OBJECTIVE_COLUMNS[self.job.goals[1]].word.split("_")[-1]
+        knee_words = f"plan {knee + 1} takes {more:+z.1f} % of its time, {less:+z.1f} % of its {saved}"
         return narrow_lines(f"Who can wait: {knee_words}.")
 
     def start_lines(self) -> list[str]:
@@ -303,9 +323,11 @@ def result_words(job: Job, plan: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def front_picture(front: Columns, reference: Columns, row: int, width: int, height: int) -> list[str]:
-    """Energy over time of a front as characters: R the recommended plan, = the reference, * the others."""
-    time_s, energy_j = (np.concatenate([front[name], reference[name]]) for name in OBJECTIVES)
+def front_picture(
+    front: Columns, reference: Columns, row: int, width: int, height: int, pair: Sequence[str] = OBJECTIVES
+) -> list[str]:
+    """Energy over time (the ``pair``) of a front as characters: R the recommended plan, = the reference, * others."""
+    time_s, energy_j = (np.concatenate([front[name], reference[name]]) for name in pair)
     known = np.isfinite(energy_j)
     spans = [np.ptp(values[known]) or 1.0 for values in (time_s, energy_j)]
     places = [np.zeros(len(time_s), np.int64)] * 2
@@ -316,11 +338,11 @@ def front_picture(front: Columns, reference: Columns, row: int, width: int, heig
     marks = ["*"] * len(front["pp"]) + ["="] * len(reference["pp"])
     for index in [*np.flatnonzero(known).tolist(), row]:
         cells[height - 1 - places[1][index], places[0][index]] = "R" if index == row else marks[index]
-    labels = [quantity(float(end), ENERGY_UNITS) for end in (energy_j[known].max(), energy_j[known].min())]
+    labels = [result_text(pair[1], float(end)).rstrip() for end in (energy_j[known].max(), energy_j[known].min())]
     margin = max(map(len, labels))
     heads = [labels[0], *[""] * (height - 2), labels[1]]
     lines = [f"{head:>{margin}} |{''.join(line).rstrip()}" for head, line in zip(heads, cells, strict=True)]
-    start, end = (quantity(float(value), TIME_UNITS) for value in (time_s[known].min(), time_s[known].max()))
+    start, end = (result_text(pair[0], float(value)) for value in (time_s[known].min(), time_s[known].max()))
     legend = "R recommended, = reference, * others"
     return [*lines, f"{'':>{margin}}  {start}{legend:^{max(width - len(start) - len(end), len(legend) + 2)}}{end}"]
 

@@ -43,6 +43,7 @@ class Outcome:
     """What a run comes to under one policy."""
 
     policy: str
+    spares: int | None  # nodes; None: a replacement is always at hand
     time_to_train_s: float
     useful_energy_j: float  # of the GPUs, all of it; NaN where their power is not known
     money: float | None
@@ -137,8 +138,8 @@ class Goodput(Result):
         "effective_time_ratio=chosen.effective_time_ratio lost=chosen.lost checkpoint_interval_s=interval_s "
         "checkpoint_interval_iterations=interval_iterations checkpoint_s=reliability.checkpoint_s "
         "spares=reliability.spares p10=chosen.p10 p50=chosen.p50 p90=chosen.p90 distribution policy=chosen.policy "
-        "policies=outcomes failures=chosen.failures mean_time_between_failures_s=failure_s young_interval_s=young_s "
-        "daly_interval_s=daly_s state_copies=copies worth feasible=explained.feasible assumed"
+        "policies=outcomes by_spares failures=chosen.failures mean_time_between_failures_s=failure_s "
+        "young_interval_s=young_s daly_interval_s=daly_s state_copies=copies worth feasible=explained.feasible assumed"
     )
     job: Job
     explained: Explanation
@@ -155,6 +156,7 @@ class Goodput(Result):
     simulated: Simulated | None = None
     measured: Comparison | None = None
     assumed: tuple[Assumption, ...] = ()
+    by_spares: tuple[Outcome, ...] = ()  # under the chosen policy, with each number of spares that was tried
 
     @property
     def distribution(self) -> str:
@@ -271,6 +273,8 @@ class Goodput(Result):
         others = [f"{one.policy} {days(one.time_to_train_s)}" for one in self.outcomes if one is not best]
         if others:
             yield f"Other policies: {', '.join(others)}."
+        if len(self.by_spares) > 1:
+            yield f"By spares: {', '.join(f'{one.spares} {days(one.time_to_train_s)}' for one in self.by_spares)}."
         if math.isfinite(best.useful_energy_j) and whole:
             factor, unit = unit_of(best.useful_energy_j, RUN_ENERGY_UNITS)
             cost = "" if best.money is None else f"; cost {best.money:,.0f} {self.job.cluster.currency}"

@@ -26,14 +26,14 @@ from jointopt.core.schema import (
 )
 from jointopt.core.short_repr import ShortRepr
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import OBJECTIVES
+from jointopt.jobs.objectives import OBJECTIVES, RUN_OBJECTIVES
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.cost_model import HEAT
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops, with_rates
 from jointopt.report import tables
 from jointopt.report.doubts import distinct_reasons, reasons_of
-from jointopt.report.tables import TextColumn
+from jointopt.report.tables import RUN_TIME_UNITS, TextColumn, quantity, result_text
 from jointopt.search.exact import MOST
 from jointopt.search.pareto import take
 from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
@@ -146,7 +146,8 @@ def predicted_table(
     """A table of plans with their predictions, and with time and energy against the first plan.
 
     These have intervals and probabilities of being better (``faster|leaner``) where entries state them against that
-    very plan. ``repeated`` as in `plan_table`; ``goals``: with the columns of heat among them. Marks get a ``?``
+    very plan. ``repeated`` as in `plan_table`; ``goals``: with the columns of heat among them, and those of whole runs
+    where they are of such. Marks get a ``?``
     where a reason for a wider interval is not that of all plans, and a ``~`` where the plan may not fit in memory.
     """
     doubted = map(bool, distinct_reasons(reasons_of(plans)))
@@ -159,6 +160,7 @@ def predicted_table(
         tables.figure_column("energy_j", plans),
         tables.figure_column("avg_power_w", plans),
         *(tables.figure_column(name, plans) for name in HEAT if name in goals),
+        *(_run_columns(plans) if not set(RUN_OBJECTIVES).isdisjoint(goals) else []),
         tables.figure_column("peak_memory_gib", plans),
         tables.figure_column("tokens_per_s_per_gpu", plans, spare=True),
         tables.figure_column("mfu", plans, spare=True),
@@ -166,6 +168,28 @@ def predicted_table(
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
     return plan_table(plans, [TextColumn("", marks, left=True)], columns, repeated)
+
+
+def _run_columns(plans: Sequence[Row]) -> list[TextColumn]:
+    """What whole runs of the plans come to; money, spares and policy where they are known and not all the same."""
+    of = {name: [plan.get(name) for plan in plans] for name in ("money", "spares", "policy")}
+    shown = [name for name in ("money", "spares") if any(of[name]) and (name == "money" or len(set(of[name])) > 1)]
+    names = ["time_to_train_s", "useful_energy_j", *shown, "effective_time_ratio", "checkpoint_interval_s"]
+    policies = [TextColumn("policy", list(map(str, of["policy"])), left=True)] * (len(set(of["policy"])) > 1)
+    return [*(tables.figure_column(name, plans) for name in names), *policies]
+
+
+def run_words(job: Job, plan: Row) -> str:
+    """What the whole run of a plan comes to: time, energy and money, and how it saves and goes on after failures."""
+    parts = [f"{result_text('time_to_train_s', plan['time_to_train_s'])} to train"]
+    parts += [f"{plan['effective_time_ratio']:.2%} of it useful"]
+    parts += [result_text("useful_energy_j", plan["useful_energy_j"])] if plan["useful_energy_j"] else []
+    parts += [f"{plan['money']:,.0f} {job.cluster.currency}".rstrip()] if plan["money"] else []
+    every = f"{plan['checkpoint_interval_s']:.0f} s"
+    if (minutes := plan["checkpoint_interval_s"] / 60.0) >= 1.0:
+        every = quantity(minutes * 60.0, RUN_TIME_UNITS)
+    spares = f", {plan['spares']} spare{'s' * (plan['spares'] != 1)}" if plan.get("spares") is not None else ""
+    return f"{', '.join(parts)}; a checkpoint every {every}, {plan['policy']}{spares}"
 
 
 def interval_half_width(plan: Row) -> float | None:
@@ -364,7 +388,8 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     title = f"At the site's meter, GPUs and hosts ({cluster.nodes:,} x {cluster.host_power_w:,.0f} W{share}) times PUE "
     title += f"{cluster.pue:g}, per iteration"
     if iterations is not None:
-        title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"
+        title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations"
+        title += ", its failures not counted)" if job.is_of_run else ")"
     paid = bill(job, time_s, energy_j)
     power = (paid["facility_energy_j"] / time_s).tolist()
     columns = [TextColumn("", [f"  {name}" for name in names], left=True)]

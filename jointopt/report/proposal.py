@@ -22,7 +22,14 @@ from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.alternatives import AlternativePlan, JointSavings, joint_words, published_plan_lines, under_limits
+from jointopt.report.alternatives import (
+    AlternativePlan,
+    JointSavings,
+    fastest_iteration_words,
+    joint_words,
+    published_plan_lines,
+    under_limits,
+)
 from jointopt.report.decision import Decision
 from jointopt.report.doubts import OpenSetting, doubt_lines, plan_doubts, reasons_of, unshown_lines, wider_lines
 from jointopt.report.plans import (
@@ -155,7 +162,7 @@ class Proposal(Result):
         study = (self.study_name, self.storage) if self.study_name and self.storage else None
         return Decision(
             self.job, self.front, self.reference, self.surrogate, self.baseline, self.reference_breaks, self.hangs_on,
-            self.next_command, study,
+            self.next_command, study, fastest_iteration_words(self.joint.document()) if self.joint else "",
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -420,14 +427,14 @@ def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
     return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
 
 
-def rows_along_front(front: Columns, count: int) -> Ints:
+def rows_along_front(front: Columns, count: int, pair: Sequence[str] = OBJECTIVES) -> Ints:
     """Indices (at most ``count``) spread evenly along the front as it is drawn: log time against log energy.
 
-    The two ends are always kept; ``front`` is sorted by time.
+    The two ends are always kept; ``front`` is sorted by time. ``pair``: the columns of both.
     """
     if len(front["pp"]) <= count:
         return np.arange(len(front["pp"]))
-    drawn = np.log([front["iteration_time_s"], front["energy_j"]])
+    drawn = np.log([front[name] for name in pair])
     extent = np.ptp(drawn, axis=1, keepdims=True)
     steps = np.diff(drawn / np.where(extent > 0, extent, 1.0), axis=1)
     travelled = np.concatenate([[0.0], np.cumsum(np.hypot(*steps))])
@@ -455,8 +462,8 @@ def _plan_lines(proposal: Proposal, show_all: bool, top: int | None) -> Iterator
     between = "lie between these"
     if show_all or top:
         rows, between = np.arange(total)[:top], "follow" if top else between
-    elif job.goals == OBJECTIVES:
-        rows = rows_along_front(proposal.front, ROWS_FOR_PEOPLE)
+    elif len(job.goals) == 2:
+        rows = rows_along_front(proposal.front, ROWS_FOR_PEOPLE, job.goals)
     else:
         goals = distinguishing(job.objectives)
         rows = rows_spread_in_goals(with_site(job, proposal.front), goals, ROWS_FOR_PEOPLE)

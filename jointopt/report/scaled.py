@@ -337,8 +337,17 @@ def run_costs_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, 
     """As `run_costs`, at that ``end`` (_low, _high) of the plan's 90 % intervals and of what is assumed of hosts."""
     if not end or plan.get(f"iteration_time_s{end}") is None:
         return run_costs(job, plan)
-    job = replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_")))
-    return run_costs(job, {name: plan[f"{name}{end}"] for name in OBJECTIVES})
+    at_end = replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_")))
+    found = run_costs(at_end, {name: plan[f"{name}{end}"] for name in OBJECTIVES})
+    if plan.get("time_to_train_s") is None:
+        return found
+    # failures take the same share of the run at both ends
+    with_failures, without = (run_costs(job, one) for one in (plan, {name: plan[name] for name in OBJECTIVES}))
+    scaled = {
+        name: found[name] and found[name] * with_failures[name] / without[name]
+        for name in ("days", "energy_j", "money")
+    }
+    return found | scaled
 
 
 def kept_probability(job: Job, pick: Pick) -> float:

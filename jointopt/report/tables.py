@@ -48,7 +48,8 @@ RESULT_UNITS: dict[str, tuple[str, Units]] = {  # of the result columns, with th
 OBJECTIVE_UNITS = (
     {name: (one.word.replace("_", " "), ((1.0, one.unit),)) for name, one in OBJECTIVE_COLUMNS.items()}
     | RESULT_UNITS
-    | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
+    | {"peak_power_w": ("peak", ((1.0, "W/GPU"),)), "time_to_train_s": ("time to train", RUN_TIME_UNITS)}
+    | {"useful_energy_j": ("useful energy", RUN_ENERGY_UNITS)}
 )
 
 
@@ -72,6 +73,10 @@ FIGURE_FORMATS = {  # by the name of the attribute or column, whose ending is th
     "efficiency": FigureFormat("scaling\n%", form=".0f", factor=100.0),
     "cluster_power_kw": FigureFormat("site\nkW", form=",.0f"), "money": FigureFormat("cost", form=",.0f"),
     "run_time_s": FigureFormat("run", RUN_TIME_UNITS), "run_energy_j": FigureFormat("energy", RUN_ENERGY_UNITS),
+    "time_to_train_s": FigureFormat("train", RUN_TIME_UNITS), "spares": FigureFormat("spare\nnodes", form=".0f"),
+    "useful_energy_j": FigureFormat("in all", RUN_ENERGY_UNITS),
+    "effective_time_ratio": FigureFormat("useful\n%", form=".2f", factor=100.0),
+    "checkpoint_interval_s": FigureFormat("save\nevery", ((1.0, "s"), *RUN_TIME_UNITS)),
     "clock_mhz": FigureFormat("clock\nMHz", form=".0f"), "busy_s": FigureFormat("busy", TIME_UNITS),
     "idle_s": FigureFormat("idle", TIME_UNITS), "temperature_c": FigureFormat("hottest\n°C", form=".1f"),
 }  # fmt: skip

@@ -181,7 +181,7 @@ def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
 
     Of the last front, of which not all fit, plans spread over it are taken, the best in each goal among them.
     """
-    values, of_two = stacked(plans, goals), tuple(goals) == OBJECTIVES
+    values, of_two = stacked(plans, goals), len(goals) == 2
     left = np.flatnonzero(plans["violation"] <= 0.0)
     chosen: list[Ints] = []
     while size > 0 and len(left):

@@ -16,7 +16,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.breeding import SLACK_LEVELS, Seen
-from jointopt.search.pareto import concat, front_of, front_order, is_beaten, is_covered, merge, objectives, stacked
+from jointopt.search.pareto import concat, front_of, front_order, is_beaten, is_covered, merge, stacked
 from jointopt.search.problem import LowerBound, Problem, Progress, StageClocks
 
 SEED_LAYOUTS = 64  # of lowest bounds, at `SEED_CLOCKS` clocks each: the first front, which rules out most others
@@ -60,7 +60,7 @@ class _Sweep:
             layout, clock = layout_index[some], clock_index[some]
             for rows in [np.arange(len(layout))] if keep else self._worth_evaluating(layout, clock):
                 batch = self.problem.evaluate_genes(layout[rows], clock[rows], np.zeros(len(rows)))
-                self.front = merge(self.front, batch)
+                self.front = merge(self.front, batch, self.problem.pair)
                 self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
 
@@ -124,7 +124,7 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
     block = max(1, min(rows // 2, max(-(-len(order) // BLOCKS), SMALLEST_BLOCK)))
     for start in range(0, len(order), block):
         some = slice(start, start + block)
-        alive = may_improve(sweep.front, time_lb_s[some], energy_lb_j[some])
+        alive = may_improve(problem, sweep.front, order[some], time_lb_s[some], energy_lb_j[some])
         sweep.visit_every_clock(order[some][alive], time_lb_s[some][alive])
         report(ruled_out + min(start + block, len(order)))
     return ExactFront(sweep.front, covered, sweep.evaluated, sweep.sample)
@@ -137,7 +137,7 @@ def promising_layouts(problem: Problem, front: Columns | None, layouts: Ints) ->
     """
     if problem.quick_bound is not None:
         layouts, *bounds = _ordered(problem, layouts, problem.quick_bound)
-        layouts = layouts[may_improve(front, *bounds)]
+        layouts = layouts[may_improve(problem, front, layouts, *bounds)]
     return _ordered(problem, layouts, problem.lower_bound)
 
 
@@ -177,7 +177,7 @@ class _ProfileSweep:
     def add(self, batch: Columns) -> None:
         """Merge evaluated plans into the front, of a level into ``found``."""
         if self.found is None:
-            self.front = merge(self.front, batch)
+            self.front = merge(self.front, batch, self.problem.pair)
         else:
             self.found = front_of(concat([self.found, batch]), self.problem.goals)
 
@@ -187,7 +187,8 @@ class _ProfileSweep:
         if self.found is None:
             return left
         third = np.asarray(self.problem.third_goal)[layouts[left]]
-        least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
+        first = self.problem.first_goals(layouts[left], *bounds[:, left])
+        least = np.stack([*np.multiply(first, 1.0 - ROUNDING), third], axis=1)
         return left[~is_beaten(stacked(self.found, self.problem.goals), least)]
 
     def visit_uniform(self, layouts: Ints, fastest_s: Floats) -> None:
@@ -204,14 +205,14 @@ class _ProfileSweep:
 
     def visit_profiles(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
         """Visit every clock and share of slack of pipelines (n,), with lower bounds of their times and energies."""
-        left = may_improve(self.front, time_lb_s, energy_lb_j)
+        left = may_improve(self.problem, self.front, layouts, time_lb_s, energy_lb_j)
         depth_of = self.problem.layouts["pp"][layouts[left]]
         for depth in np.unique(depth_of).tolist():
             some = left[depth_of == depth]
             step = max(1, STAGE_CELLS_PER_CHUNK // (depth * self.problem.num_clocks))
             for start in range(0, len(some), step):
                 rows = some[start : start + step]
-                rows = rows[may_improve(self.front, time_lb_s[rows], energy_lb_j[rows])]
+                rows = rows[may_improve(self.problem, self.front, layouts[rows], time_lb_s[rows], energy_lb_j[rows])]
                 if len(rows):
                     self._visit_depth(layouts[rows], time_lb_s[rows])
 
@@ -310,7 +311,7 @@ def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None)
     for start in range(0, len(order), size):
         level = _ProfileSweep(problem, problem.stage_clocks or problem.decode_clocks, front, nothing)
         layouts, *bounds = promising_layouts(problem, front, order[start : start + size])
-        left = may_improve(front, *bounds)
+        left = may_improve(problem, front, layouts, *bounds)
         if len(left):
             level.visit_uniform(layouts[left], bounds[0][left])
         if len(left) and problem.stage_clocks is not None:
@@ -319,7 +320,7 @@ def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None)
         evaluated += level.evaluated
         if level.found is not None and len(level.found["slack"]):
             parts.append(level.found)
-            front = merge(front, level.found)
+            front = merge(front, level.found, problem.pair)
         if progress is not None:
             done = min(start + size, len(order))
             progress(done * problem.num_clocks, problem.num_layouts * problem.num_clocks, len(front["slack"]))
@@ -334,12 +335,16 @@ ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the tr
 Slowest = Callable[[Ints, Ints, Ints], Floats]  # rows, the range's lowest and highest clock index
 
 
-def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
-    """Indices of lower bounds of time and energy, (n,) each, that the front does not cover by more than rounding."""
+def may_improve(problem: Problem, front: Columns | None, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
+    """Indices of plans of layouts (n,) whose goals the front does not cover by more than rounding.
+
+    They come from lower bounds of time and energy, (n,) each.
+    """
     if front is None:
         return np.arange(len(time_lb_s))
-    low = 1.0 - ROUNDING
-    return np.flatnonzero(~is_covered(*objectives(front), time_lb_s * low, energy_lb_j * low))
+    first, second = (values * (1.0 - ROUNDING) for values in problem.first_goals(layouts, time_lb_s, energy_lb_j))
+    own_first, own_second = (front[name] for name in problem.pair)
+    return np.flatnonzero(~is_covered(own_first, own_second, first, second))
 
 
 def may_be_feasible(
@@ -357,7 +362,7 @@ def worth_evaluating(problem: Problem, front: Columns | None, layouts: Ints, clo
 
     ``bounds`` (2, n): lower bounds of their time and energy.
     """
-    left = may_improve(front, *bounds)
+    left = may_improve(problem, front, layouts, *bounds)
     power_w = 0.0 if problem.least_power_w is None else problem.least_power_w(layouts[left], clocks[left])
     time_s, energy_j = bounds[:, left]
     return left[may_be_feasible(problem, layouts[left], time_s, energy_j, power_w)]
@@ -384,7 +389,7 @@ def open_clocks(
     time_s, least = fastest_s, bounds(*boxes)
     while True:
         energy_j = least[0] + problem.slope_w(layouts[boxes[0]]) * time_s
-        left = may_improve(front(), time_s, energy_j)
+        left = may_improve(problem, front(), layouts[boxes[0]], time_s, energy_j)
         left = left[may_be_feasible(problem, layouts[boxes[0, left]], time_s[left], energy_j[left], least[1, left])]
         single = boxes[1, left] == boxes[2, left]
         yield layouts[boxes[0, left[single]]], boxes[1, left[single]]

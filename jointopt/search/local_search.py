@@ -6,6 +6,7 @@ answer, which moves the clocks of the fastest layout alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.breeding import CLOCK, SLACK, Genome, Seen, best_of_combinations
 from jointopt.search.exact import ExactFront, exact_front_of_profiles
-from jointopt.search.pareto import concat, evenly_spaced, front_of, front_order, is_covered, merge, objectives, take
+from jointopt.search.pareto import OBJECTIVES, concat, evenly_spaced, front_of, front_order, is_covered, merge, take
 from jointopt.search.problem import Problem
 
 ROUNDS = 12  # of moves from a front, at most
@@ -53,7 +54,7 @@ class LocalSearch:
             if self.spent >= last or not len(plans["slack"]):
                 break
             for batch in self._uniform_moves(plans, last):
-                front = merge(front, batch)
+                front = merge(front, batch, problem.pair)
             if not stages:
                 continue
             piped = take(plans, problem.layouts["pp"][plans["layout_index"]] > 1)
@@ -64,7 +65,7 @@ class LocalSearch:
                 batches.append(plans_at_clocks(problem, layout, clocks))
                 self.spent += len(layout)
             for batch in batches:
-                front = merge(front, gaining_plans(front, batch))
+                front = merge(front, gaining_plans(front, batch, problem.pair), problem.pair)
         return front
 
     def climb(self, front: Columns, plans: Columns, evaluations: int) -> Columns:
@@ -79,10 +80,11 @@ class LocalSearch:
             genes[:, SLACK] = 0
             moves = [self.genome.neighbours(genes), self.genome.neighbours(genes, paired=True)]
             for batch in self._evaluated(np.unique(np.concatenate(moves), axis=0), last):
-                front, best = merge(front, batch), best_of_combinations(self.genome, concat([best, batch]))
+                best = best_of_combinations(self.genome, concat([best, batch]))
+                front = merge(front, batch, self.problem.pair)
         clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, CLIMB_CLOCKS).round().astype(np.int64))
         for batch in self._evaluated(self._at_clocks(best["layout_index"], clocks), last):
-            front = merge(front, batch)
+            front = merge(front, batch, self.problem.pair)
         return front
 
     def _uniform_moves(self, plans: Columns, last: int) -> list[Columns]:
@@ -135,27 +137,29 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
             slower = (np.nan_to_num(clocks) <= np.nan_to_num(moved["stage_clock_mhz"][origin])).all(axis=1)
             least_s = np.where(slower, moved["iteration_time_s"][origin], 0.0)
             time_s, energy_j = problem.raise_bounds(layout, time_s, energy_j, least_s)
-        left = np.flatnonzero(_may_gain(front, time_s, energy_j))
+        left = np.flatnonzero(_may_gain(front, problem.pair, *problem.first_goals(layout, time_s, energy_j)))
         if problem.has_slope:
             least_s = _least_of_groups_s(problem, layout[left], clocks[left], origin[left])
             bounds = problem.raise_bounds(layout[left], time_s[left], energy_j[left], least_s)
-            left = left[_may_gain(front, *bounds)]
-        front = merge(front, gaining_plans(front, plans_at_clocks(problem, layout[left], clocks[left])))
+            left = left[_may_gain(front, problem.pair, *problem.first_goals(layout[left], *bounds))]
+        batch = plans_at_clocks(problem, layout[left], clocks[left])
+        front = merge(front, gaining_plans(front, batch, problem.pair), problem.pair)
     return front, spent
 
 
-def gaining_plans(front: Columns, batch: Columns) -> Columns:
-    """Plans of the batch that no point of the front covers within `RESOLUTION`, one per step of time of that size."""
-    best = front_of(batch)
-    best = take(best, _may_gain(front, *objectives(best)))
-    step = np.floor(np.log(best["iteration_time_s"]) / RESOLUTION)
+def gaining_plans(front: Columns, batch: Columns, pair: Sequence[str] = OBJECTIVES) -> Columns:
+    """Plans of the batch that no point of the front covers within `RESOLUTION`, one per step of the first goal."""
+    best = front_of(batch, pair)
+    best = take(best, _may_gain(front, pair, *(best[name] for name in pair)))
+    step = np.floor(np.log(best[pair[0]]) / RESOLUTION)
     last_of_step = np.append(step[1:] != step[:-1], True)[: len(step)]  # by time: the last costs least energy
     return take(best, last_of_step)
 
 
-def _may_gain(front: Columns, time_s: Floats, energy_j: Floats) -> Bools:
-    """Whether times and energies, (n,) each, gain `RESOLUTION`: no point of the front covers them with it added."""
-    return ~is_covered(*objectives(front), time_s * (1.0 + RESOLUTION), energy_j * (1.0 + RESOLUTION))
+def _may_gain(front: Columns, pair: Sequence[str], first: Floats, second: Floats) -> Bools:
+    """Whether goals, (n,) each, gain `RESOLUTION`: no point of the front covers them with it added."""
+    own_first, own_second = (front[name] for name in pair)
+    return ~is_covered(own_first, own_second, first * (1.0 + RESOLUTION), second * (1.0 + RESOLUTION))
 
 
 def slack_moves(genome: Genome, genes: Ints) -> Ints:
@@ -221,7 +225,7 @@ def front_within_limits(
     profiles = exact_front_of_profiles(free)
     moved, spent = move_stages(free, profiles.front, evaluations)
     plans = problem.evaluate_again(moved)
-    front = merge(exact.front, take(plans, np.flatnonzero(plans["violation"] <= 0.0)))
+    front = merge(exact.front, take(plans, np.flatnonzero(plans["violation"] <= 0.0)), problem.pair)
     return replace(exact, front=front, evaluated=exact.evaluated + profiles.evaluated + spent), moved
 
 
@@ -252,14 +256,17 @@ def two_step_front(problem: Problem, layout: int, evaluations: int) -> Columns:
     return front | {"layout_index": rows[front["layout_index"]], "stage_clock_mhz": clocks}
 
 
-def energy_saving(front: Columns, other: Columns) -> Saving | None:
-    """The largest share of energy that ``front`` saves in no more time than a plan of ``other``; None: no plans."""
-    return _saving(*objectives(front), *objectives(other))
+def energy_saving(front: Columns, other: Columns, pair: Sequence[str] = OBJECTIVES) -> Saving | None:
+    """The largest share of energy that ``front`` saves in no more time than a plan of ``other``; None: no plans.
+
+    ``pair``: the columns of time and energy.
+    """
+    return _saving(*(of[name] for of in (front, other) for name in pair))
 
 
-def time_saving(front: Columns, other: Columns) -> Saving | None:
-    """The largest share of time that ``front`` saves at no more energy than a plan of ``other``; None: no plans."""
-    return _saving(*objectives(front)[::-1], *objectives(other)[::-1])
+def time_saving(front: Columns, other: Columns, pair: Sequence[str] = OBJECTIVES) -> Saving | None:
+    """The largest share of time that ``front`` saves at no more energy than a plan of ``other``, as `energy_saving`."""
+    return energy_saving(front, other, pair[::-1])
 
 
 def _saving(equal: Floats, saved: Floats, other_equal: Floats, other_saved: Floats) -> Saving | None:

@@ -122,8 +122,8 @@ def concat_plans(parts: list[Columns]) -> Columns:
 def front_rows(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> Ints:
     """Indices of the feasible (``violation`` <= 0), non-dominated rows, sorted by the first goal, which is time."""
     feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    if goals == OBJECTIVES:
-        return feasible[front_order(*(values[feasible] for values in objectives(plans)))]
+    if len(goals) == 2:
+        return feasible[front_order(*(plans[name][feasible] for name in goals))]
     return feasible[non_dominated(stacked(take(plans, feasible), goals))]
 
 
@@ -136,8 +136,8 @@ def merge(front: Columns | None, batch: Columns, goals: Sequence[str] = OBJECTIV
     """The front of a running front and a new batch; on a tie, what was there first stays."""
     if front is None:
         return front_of(batch, goals)
-    if goals == OBJECTIVES:
-        beaten = is_covered(*objectives(front), *objectives(batch))
+    if len(goals) == 2:
+        beaten = is_covered(*(of[name] for of in (front, batch) for name in goals))
     else:
         beaten = is_beaten(stacked(front, goals), stacked(batch, goals))
     return front_of(concat([front, take(batch, ~beaten)]), goals)
@@ -155,7 +155,7 @@ def objectives(plans: Columns) -> tuple[Floats, Floats]:
 
 def evenly_spaced(front: Columns, count: int) -> Ints:
     """At most ``count`` indices at equal steps along a sorted front, both ends among them."""
-    size = len(front[OBJECTIVES[0]])
+    size = len(next(iter(front.values())))
     if size <= count:
         return np.arange(size, dtype=np.int64)
     return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))

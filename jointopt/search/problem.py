@@ -20,6 +20,7 @@ from jointopt.search.pareto import OBJECTIVES, objectives
 Evaluate = Callable[[Ints, Floats], Columns]
 OfPlans = Callable[[Ints, Floats], Floats]
 LowerBound = Callable[[Ints], tuple[Floats, Floats]]
+GoalsOf = Callable[[Ints, Floats, Floats], tuple[Floats, Floats]]
 LeastViolation = Callable[[Ints, Floats, Floats, Floats], Floats]
 StageClocks = Callable[[Ints, Ints, Floats], Floats]
 Progress = Callable[[int, int, int], None]
@@ -49,7 +50,10 @@ class Problem(ShortRepr):
     not promised.
     ``least_time_s``, ``most_time_s``, ``work_j``, each with the arguments of ``evaluate``: a lower and an upper bound
     of the time, and the work, (n,) each, cheaper than evaluation. None = no cheaper.
-    ``goals``: columns of ``evaluate`` to minimise. Bounds and promises are about the first two, time and energy.
+    ``goals``: columns of ``evaluate`` to minimise. Bounds and promises are about time and energy, and by ``goals_of``
+    about the first two.
+    ``goals_of(layout_index, time_s, energy_j)``: the first two goals (n,), or lower bounds of them, from those of time
+    and energy of plans; under one layout they never fall as either rises. None = they are time and energy.
     ``third_goal``: values (L,) of the third of three goals if a layout alone decides it, such as memory; else None.
     ``least_violation(layout_index, time_s, energy_j, power_w)``: lower bound (n,) of the violation of plans with at
     least this time, energy and average power. None = unknown.
@@ -69,7 +73,17 @@ class Problem(ShortRepr):
     least_violation: LeastViolation | None = None
     least_power_w: OfPlans | None = None
     goals: tuple[str, ...] = OBJECTIVES
+    goals_of: GoalsOf | None = None
     third_goal: Floats | None = None
+
+    @property
+    def pair(self) -> tuple[str, ...]:
+        """The first two goals."""
+        return self.goals[:2]
+
+    def first_goals(self, layout_index: Ints, time_s: Floats, energy_j: Floats) -> tuple[Floats, Floats]:
+        """The first two goals (n,), or lower bounds of them, from those of time and energy."""
+        return (time_s, energy_j) if self.goals_of is None else self.goals_of(layout_index, time_s, energy_j)
 
     @property
     def num_layouts(self) -> int:
@@ -122,7 +136,7 @@ class Problem(ShortRepr):
             self, layouts={name: values[rows] for name, values in self.layouts.items()}, evaluate=of(self.evaluate),
             lower_bound=of(self.lower_bound), stage_clocks=of(self.stage_clocks), quick_bound=of(self.quick_bound),
             least_time_s=of(self.least_time_s), work_j=of(self.work_j), least_violation=of(self.least_violation),
-            most_time_s=of(self.most_time_s), least_power_w=of(self.least_power_w),
+            most_time_s=of(self.most_time_s), least_power_w=of(self.least_power_w), goals_of=of(self.goals_of),
             energy_slope_w=None if not self.has_slope else self.slope_w(rows),
             third_goal=None if self.third_goal is None else self.third_goal[rows],
         )  # fmt: skip

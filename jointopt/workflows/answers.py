@@ -26,6 +26,7 @@ from jointopt.jobs.plans.rules import is_split
 from jointopt.jobs.reading import is_number, is_whole, quoted_value
 from jointopt.physics import cooling
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.training_runs import RUN_COLUMNS
 from jointopt.search.pareto import concat_plans, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
@@ -58,7 +59,7 @@ def predicted_plans(model: JobModel, physics: CostModel, plans: Columns) -> Colu
     """
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
-    columns |= {name: plans[name] for name in (*RESULTS, "fit_probability") if name in plans}
+    columns |= {name: plans[name] for name in (*RESULTS, *RUN_COLUMNS, "fit_probability") if name in plans}
     columns |= physics.heat(layout, plans["stage_clock_mhz"])
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
     return model.bounded(columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,16 @@ from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import ExportError, InfeasibleError, JointOptError
 from jointopt.core.quote import sh_lines
 from jointopt.frameworks.exported import Exported, exported, other_target, plan_without_predictions
-from jointopt.frameworks.intent import BENCHMARK
+from jointopt.frameworks.intent import BENCHMARK, TRAINING, Saving
 from jointopt.frameworks.targets import target_named, target_of, version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan
+from jointopt.jobs.reliability import Reliability
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.goodput import goodput
 from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
@@ -48,8 +51,9 @@ def export(
     if checkout is not None:
         version = version_in(checkout)
     target = target or target_of(job)
+    made = partial(exported, job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
     try:
-        found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
+        found = made()  # which refuses a plan that is none of the job's
     except ExportError as error:
         if other := other_target(job, plan, target):
             raise ExportError(f"{error} --to {other} starts it.") from error
@@ -58,6 +62,8 @@ def export(
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan_without_predictions(plan), model.job)
     record = parsed.record
+    if purpose == TRAINING and job.reliability != Reliability() and job.training.run_tokens is not None:
+        found = made(saving=_saving(model, record))
     if short := shortage_of(model, model.cost_model(parsed.layouts), record):
         if not allow_tight:
             raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")
@@ -87,6 +93,16 @@ def start_command(job: Job, plan: Mapping[str, Any], source: str, given: str) ->
     if target_named(name).remark(priced):
         note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
     return {"command": sh_lines(f"jointopt export{job_word} --to {name} {given}"), "note": note, "to": name}
+
+
+def _saving(model: JobModel, plan: Mapping[str, Any]) -> Saving:
+    """How often a run of the plan is best saved, by `goodput`, and how it goes on after failures.
+
+    In the background where a checkpoint is written on after it has stopped training.
+    """
+    found = goodput(model, plan)
+    background = bool(found.reliability.checkpoint_write_s)
+    return Saving(found.interval_iterations, background, found.chosen.policy, found.chosen.spares)
 
 
 def write(exported: Exported, path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from jointopt.physics.cooling import above_idle_power
 from jointopt.physics.cost_model import HEAT, CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
+from jointopt.physics.training_runs import MOST_TRIES, TrainingRuns
 from jointopt.report.plans import Rank
 from jointopt.search.exact import fastest_layout, rank
 from jointopt.search.parameters import Parameters
@@ -113,7 +115,7 @@ def _fitting_layouts(model: JobModel, space: Space, least: float) -> tuple[Space
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
-    needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
+    needed |= len(job.goals) > 2  # what recomputes more takes less memory, and other power
     out = model.certain_oom(layouts)
     for reason, of in ((RAN_OUT, out), (NO_MEMORY, ~(fit | tight | out)), (TIGHT, tight), (NEEDLESS, fit & ~needed)):
         if of.any():
@@ -147,7 +149,9 @@ class PreparedSearch:
     physics: CostModel  # that prices the layouts
     fitting: Floats  # probability that each layout fits in memory, (L,)
     problem: Problem  # by time and energy
-    all_goals: Problem  # the same by all objectives of the job
+    searched: Problem  # the same, or by those of whole runs, with each layout once per number of spares
+    all_goals: Problem  # by all objectives of the job, with the number of spares that suits each plan
+    runs: TrainingRuns | None  # of a job whose objectives are of whole runs
 
     @property
     def excess(self) -> Callable[[Columns], Columns] | None:
@@ -188,7 +192,26 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
             layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
-    return PreparedSearch(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
+    searched, runs = problem, TrainingRuns.of(model.job, layouts) if model.job.is_of_run else None
+    if runs is not None:
+        if runs.restart_s > MOST_TRIES * runs.failure_s:
+            often = f"it fails every {runs.failure_s:,.0f} s, and takes {runs.restart_s:,.0f} s to restart"
+            raise InfeasibleError(f"The run does not end: {often}; make restarts faster (section reliability).")
+        searched = of_runs(model.job, problem.of_layouts(np.arange(len(runs.spares)) % len(fitting)), runs)
+    goals = with_goals(model.job, problem, physics)
+    return PreparedSearch(space, layouts, dropped, physics, fitting, problem, searched, goals, runs)
+
+
+def of_runs(job: Job, problem: Problem, runs: TrainingRuns, *, any_spares: bool = False) -> Problem:
+    """The problem by the first two goals of a job of whole ``runs``; ``any_spares`` as in `TrainingRuns.evaluate`."""
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        plans = problem.evaluate(index, stage_clock_mhz)
+        return plans | runs.evaluate(index, *(plans[name] for name in OBJECTIVES), any_spares=any_spares)
+
+    return replace(
+        problem, goals=job.goals[:2], evaluate=evaluate, goals_of=partial(runs.bounds, any_spares=any_spares)
+    )
 
 
 def plan_of_trial(model: JobModel, params: str | Mapping[str, Any]) -> tuple[dict[str, Any], PreparedSearch]:
@@ -260,12 +283,14 @@ def _priced_layouts(model: JobModel) -> tuple[CostModel, Floats]:
 
 
 def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
-    """The problem with the job's objectives beyond time and energy among its goals."""
+    """The problem with all of the job's objectives among its goals."""
+    if job.is_of_run:
+        problem = of_runs(job, problem, TrainingRuns.of(job, problem.layouts), any_spares=True)
 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return problem.evaluate(index, stage_clock_mhz) | physics.heat(index, stage_clock_mhz)
 
-    if job.goals == MEMORY_GOALS:
+    if job.goals[2:] == MEMORY_GOALS[2:]:
         return replace(problem, goals=job.goals, third_goal=physics.memory_bytes / GIB)
     needs_heat = not set(HEAT).isdisjoint(job.goals)
     return replace(problem, goals=job.goals, evaluate=evaluate if needs_heat else problem.evaluate)

@@ -15,10 +15,9 @@ from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.clocks import under_limits
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.jobs.reliability import with_defaults
-from jointopt.physics.checkpoints import checkpoint_s
 from jointopt.physics.site import cluster_power_kw
 from jointopt.physics.throughput import with_rates
+from jointopt.physics.training_runs import TrainingRuns
 from jointopt.search.breeding import SLACK_LEVELS
 from jointopt.search.local_search import two_step_front
 from jointopt.search.pareto import concat, concat_plans, evenly_spaced, front_order, non_dominated, stacked, take
@@ -116,11 +115,9 @@ def ladder_of(model: JobModel, plan: str | Mapping[str, Any], *, allow_tight: bo
     found = _predicted(model, take(layouts, tried["layout_index"]), tried["stage_clock_mhz"])
     every = concat(with_power_limits([found, own], job))
     rows = non_dominated(stacked(every, _GOALS))
-    stated, assumed = with_defaults(job.reliability)
-    stopped_s = stated.checkpoint_s
-    if stopped_s is None:
-        stopped_s = float(checkpoint_s(job, parsed.layouts, float(stated.storage_gbytes_per_s or np.nan))[0])
-    return Ladder(job, take(every, rows), own, stopped_s, float(stated.restart_s or 0.0), assumed)
+    runs = TrainingRuns.of(job, parsed.layouts)
+    saved_s = float(runs.checkpoint_s[0] + runs.write_s[0])
+    return Ladder(job, take(every, rows), own, saved_s, float(runs.stated.restart_s or 0.0), runs.assumed)
 
 
 def every_clock(problem: Problem) -> Columns:

@@ -31,7 +31,6 @@ from jointopt.workflows.remedy import shortage_of
 from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:
-
     from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ from jointopt.workflows.search_steps import (
     contributions,
     exact_step,
     joint_saving,
+    once,
     search_steps,
     two_steps,
 )
@@ -154,24 +155,26 @@ def propose(
     kept = None if storage is None or job.cluster.gpu.power is None else _writable(storage, watch)
     exact = _exact_front(model, found, watch)
     top = fastest_layout(problem, np.arange(problem.num_layouts), top_times(problem, physics))
-    two_step = two_steps(job, problem, top)
+    two_step = two_steps(job, found.searched, top)
     trials = _trials(job, found.all_goals) if trials is None or job.cluster.gpu.power is None else trials
-    steps = search_steps(problem, exact, two_step, trials, seed, watch, found.all_goals)
-    front, reference = steps[-1].front, _reference(physics, top)
+    steps = search_steps(found.searched, exact, two_step, trials, seed, watch, found.all_goals)
+    two_step = two_step and once(problem, two_step)
+    front, reference = steps[-1].front, _reference(found, top)
     shown = predicted_plans(model, physics, _with_fit_probability(concat([front, reference]), fitting))
     answer = take(shown, slice(0, -1))
     compared = ReferencePlan(model, today["reference"] if today else take(shown, slice(-1, None)))
     differences, of_reference = compared.differences(answer)
     chosen = _rows_by_objectives(job, answer := answer | differences)
-    rows = np.intersect1d(chosen, front_rows(front)) if job.goals != OBJECTIVES else chosen
+    rows = np.intersect1d(chosen, front_rows(front, job.goals[:2])) if len(job.goals) > 2 else chosen
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in steps),
         searched=contributions(steps, job.goals), learned=model.shown_by_few(found.layouts), model=model, source=source,
         domain_doubts=domain_doubts(model, take(answer, chosen)), verb=_verb, seconds=watch.seconds,
-        assumed=assumptions(job), beside=alternative_plans(model, problem, physics, answer, fitting),
-        joint=joint_saving(model, physics, problem, front, two_step),
+        assumed=(*(found.runs.assumed if found.runs else ()), *assumptions(job)),
+        beside=alternative_plans(model, problem, physics, answer, fitting),
+        joint=joint_saving(model, physics, found.searched, front, two_step),
         best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.with_intervals),
         **(today or {"reference_breaks": physics.broken_limits(reference)})
         | {"reference": compared.reference | of_reference},
@@ -194,20 +197,22 @@ def _writable(url: str, watch: Stopwatch) -> Storage | None:
 
 def _trials(job: Job, all_goals: Problem) -> int:
     """Plans for NSGA-II by default: none where time alone counts, or where the exact front is found without them."""
-    counted = all_goals.has_levels or (all_goals.is_countable and all_goals.goals == OBJECTIVES)
+    counted = all_goals.has_levels or (all_goals.is_countable and len(all_goals.goals) == 2)
     return 0 if counted or job.cluster.gpu.power is None else TRIALS
 
 
-def _reference(physics: CostModel, layout: int) -> Columns:
+def _reference(found: PreparedSearch, layout: int) -> Columns:
     """The plan without jointopt: the fastest feasible ``layout`` at the GPU's own clock, constraints left aside."""
-    plans, clocks = plan_at_top_clock(physics, layout)
-    clocks = widened(clocks, int(physics.layouts["pp"].max()))
-    return plans | {"layout_index": np.array([layout]), "stage_clock_mhz": clocks}
+    plans, clocks = plan_at_top_clock(found.physics, layout)
+    clocks, at = widened(clocks, int(found.physics.layouts["pp"].max())), np.array([layout])
+    if found.runs is not None:
+        plans |= found.runs.evaluate(at, *(plans[name] for name in OBJECTIVES), any_spares=True)
+    return plans | {"layout_index": at, "stage_clock_mhz": clocks}
 
 
 def _exact_front(model: JobModel, found: PreparedSearch, watch: Stopwatch) -> ExactFront:
     """The exact front, else what only clocks of single stages keep within the constraints; InfeasibleError if none."""
-    job, problem, physics, free = model.job, found.problem, found.physics, None
+    job, problem, physics, free = model.job, found.searched, found.physics, None
     exact = exact_step(job, problem, watch)
     if not len(exact.front["slack"]) and job.cluster.gpu.power is not None:
         with watch.phase("limits", "clocks of single stages that keep the constraints"):
@@ -271,7 +276,7 @@ def _store_study(
     from jointopt.search.studies.trials import MAX_TRIALS, save_study
 
     job_text, goals = dump_job(proposal.job), proposal.job.goals
-    if goals != OBJECTIVES:  # plans that a front of many goals leaves out, since they hardly differ from one of it
+    if len(goals) > 2:  # plans that a front of many goals leaves out, since they hardly differ from one of it
         beaten = is_beaten(stacked(proposal.front, goals), stacked(plans, goals))
         plans = take(plans, beaten | (plans["violation"] > 0.0))
     with watch.phase("store", "storing the study"):
@@ -482,9 +487,12 @@ def _clock_sweep(problem: Problem, physics: CostModel, fitting: Floats, layouts:
     return take(plans, feasible), layout[feasible]
 
 
-def ends_and_knee(plans: Columns) -> Ints:
-    """Rows of the fastest plan, the knee and the one of least energy, by time; the fastest where energy is unknown."""
-    time_s, energy_j = plans["iteration_time_s"], plans["energy_j"]
+def ends_and_knee(plans: Columns, pair: Sequence[str] = OBJECTIVES) -> Ints:
+    """Rows of the fastest plan, the knee and the one of least energy, by time; the fastest where energy is unknown.
+
+    ``pair``: the columns of time and energy.
+    """
+    time_s, energy_j = (plans[name] for name in pair)
     if not np.isfinite(energy_j).all():
         return np.argsort(time_s, kind="stable")[:1]
     front = front_order(time_s, energy_j)

@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import Columns
 from jointopt.frameworks.logs import Batch
 from jointopt.jobs.job import Job
-from jointopt.jobs.reliability import Reliability, with_defaults
+from jointopt.jobs.reliability import Reliability
 from jointopt.measure.run_history import History, read_history
-from jointopt.physics.checkpoints import checkpoint_s
 from jointopt.physics.event_simulation import Failures
 from jointopt.physics.failure_rate import Rate, failure_rate
 
@@ -52,26 +50,6 @@ def with_measured(job: Job, history: History) -> tuple[Reliability, tuple[Assump
         words = f"{value:.3g} is {whole}{between}"
         origins.append(Assumption.not_given(f"reliability.{name}", value, f"{value:.3g}", words))
     return replace(stated, **found), tuple(origins)
-
-
-def of_plan(job: Job, layouts: Columns, stated: Reliability) -> tuple[Reliability, tuple[Assumption, ...]]:
-    """What is stated with the catalogue's figures for the rest, and checkpoints of the bytes that the plan writes."""
-    stated, assumed = with_defaults(stated)
-    rates = stated.storage_gbytes_per_s, stated.storage_total_gbytes_per_s
-    written = float(checkpoint_s(job, layouts, *rates)[0]) if any(rates) else 0.0
-    words = " and ".join(f"{rate:g} GB/s {of}" for rate, of in zip(rates, ("per node", "in all"), strict=True) if rate)
-    if stated.checkpoint_s is None:
-        how = f"{written:.3g} s are the bytes of the states, each written once, at {words}"
-        assumed += (Assumption.not_given("reliability.checkpoint_s", written, f"{written:.3g} s", how),)
-        stated = replace(stated, checkpoint_s=written, checkpoint_write_s=stated.checkpoint_write_s or 0.0)
-    if stated.checkpoint_write_s is None:
-        later_s = max(written - float(stated.checkpoint_s or 0.0), 0.0)
-        how = f"{later_s:.3g} s are what is left of the bytes of the states at {words}"
-        if not words:
-            how = "a checkpoint counts as whole when training goes on (storage_gbytes_per_s would give its time)"
-        assumed += (Assumption.not_given("reliability.checkpoint_write_s", later_s, f"{later_s:.3g} s", how),)
-        stated = replace(stated, checkpoint_write_s=later_s)
-    return stated, assumed
 
 
 def failures_of(job: Job, stated: Reliability, stages: int) -> Failures:

@@ -18,6 +18,7 @@ from jointopt.jobs.jobfile import job_mapping, sized_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
+from jointopt.physics.training_runs import RUN_COLUMNS
 from jointopt.report.scaled import Pick, Scaled, Size, run_costs_at
 from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
@@ -28,7 +29,7 @@ from jointopt.workflows.answers import ReferencePlan, accepts_paths, model_of
 from jointopt.workflows.feasible_layouts import need_power, prepare_search
 from jointopt.workflows.open_settings import open_words, settings_of_plan
 from jointopt.workflows.propose import ends_and_knee, time_parts_of
-from jointopt.workflows.search_steps import Stopwatch, exact_step
+from jointopt.workflows.search_steps import Stopwatch, exact_step, once
 
 if TYPE_CHECKING:
     from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
@@ -165,14 +166,15 @@ def _search_cluster(model: JobModel) -> _ClusterFront:
             return _ClusterFront(Size(job, reason=short), [], model)
         if ready.fitting.max() < CERTAIN:  # nothing comes near
             return _ClusterFront(Size(job, reason=short), [], model)
-    exact = exact_step(job, ready.problem, quiet)
-    layout = exact.front["layout_index"]
-    front = exact.front | {"fit_probability": ready.fitting[layout]}
+    found = once(ready.problem, exact_step(job, ready.searched, quiet).front)
+    layout = found["layout_index"]
+    front = found | {"fit_probability": ready.fitting[layout]}
     if not len(layout):
         return _ClusterFront(Size(job, reason=short or "no plan keeps the constraints at any clock."), [], model)
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
-    columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
-    rows = ends_and_knee(front).tolist()
+    wanted = (*RESULTS, *RUN_COLUMNS, "fit_probability", "stage_clock_mhz")
+    columns |= {name: front[name] for name in wanted if name in front}
+    rows = ends_and_knee(front, job.goals[:2]).tolist()
     fastest = take(columns, np.array(rows[:1]))
     apart, _ = ReferencePlan(model, fastest).differences(columns)
     entries = plan_entries(with_rates(job, model.bounded(columns) | apart))

@@ -14,6 +14,7 @@ from jointopt.core import progress
 from jointopt.core.schema import POWER_LIMIT, Columns
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.training_runs import RUN_COLUMNS
 from jointopt.report.alternatives import JointSavings, SavingShare
 from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.local_search import Saving, energy_saving, move_stages, time_saving, two_step_front
@@ -94,8 +95,10 @@ def search_steps(
     if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
         with watch.phase("search", "clocks of single stages around the front"):
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
-            front = front if two_step is None else merge(front, two_step)
+            front = front if two_step is None else merge(front, two_step, problem.pair)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
+    if all_goals is not None:  # which has each layout once, whatever its spares
+        steps = [replace(step, front=once(all_goals, step.front), plans=once(all_goals, step.plans)) for step in steps]
     if all_goals is not None and all_goals.goals != problem.goals:
         return with_all_goals(all_goals, steps, trials, seed, watch)
     if trials:
@@ -103,9 +106,14 @@ def search_steps(
 
         with watch.phase("nsga2", f"NSGA-II over {trials:,} plans with a clock per stage"):
             found = search(problem, trials=trials, seed=seed, start=steps[-1].front, progress=watch.tick)
-        front = front_of(concat([steps[-1].front, found.front]))
+        front = front_of(concat([steps[-1].front, found.front]), problem.pair)
         steps.append(Step("nsga2", front, found.evaluated, found.plans))
     return steps
+
+
+def once(problem: Problem, plans: Columns) -> Columns:
+    """Plans of a problem that has the layouts of ``problem`` once per number of spares, as plans of that."""
+    return plans | {"layout_index": plans["layout_index"] % max(problem.num_layouts, 1)}
 
 
 def with_all_goals(all_goals: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
@@ -157,9 +165,9 @@ def contributions(steps: list[Step], goals: tuple[str, ...]) -> dict[str, dict[s
 
 def two_steps(job: Job, problem: Problem, layout: int) -> Columns | None:
     """The plans of two steps, the fastest ``layout`` and then its clocks; None without known energies, or clocks."""
-    # whether plans of one layout differ in clocks or power limits at all
-    known = job.cluster.gpu.power is not None and (problem.num_clocks > 1 or POWER_LIMIT in problem.layouts)
-    return two_step_front(problem, layout, LOCAL_EVALUATIONS) if known else None
+    # whether plans of one layout differ in clocks or power limits at all; of a whole run the layout alone may differ
+    several = problem.num_clocks > 1 or POWER_LIMIT in problem.layouts or job.is_of_run
+    return two_step_front(problem, layout, LOCAL_EVALUATIONS) if several and job.cluster.gpu.power is not None else None
 
 
 def joint_saving(
@@ -168,27 +176,31 @@ def joint_saving(
     """The savings of the front over `two_steps`; None without their plans."""
     if two_step is None:
         return None
-    front = front_of(front)
-    energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
+    pair = problem.pair
+    front = front_of(front, pair)
+    energy, time_s = energy_saving(front, two_step, pair), time_saving(front, two_step, pair)
     if energy is None or time_s is None:
         return None
     columns = {name: values[two_step["layout_index"]] for name, values in problem.layouts.items()}
     columns |= {name: two_step[name] for name in ("stage_clock_mhz", "iteration_time_s", "energy_j")}
-    pairs = [(front, energy, "energy", "leaner"), (front, time_s, "time", "faster")]
-    return JointSavings(
-        columns, *(_share(model, physics, of, two_step, saving, *names) for of, saving, *names in pairs)
-    )
+    columns |= {name: two_step[name] for name in RUN_COLUMNS if name in two_step}
+    fastest = two_step["iteration_time_s"] <= two_step["iteration_time_s"].min()
+    behind = float(two_step[pair[0]][fastest].min() / front[pair[0]].min()) - 1.0
+    pairs = [(front, energy, "energy" if pair[1] != "money" else "", "leaner"), (front, time_s, "time", "faster")]
+    of_energy, of_time = (_share(model, physics, of, two_step, saving, *names) for of, saving, *names in pairs)
+    return JointSavings(columns, of_energy, of_time, pair, behind)
 
 
 def _share(
     model: JobModel, physics: CostModel, front: Columns, two_step: Columns, saving: Saving, name: str, better: str
 ) -> SavingShare:
-    """The saving of the objective ``name`` with the interval of the difference of the two plans."""
-    if saving.share <= 0.0:
-        return SavingShare(0.0, saving.at, 0.0, 0.0, 0.0)
+    """The saving of the objective ``name`` with the interval of the difference of the two plans; blank: without one."""
+    if saving.share <= 0.0 or not name:
+        return SavingShare(saving.share, saving.at, *([np.nan] * 3 if saving.share > 0.0 else [0.0] * 3))
     names = [key for key in ("layout_index", "stage_clock_mhz", *RESULTS) if key in front]
     both = [take({key: of[key] for key in names}, np.array([row])) for of, row in
             ((front, saving.plan), (two_step, saving.other))]  # fmt: skip
     found = model.differences(predicted_plans(model, physics, concat(both)), 1)
-    low, high = (float(found[f"{name}_vs_first_percent_{end}"][0]) / 100.0 for end in ("low", "high"))
-    return SavingShare(saving.share, saving.at, -high, -low, float(found[f"{better}_probability"][0]))
+    mean, low, high = (float(found[f"{name}_vs_first_percent{end}"][0]) / 100.0 for end in ("", "_low", "_high"))
+    beyond = saving.share + mean if "time_to_train_s" in front else 0.0  # of a whole run more than of an iteration
+    return SavingShare(saving.share, saving.at, beyond - high, beyond - low, float(found[f"{better}_probability"][0]))

@@ -18,11 +18,12 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
-from jointopt.jobs.objectives import RATE_OF_OBJECTIVE
+from jointopt.jobs.objectives import RATE_OF_OBJECTIVE, objective_words
 from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrow_search, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import bill
+from jointopt.physics.training_runs import TrainingRuns
 from jointopt.report.results import WorkerSummary
 from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
@@ -85,7 +86,12 @@ def work(
         if runner.candidates(job) is not None:
             raise UsageError(f"The launcher {runner.name} runs listed plans alone; workers search all of the job's.")
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    job, (narrow, all_goals) = model.job, problem_of_one_run(model)
+    if (job := model.job).is_of_run:
+        raise UsageError(
+            f"Workers search by figures of one iteration; job {job.name!r} is about {objective_words(job.objectives)} "
+            "of the whole run, by which propose, scale and optuna_objective search."
+        )
+    narrow, all_goals = problem_of_one_run(model)
     start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
     if all_goals.goals != OBJECTIVES:
         start = all_goals.evaluate_again(start)
@@ -201,6 +207,7 @@ def function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tup
     from jointopt.search.studies.display import plan_text
 
     physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
+    runs = TrainingRuns.of(job, predicted.layouts) if job.is_of_run else None
     lock = threading.Lock()  # answers may be waited for by several threads
     priced = _one_by_one(lock, predicted.evaluate)
 
@@ -216,10 +223,11 @@ def function_problem(job: Job, predicted: Problem, answer: Evaluator, goals: tup
                 row, expected = found
                 text = plan_text(queried, row)
                 raise ValueError(f"{called} returned {name} {values[row]:g} for {text}, not {expected}")
-        # mean power, carbon and costs follow from time and energy where they are not returned
+        # mean power, carbon, costs and figures of whole runs follow from time and energy where they are not returned
         count = len(layout_index)
         time_s, energy_j = objectives({name: _column(returned, name, count) for name in OBJECTIVES})
         follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
+        follows |= runs.evaluate(layout_index, time_s, energy_j, any_spares=True) if runs else {}
         plans |= {MEAN_POWER: follows[MEAN_POWER], **dict(zip(OBJECTIVES, (time_s, energy_j), strict=True))}
         plans |= {
             name: follows[name] if name in follows and name not in returned else _column(returned, name, count)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.physics.event_simulation import simulated_times_s
 from jointopt.physics.renewal import Run, best_interval_s, daly_s, expected, expected_parts, variance_s2, young_s
-from jointopt.physics.repair import RepairShop
+from jointopt.physics.repair import RepairShop, RepairShops
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 RUN = Run(40 * DAY_S, 5.0, 1_500.0, 20.0, 3 * HOUR_S, 360.0)  # as of 16,384 GPUs
@@ -105,6 +106,32 @@ def test_no_other_interval_takes_less_time_in_the_formula_nor_in_simulated_runs(
     assert total_s(replace(of, interval_s=tried * best_s)).argmin() == 3
     runs = [simulated_times_s(replace(of, interval_s=share * best_s), 1_000).mean() for share in tried[[0, 1, 3, 5, 6]]]
     assert runs[2] <= 1.005 * min(runs)
+
+
+@pytest.mark.parametrize("idle_share", [0.1, 0.5, 1.0])
+def test_the_best_interval_for_energy_is_that_of_least_energy_in_the_formula(idle_share: float) -> None:
+    of = replace(RUN, checkpoint_s=120.0, restart_s=1_800.0, failure_s=7_200.0)
+
+    def joules(interval_s: float) -> float:  # of whole intervals, so that no rest blurs the least
+        run = replace(of, interval_s=interval_s, work_s=1_000.0 * interval_s)
+        return float(expected(run).energy_j(run.work_s, 1.0, idle_share) / run.work_s)
+
+    least = minimize_scalar(joules, bounds=(10.0, 5_000.0), method="bounded", options={"xatol": 1e-3})
+    found = best_interval_s(120.0, 7_200.0, 1_800.0, idle_share)
+    assert found == pytest.approx(least.x, rel=1e-3)
+    assert (found < best_interval_s(120.0, 7_200.0)) == (idle_share < 1.0)
+
+
+def test_many_runs_at_once_are_what_each_of_them_is_alone() -> None:
+    shops, of, days = tuple(SHOPS.values()), np.array([0, 3, 1, 2]), np.array([0.5, 20.0, 200.0, 40.0])
+    rolls = np.array([True, False, True, False])
+    run = replace(RUN, work_s=days * DAY_S, rolls_back=rolls, shop=RepairShops(shops, of))
+    found = expected(run)
+    for row, shop in enumerate(of.tolist()):
+        alone = expected(replace(RUN, work_s=days[row] * DAY_S, rolls_back=bool(rolls[row]), shop=shops[shop]))
+        assert found.time_s[row] == pytest.approx(alone.time_s, rel=1e-6)
+        assert found.deviation_s[row] == pytest.approx(alone.deviation_s, rel=1e-6)
+        assert {name: values[row] for name, values in found.lost_s.items()} == pytest.approx(alone.lost_s, rel=1e-4)
 
 
 def test_one_place_of_repair_is_erlangs_loss_system() -> None:
