@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointopt.core.errors import JointOptError, PlanError, UsageError
-from jointopt.core.quote import html_text, sh_exports
+from jointopt.core.quote import html_text, sh_exports, sh_lines
 from jointopt.core.short_repr import prompt_text
 from jointopt.frameworks.intent import BENCHMARK, Export, Saving, folded, intent_of, node_words
-from jointopt.frameworks.targets import TARGETS, program_of, target_named
+from jointopt.frameworks.targets import TARGETS, program_of, target_named, target_of
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions
@@ -90,6 +90,28 @@ def other_target(job: Job, plan: str | Mapping[str, Any], target: str) -> str:
             exported(job, plan, name)
             return name
     return ""
+
+
+def start_command(job: Job, plan: Mapping[str, Any], source: str, given: str) -> dict[str, str]:
+    """The command that starts a plan, in lines as a shell takes them, and a note on it.
+
+    That is the export to its job's framework; where this has no words for the plan, to another of the same family, else
+    the command that explains it. ``to`` is the target. ``source`` and ``given``: how a shell names the job and the
+    plan, such as ``--plan STUDY:2``.
+    """
+    priced, job_word = job.training.framework, f" {source}" * bool(source)
+    name, note = target_of(job), "What starts it:"
+    try:
+        exported(job, plan, name)
+    except JointOptError as error:
+        why, name = str(error).rstrip("."), other_target(job, plan, name)
+        if not name:
+            note = f"No start script of it ({why}); its parts:"
+            return {"command": sh_lines(f"jointopt explain{job_word} {given}"), "note": note}
+        note = f"What starts it ({why.partition(';')[0]}):"
+    if target_named(name).remark(priced):
+        note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
+    return {"command": sh_lines(f"jointopt export{job_word} --to {name} {given}"), "note": note, "to": name}
 
 
 def plan_without_predictions(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:

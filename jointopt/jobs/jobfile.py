@@ -63,11 +63,11 @@ from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import STATE_BYTES, STATE_FIELDS, TF32, Constraints, Job, ScalingRecipe, Search, Training
 from jointopt.jobs.model import Model, assumed_kinds, block_of, kinds_of
 from jointopt.jobs.model_facts import facts
-from jointopt.jobs.objectives import FURTHER_OBJECTIVES, OBJECTIVE_COLUMNS, OBJECTIVES, RUN_OBJECTIVES, TIME_ALONE
+from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, TIME_ALONE
 from jointopt.jobs.pattern import layer_mappings
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, quoted_value, read_text
-from jointopt.jobs.reliability import RELIABILITY_KEYS, Reliability, read_reliability
+from jointopt.jobs.reliability import RELIABILITY_KEYS, Reliability, check_run_objectives, read_reliability
 from jointopt.jobs.shape import BLOCK_KEYS, inline_model, read_size
 from jointopt.jobs.slurm import SLURM_KEYS, Slurm, read_slurm
 
@@ -252,31 +252,10 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         if (rate := OBJECTIVE_COLUMNS[objective].rate) and getattr(cluster, rate) is None:
             raise JobError(f"objectives: {objective} needs cluster.{rate}; state it, or leave {objective} out.")
     reliability = read_reliability(section, cluster)
-    _check_run_objectives(objectives, training, cluster, reliability)
+    check_run_objectives(objectives, training.run_tokens, cluster, reliability)
     return Job(
         name, model, training, cluster, search, Constraints(**constraints), objectives, read_slurm(section), reliability
     )  # fmt: skip
-
-
-def _check_run_objectives(
-    objectives: Sequence[str], training: Training, cluster: Cluster, reliability: Reliability
-) -> None:
-    """JobError where objectives of a whole run lack what they need, or stand beside others of an iteration."""
-    of_run = [name for name in objectives if name in RUN_OBJECTIVES]
-    others = [name for name in objectives if name not in (*RUN_OBJECTIVES, *FURTHER_OBJECTIVES)]
-    if not of_run:
-        return
-    first = f"objectives: {of_run[0]}"
-    if others:
-        raise JobError(f"{first} is of a whole run and {others[0]} of one iteration; leave one of the two out.")
-    if training.run_tokens is None:
-        raise JobError(f"{first} needs training.run_tokens, the tokens of the whole run (--run-tokens 15.6e12).")
-    if "money" in of_run and not cluster.has_price:
-        raise JobError(
-            "objectives: money needs cluster.price_per_gpu_hour or cluster.price_per_kwh; state one or both."
-        )
-    if len(of_run) == len(RUN_OBJECTIVES) and len(reliability.spare_counts) > 1:
-        raise JobError(f"objectives: {', '.join(of_run)} and several reliability.spares; leave one objective out.")
 
 
 def job_from_options(

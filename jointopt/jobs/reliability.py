@@ -11,6 +11,7 @@ from jointopt.core.facts import Assumption
 from jointopt.jobs.catalog.catalog_files import cite, read_yaml
 from jointopt.jobs.catalog.limits import limited_number
 from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.objectives import FURTHER_OBJECTIVES, RUN_OBJECTIVES
 from jointopt.jobs.reading import Section
 
 POLICIES = {  # what a run does after a failure, by its name
@@ -123,6 +124,25 @@ def _policies(section: Section) -> tuple[str, ...]:
     names: Sequence[Any] = value if isinstance(value, list) and value else [value]
     found = [Section({"policy": name}, section.where).choice("policy", POLICIES) for name in names]
     return tuple(dict.fromkeys(found))
+
+
+def check_run_objectives(
+    objectives: Sequence[str], run_tokens: float | None, cluster: Cluster, reliability: Reliability
+) -> None:
+    """JobError where objectives of a whole run lack what they need, or stand beside others of an iteration."""
+    of_run = [name for name in objectives if name in RUN_OBJECTIVES]
+    others = [name for name in objectives if name not in (*RUN_OBJECTIVES, *FURTHER_OBJECTIVES)]
+    if not of_run:
+        return
+    first = f"objectives: {of_run[0]}"
+    if others:
+        raise JobError(f"{first} is of a whole run and {others[0]} of one iteration; leave one of the two out.")
+    if run_tokens is None:
+        raise JobError(f"{first} needs training.run_tokens, the tokens of the whole run (--run-tokens 15.6e12).")
+    if "money" in of_run and not cluster.has_price:
+        raise JobError("objectives: money needs cluster.price_per_gpu_hour or price_per_kwh; state one or both.")
+    if len(of_run) == len(RUN_OBJECTIVES) and len(reliability.spare_counts) > 1:
+        raise JobError(f"objectives: {', '.join(of_run)} and several reliability.spares; leave one objective out.")
 
 
 def with_defaults(stated: Reliability) -> tuple[Reliability, tuple[Assumption, ...]]:

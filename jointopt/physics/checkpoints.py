@@ -14,7 +14,7 @@ _CELLS = 32_768  # layouts x stages in one pass: each array then takes 256 KiB o
 
 
 def checkpoint_bytes(job: Job, layouts: Columns) -> tuple[Floats, Floats]:
-    """Bytes (L,) of trained weights and optimizer states that the heaviest rank of each layout writes, and the mean one.
+    """Bytes (L,) of trained weights and optimizer states that the heaviest rank of each layout writes; and the mean.
 
     Each state is written once: what replicas hold alike they share out, as Megatron Core's fully parallel save and
     PyTorch's distributed checkpoints do. Where a framework does not, its first replica writes more.

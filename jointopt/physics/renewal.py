@@ -73,7 +73,12 @@ class Expected:
     time_s: Floats
     failures: Floats
     lost_s: dict[str, Floats]  # by part, see `LOSSES`: with the useful work they add up to the time
-    deviation_s: Callable[[], Floats]  # standard deviation of the time, which searches never ask for
+    deviation: Callable[[], Floats]  # of the time, which searches never ask for
+
+    @property
+    def deviation_s(self) -> Floats:
+        """The standard deviation of the time."""
+        return self.deviation()
 
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
@@ -83,9 +88,7 @@ class Expected:
         """The run with planned stops, of which nothing is lost but that share of the time; they count as restarts."""
         longer = 1.0 / (1.0 - share)
         lost_s = self.lost_s | {"restart": self.lost_s["restart"] + self.time_s * (longer - 1.0)}
-        return replace(
-            self, time_s=self.time_s * longer, lost_s=lost_s, deviation_s=lambda: longer * self.deviation_s()
-        )
+        return replace(self, time_s=self.time_s * longer, lost_s=lost_s, deviation=lambda: longer * self.deviation_s)
 
     def energy_j(self, work_s: Array, training_w: Array, idle_w: Array) -> Floats:
         """Energy in J of GPUs that together draw ``training_w`` in useful and lost work, else ``idle_w``."""

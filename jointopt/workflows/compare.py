@@ -10,6 +10,7 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
 from jointopt.search.pareto import concat
@@ -17,7 +18,6 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.answers import accepts_paths, as_list, model_of, with_power_limits
 from jointopt.workflows.explain import explain
-from jointopt.workflows.export import start_command
 from jointopt.workflows.plan_files import baseline_plan
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
-from jointopt.core.errors import ExportError, InfeasibleError, JointOptError
-from jointopt.core.quote import sh_lines
+from jointopt.core.errors import ExportError, InfeasibleError
 from jointopt.frameworks.exported import Exported, exported, other_target, plan_without_predictions
 from jointopt.frameworks.intent import BENCHMARK, TRAINING, Saving
-from jointopt.frameworks.targets import target_named, target_of, version_in
+from jointopt.frameworks.targets import target_of, version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
@@ -71,28 +70,6 @@ def export(
     for note in found.export.notes:
         _log.warning("%s", note)
     return found
-
-
-def start_command(job: Job, plan: Mapping[str, Any], source: str, given: str) -> dict[str, str]:
-    """The command that starts a plan, in lines as a shell takes them, and a note on it.
-
-    That is the export to its job's framework; where this has no words for the plan, to another of the same family, else
-    the command that explains it. ``to`` is the target. ``source`` and ``given``: how a shell names the job and the
-    plan, such as ``--plan STUDY:2``.
-    """
-    priced, job_word = job.training.framework, f" {source}" * bool(source)
-    name, note = target_of(job), "What starts it:"
-    try:
-        exported(job, plan, name)
-    except JointOptError as error:
-        why, name = str(error).rstrip("."), other_target(job, plan, name)
-        if not name:
-            note = f"No start script of it ({why}); its parts:"
-            return {"command": sh_lines(f"jointopt explain{job_word} {given}"), "note": note}
-        note = f"What starts it ({why.partition(';')[0]}):"
-    if target_named(name).remark(priced):
-        note = f"What starts it in {name}, although {priced.name} was priced (--set training.framework=NAME):"
-    return {"command": sh_lines(f"jointopt export{job_word} --to {name} {given}"), "note": note, "to": name}
 
 
 def _saving(model: JobModel, plan: Mapping[str, Any]) -> Saving:

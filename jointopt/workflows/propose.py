@@ -17,6 +17,7 @@ from jointopt.core.quote import sh_word
 from jointopt.core.schema import SPLIT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
@@ -48,7 +49,6 @@ from jointopt.workflows.answers import (
     model_of,
     predicted_plans,
 )
-from jointopt.workflows.export import start_command
 from jointopt.workflows.feasible_layouts import (
     PreparedSearch,
     need_power,

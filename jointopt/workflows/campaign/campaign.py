@@ -17,6 +17,7 @@ from jointopt.core.errors import DeviceError, JointOptError, LauncherError
 from jointopt.core.facts import failure_in
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import Bools, Ints
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_stage_clocks, parse_plan
 from jointopt.measure.base import Launcher
@@ -39,7 +40,6 @@ from jointopt.workflows.campaign.expectation import (
     values_and_bounds,
 )
 from jointopt.workflows.campaign.record import FinishedRun, QueuedRun, Record
-from jointopt.workflows.export import start_command
 from jointopt.workflows.stored_plans import front_of_study
 from jointopt.workflows.trackers import TrackedRun, Tracker
 
