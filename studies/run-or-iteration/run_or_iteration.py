@@ -121,7 +121,7 @@ def by_property(found: pd.DataFrame) -> pd.DataFrame:
 
 def summary(found: pd.DataFrame) -> dict[str, float]:
     """The figures that pages quote, by name."""
-    behind, best = found["behind"], found.loc[found["behind"].idxmax()]
+    behind, best = found["behind"], found.iloc[int(found["behind"].argmax())]
     shown = {
         "jobs": len(found), "same jobs": (behind < LITTLE).sum(), "paying jobs": (behind >= PAYS).sum(),
         "largest percent": 100.0 * behind.max(), "largest gpus": best["gpus"],
