@@ -226,7 +226,8 @@ class Decision(Result):
             return ["With all clocks at their maximum no plan is feasible to compare it with."]
         usual = "the fastest plan at the GPU's maximum clock"
         against = f"the baseline, {self.baseline}" if self.baseline else usual
-        if are_alike(plan, plan_entries(self.reference)[0]):
+        spares = [one.get("spares") for one in (plan, plan_entries(self.reference)[0])]
+        if are_alike(plan, plan_entries(self.reference)[0]) and spares[0] == spares[1]:
             return [*_lines(f"That is {against}."), *self._slower_lines()]
         names, changes, intervals = zip(*(one.cells for one in found), strict=True)
         columns = [TextColumn("", names, left=True), TextColumn("", changes)]
