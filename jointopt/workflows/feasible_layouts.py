@@ -186,7 +186,7 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
             layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
-    searched, runs = problem, TrainingRuns.of(model.job, layouts) if model.job.is_of_run else None
+    searched, runs = problem, TrainingRuns.of(model.job, problem.layouts) if model.job.is_of_run else None
     if runs is not None:
         if runs.restart_s > MOST_TRIES * runs.failure_s:
             often = f"it fails every {runs.failure_s:,.0f} s, and takes {runs.restart_s:,.0f} s to restart"
