@@ -16,7 +16,7 @@ from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.runs.table import checked_results
-from jointopt.studies import figure
+from jointopt.studies import figure, figures
 from jointopt.studies.blocks import BLOCKS
 from jointopt.studies.evidence import NOMINAL, outcomes
 from jointopt.studies.statements import charllm, charllm_plans
@@ -211,3 +211,30 @@ def test_the_table_and_plot_of_joint_or_not_are_those_of_its_rows(joint_or_not: 
     assert written == f"{shares.to_csv(index=False)}\n{joint_or_not.by_cell(found).to_csv()}"
     joint_or_not.draw(found, tmp_path / "drawn.png")
     assert 10_000 < (tmp_path / "drawn.png").stat().st_size < 150_000
+
+
+@pytest.fixture
+def run_or_iteration(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(STUDIES / "run-or-iteration"))
+    return importlib.import_module("run_or_iteration")
+
+
+def test_the_table_plot_and_figures_of_run_or_iteration_are_those_of_its_rows(
+    run_or_iteration: ModuleType, tmp_path: Path
+) -> None:
+    found = pd.read_csv(STUDIES / "run-or-iteration" / "results.csv")
+    written = (STUDIES / "run-or-iteration" / "table.csv").read_text()
+    assert written == run_or_iteration.by_property(found).to_csv(index=False)
+    assert len(found) == sum(len(case["failing"]) for case in run_or_iteration.cases()) == 200
+    run_or_iteration.draw(found, tmp_path / "drawn.png")
+    assert 10_000 < (tmp_path / "drawn.png").stat().st_size < 150_000
+    recorded = figures.read()["run-or-iteration"]["figures"]
+    assert recorded == {name: round(value, 6) for name, value in run_or_iteration.summary(found).items()}
+
+
+def test_a_job_of_run_or_iteration_comes_to_its_recorded_rows_today(run_or_iteration: ModuleType) -> None:
+    case = next(case for case in run_or_iteration.cases() if (case["model"], case["nodes"]) == ("llama-3-8b", 16))
+    recorded = pd.read_csv(STUDIES / "run-or-iteration" / "results.csv").query("model == 'llama-3-8b' and gpus == 128")
+    for now, (_, row) in zip(run_or_iteration.rows_of(case), recorded.iterrows(), strict=True):
+        assert now["behind"] == pytest.approx(row["behind"], abs=5e-5), f"run {run_or_iteration.COMMAND}"
+        assert now["run_effective_time_ratio"] == pytest.approx(row["run_effective_time_ratio"], abs=5e-5)

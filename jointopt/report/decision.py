@@ -252,7 +252,8 @@ class Decision(Result):
             return ["With all clocks at their maximum no plan is feasible to compare it with."]
         usual = "the fastest plan at the GPU's maximum clock"
         against = f"the baseline, {self.baseline}" if self.baseline else usual
-        if are_alike(plan, plan_entries(self.reference)[0]):
+        spares = [one.get("spares") for one in (plan, plan_entries(self.reference)[0])]
+        if are_alike(plan, plan_entries(self.reference)[0]) and spares[0] == spares[1]:
             return [*narrow_lines(f"That is {against}."), *self._slower_lines()]
         breaks = f", which could not be run: {self.reference_breaks[0]}" if self.reference_breaks else ""
         note = narrow_lines(self.run_note) if self.run_note else []

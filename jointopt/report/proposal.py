@@ -423,8 +423,8 @@ class ProposedPlan:
 
 
 def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Whether one of the other entries is the same plan."""
-    return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
+    """Whether one of the other entries is the same plan, with as many spares."""
+    return any(all(plan.get(key) == other.get(key) for key in (*PLAN_KEYS, "spares")) for other in others)
 
 
 def rows_along_front(front: Columns, count: int, pair: Sequence[str] = OBJECTIVES) -> Ints:

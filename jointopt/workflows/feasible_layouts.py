@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError
+from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
 from jointopt.core.system import free_bytes
 from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeat_per_limit, under_limits
 from jointopt.jobs.job import Constraints, Job
-from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
+from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE, objective_words
 from jointopt.jobs.plans.space import Space, add_recompute_steps, enumerate_layouts
 from jointopt.jobs.plans.stages import (
     Split,
@@ -192,7 +192,7 @@ def prepare_search(model: JobModel, watch: Stopwatch, *, allow_tight: bool = Fal
             layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
-    searched, runs = problem, TrainingRuns.of(model.job, layouts) if model.job.is_of_run else None
+    searched, runs = problem, TrainingRuns.of(model.job, problem.layouts) if model.job.is_of_run else None
     if runs is not None:
         if runs.restart_s > MOST_TRIES * runs.failure_s:
             often = f"it fails every {runs.failure_s:,.0f} s, and takes {runs.restart_s:,.0f} s to restart"
@@ -260,8 +260,14 @@ def priced_problem(job: Job | JobModel) -> Problem:
 def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
     """As `priced_problem` with time and energy of one run, and the same with all objectives of the job among its goals.
 
-    Tight plans that are likelier not to fit are infeasible, unless there are no others.
+    Tight plans that are likelier not to fit are infeasible, unless there are no others. UsageError for objectives of a
+    whole run.
     """
+    if (job := model.job).is_of_run:
+        raise UsageError(
+            f"Workers search by figures of one iteration; job {job.name!r} is about {objective_words(job.objectives)} "
+            "of the whole run, by which propose, scale and optuna_objective search."
+        )
     physics, clocks_mhz = _priced_layouts(model)
     fitting, problem = model.fit_probability(physics), search_problem(model.job, physics, clocks_mhz)
     shortfall = min(FEASIBLE, float(fitting.max())) - fitting
@@ -271,7 +277,7 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
         return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
 
     narrow = replace(problem, evaluate=evaluate)
-    return narrow, with_goals(model.job, narrow, physics)
+    return narrow, with_goals(job, narrow, physics)
 
 
 def _priced_layouts(model: JobModel) -> tuple[CostModel, Floats]:

@@ -18,7 +18,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
-from jointopt.jobs.objectives import RATE_OF_OBJECTIVE, objective_words
+from jointopt.jobs.objectives import RATE_OF_OBJECTIVE
 from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrow_search, run_all
 from jointopt.physics.cost_model import CostModel
@@ -86,12 +86,7 @@ def work(
         if runner.candidates(job) is not None:
             raise UsageError(f"The launcher {runner.name} runs listed plans alone; workers search all of the job's.")
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    if (job := model.job).is_of_run:
-        raise UsageError(
-            f"Workers search by figures of one iteration; job {job.name!r} is about {objective_words(job.objectives)} "
-            "of the whole run, by which propose, scale and optuna_objective search."
-        )
-    narrow, all_goals = problem_of_one_run(model)
+    job, (narrow, all_goals) = model.job, problem_of_one_run(model)
     start = exact_front_of_profiles(narrow).front  # plans to begin with, by all goals as far as these can be counted
     if all_goals.goals != OBJECTIVES:
         start = all_goals.evaluate_again(start)

@@ -79,7 +79,7 @@ def rows_of(case: dict[str, Any]) -> list[dict[str, Any]]:
     ), []  # fmt: skip
     for failing in case["failing"]:
         job = job_of(case, failing)
-        problem = of_runs(job, found.problem, TrainingRuns.of(job, found.layouts))
+        problem = of_runs(job, found.problem, TrainingRuns.of(job, found.problem.layouts))
         front, two_step = exact_front_of_profiles(problem).front, two_step_front(problem, top, 0)
         saved, first = energy_saving(front, two_step, PAIR), int(two_step["iteration_time_s"].argmin())
         row = {"model": case["model"], "gpus": case["nodes"] * case["gpus_per_node"], "failing": failing}
@@ -121,7 +121,7 @@ def by_property(found: pd.DataFrame) -> pd.DataFrame:
 
 def summary(found: pd.DataFrame) -> dict[str, float]:
     """The figures that pages quote, by name."""
-    behind, best = found["behind"], found.loc[found["behind"].idxmax()]
+    behind, best = found["behind"], found.iloc[int(found["behind"].argmax())]
     shown = {
         "jobs": len(found), "same jobs": (behind < LITTLE).sum(), "paying jobs": (behind >= PAYS).sum(),
         "largest percent": 100.0 * behind.max(), "largest gpus": best["gpus"],

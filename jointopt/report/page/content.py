@@ -10,7 +10,7 @@ from typing import Any
 from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import objective_words
+from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, objective_words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
 from jointopt.report.alternatives import AlternativePlan, joint_words, under_limits
@@ -31,6 +31,7 @@ from jointopt.report.plans import (
     plan_words,
     probability_of_fitting,
     rate_words,
+    run_words,
     short_clocks,
     shows_site,
     steps_in_words,
@@ -115,6 +116,9 @@ def _cards(job: Job, document: Mapping[str, Any], plan: Entry) -> list[Card]:
     name = "Time" if probability_of_fitting(plan) >= FEASIBLE else "Time, would it fit"
     time, low, high = (_result(plan, f"iteration_time_s{end}") for end in ("", "_low", "_high"))
     cards = [(name, time, "" if "-" in (low, high) else f"90 %: {low} to {high}")]
+    if plan.get("time_to_train_s") is not None:
+        whole, _, how = run_words(job, plan).partition(" to train, ")
+        cards.insert(0, ("Time to train", whole, how))
     usual = f"the baseline, {base}" if (base := document.get("baseline")) else "the fastest plan at the top clock"
     for quantity in COMPARED:
         ends = against_first(plan, quantity)
@@ -129,7 +133,8 @@ def _cards(job: Job, document: Mapping[str, Any], plan: Entry) -> list[Card]:
         savings = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
         percent = [f"{100.0 * end:+z.0f}" for end in savings if end is not None]
         sure = f" (90 %: {' to '.join(percent)} %)" if len(percent) == 2 and any(savings) else ""
-        note = f"of energy at equal time, at most, against two steps{sure}"
+        saved = OBJECTIVE_COLUMNS[joint.get("objectives", OBJECTIVES)[1]].word.replace("_", " ")
+        note = f"of {saved} at equal time, at most, against two steps{sure}"
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}", note))
     return cards
 
