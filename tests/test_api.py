@@ -14,14 +14,21 @@ import pytest
 from mypy import api
 
 import jointopt
+from jointopt.report.page.choice import ProposalReport
 from jointopt.report.proposal import Proposal, ProposedPlan
+from jointopt.report.tables import Result
 from tests.pages import code
 from tests.places import ROOT
 
 VERBS = {name: getattr(jointopt, name) for name in jointopt.__all__ if inspect.isfunction(getattr(jointopt, name))}
 METHODS = {
     f"{kind.__name__}.{name}": getattr(kind, name)
-    for kind, names in ((Proposal, "select to_frame plot report write"), (ProposedPlan, "export explain compare"))
+    for kind, names in (
+        (Proposal, "select to_frame plot report write"),
+        (ProposedPlan, "export explain compare"),
+        (Result, "text to_dict to_frame"),
+        (ProposalReport, "write"),
+    )
     for name in names.split()
 }
 

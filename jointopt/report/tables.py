@@ -275,7 +275,18 @@ class Result(ABC):
         """The answer for people: sentences and tables in blocks, between which a text has blank lines."""
 
     def text(self, **options: Any) -> str:
-        """The answer as a text with lines of at most 100 characters; ``options`` as of `blocks`."""
+        """The answer as the command prints it.
+
+        Parameters
+        ----------
+        **options
+            As the command has them: ``brief`` and ``show_all`` of a proposal, for instance.
+
+        Returns
+        -------
+        str
+            Lines of at most 100 characters.
+        """
         # the blocks as a text, a blank line between them: sentences are wrapped; blocks without a line are left out
         blocks = self.blocks(**options)
         laid = ([line for part in block for line in (paragraphs([part]) if isinstance(part, str) else part)]
@@ -290,11 +301,23 @@ class Result(ABC):
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of ``--json``: plain lists, numbers, strings and None."""
+        """The document of ``--json``.
+
+        Returns
+        -------
+        dict
+            Plain lists, numbers, strings and None, units in the names of the keys.
+        """
         return plain(self.document())  # type: ignore[no-any-return]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows of the answer as a pandas table, as `flat_frame` has them."""
+        """The rows of the answer as a table.
+
+        Returns
+        -------
+        DataFrame
+            A column for each key, units in its name; parts of a cell are columns of their own.
+        """
         return flat_frame(self.to_dict()[self.rows])
 
     def __repr__(self) -> str:

@@ -187,7 +187,13 @@ class ProposalReport(ShortRepr):
     plans: Sequence[PlanPicture]
 
     def write(self, path: str | Path) -> None:
-        """Writes the page as one HTML file."""
+        """Writes the page as one HTML file.
+
+        Parameters
+        ----------
+        path : str or Path
+            Is written over where it exists.
+        """
         self.page.write(path)
 
     def write_trace(self, path: str | Path) -> None:
