@@ -24,7 +24,7 @@ _BACK_S = 5.0  # by which lines of one program may be out of order
 _MOST_TAIL = 200  # lines after the last iteration in which the error stands
 _COLUMNS = ("State", "Start", "End")
 _SACCT = "sacct --duplicates --parsable2 --format=JobID,State,Start,End,NNodes,Restarts"
-_NO_TIME = ("Unknown", "None")
+_NO_TIME = ("Unknown", "None")  # of a job that has not begun
 _PLANNED, _FAILURE, _RUNNING = "planned", "failure", "running"  # how a start ended
 # lines of Megatron-LM, of torchtitan, and of what is built on them
 _SAVE_BEGIN = re.compile(r"\bsaving (?:the |a |full |model )*checkpoint\b", re.I)
@@ -160,7 +160,7 @@ class _Reader:
         span = one.number - last.number if last else 1
         ended_s = self._at(one.ended_s, one.seconds * span)
         start.begun_s = ended_s - one.seconds if math.isnan(start.begun_s) else start.begun_s
-        if last and self.open_save and self.open_save[0] == len(start.iterations) and math.isnan(start.saves_s[-1]):
+        if last and self._is_saving(start):
             start.saves_s[-1] = max(ended_s - one.seconds * span - last.ended_s, 0.0)
         start.iterations.append(replace(one, ended_s=ended_s))
         start.trained_s = start.ended_s = ended_s
@@ -201,6 +201,11 @@ class _Reader:
         if stated[0] and start.saves_s:
             start.saves_s[-1] = float(stated[0][1]) * stated[1]
 
+    def _is_saving(self, start: Start) -> bool:
+        """Whether the last checkpoint has begun since the last iteration, and how long it takes is not known."""
+        begun = self.open_save is not None and self.open_save[0] == len(start.iterations)
+        return begun and bool(start.saves_s) and math.isnan(start.saves_s[-1])
+
     def _start(self) -> Start:
         """The beginning of a next start."""
         self._end()
@@ -210,12 +215,7 @@ class _Reader:
     def _end(self) -> None:
         """The end of a start: the checkpoint in which it was killed is none, and the error that it left."""
         start = self.starts[-1]
-        if (
-            self.open_save
-            and self.open_save[0] == len(start.iterations)
-            and start.saves_s
-            and math.isnan(start.saves_s[-1])
-        ):
+        if self._is_saving(start):
             start.saves_s.pop()
         failure = failure_of("\n".join(self.tail), 1, False, 0.0)
         if failure.detail != "exit code 1":
@@ -254,8 +254,8 @@ def _allocations(text: str, source: str) -> list[Start]:
     head, *lines = [line.strip().split("|") for line in text.strip().splitlines()]
     if missing := [name for name in _COLUMNS if name not in head]:
         raise UsageError(f"{source} lacks the column {', '.join(missing)}; expected the output of {_SACCT}.")
-    rows = [dict(zip(head, line, strict=False)) for line in lines]
-    rows = [row for row in rows if "." not in row.get("JobID", "")]
+    rows = [dict(zip(head, line, strict=True)) for line in lines if len(line) == len(head)]  # others are cut off
+    rows = [row for row in rows if "." not in row.get("JobID", "") and row["Start"] not in _NO_TIME]
     listed = Counter(row.get("JobID", "") for row in rows)
     found = []
     for row in rows:
@@ -268,12 +268,8 @@ def _allocations(text: str, source: str) -> list[Start]:
         state = row["State"].split(" ")[0].rstrip("+")
         ends = read_yaml("reliability.yaml")["slurm_states"]
         if state not in ends:
-            if row["Start"] in _NO_TIME:  # it has not begun
-                continue
             raise UsageError(f"{source}: {row['State'][:40]!r} is no state that is known; expected {', '.join(ends)}.")
         begun_s, ended_s = moment_of(row["Start"]), moment_of(row["End"])
-        if row["Start"] in _NO_TIME:  # cancelled before it began
-            continue
         if math.isnan(begun_s) or (math.isnan(ended_s) and ends[state] != _RUNNING):
             times = f"{row['Start'][:30]!r} to {row['End'][:30]!r}"
             raise UsageError(f"{source}: {times} is no time of sacct; expected such as 2026-01-31T12:00:00.")

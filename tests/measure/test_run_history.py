@@ -81,6 +81,12 @@ def test_sacct_alone_counts_failures_and_planned_stops_of_jobs_but_not_of_steps(
     assert math.isnan(found.effective_time_ratio)
 
 
+def test_a_table_of_sacct_may_have_blank_lines_and_a_last_one_that_is_cut_off(tmp_path: Path) -> None:
+    text = (LOGS / "sacct.txt").read_text()
+    found = of_text(tmp_path, sacct=text.replace("\n", "\r\n\n") + "4892|NODE_FAIL|2026-03-0")
+    assert (found.failures, found.ran_s) == (2, history("sacct.txt").ran_s)
+
+
 def test_a_log_of_torchtitan_holds_two_starts() -> None:
     found = history("torchtitan.log")
     assert (found.starts, found.failures, found.causes) == (2, 1, {"cuda": 1})
