@@ -82,7 +82,7 @@ class Expected:
 
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
-        return max(float(self.time_s + float(ndtri(share)) * self.deviation_s()), least_s)
+        return max(float(self.time_s + float(ndtri(share)) * self.deviation_s), least_s)
 
     def with_planned_stops(self, share: float) -> Expected:
         """The run with planned stops, of which nothing is lost but that share of the time; they count as restarts."""

@@ -144,7 +144,7 @@ def test_sizes_of_a_cluster_are_compared_by_their_calendar_time() -> None:
     [
         ({"training.run_tokens": None}, "time_to_train_s needs training.run_tokens, the tokens of the whole run"),
         ({"objectives": ["time_to_train_s", "energy_j"]}, "of a whole run and energy_j of one iteration"),
-        ({"objectives": ["money"]}, "money needs cluster.price_per_gpu_hour or cluster.price_per_kwh"),
+        ({"objectives": ["money"]}, "money needs cluster.price_per_gpu_hour or price_per_kwh"),
         ({"reliability.spares": {"min": 2, "max": 1}}, "min not above max"),
         ({"reliability.spares": [0, 9]}, "reliability.spares must be a whole number from 0 to 2"),
     ],
