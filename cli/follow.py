@@ -20,7 +20,7 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--tokens-by", type=float, metavar="TOKENS", help="Tokens that must be made by the end of the signal.")
 @click.option("--dwell-s", type=float, default=0.0, help="Least time in s between changes of clocks.")
 @click.option("--ramp-kw-per-min", type=float, help="Most that the power of the site may change in a minute.")
-@click.option("--layouts", type=click.IntRange(0, 5), default=0, metavar="N",
+@click.option("--change-layouts", type=click.IntRange(0, 5), default=0, metavar="N",
               help="Change to N other layouts too, by a checkpoint and a restart, where that pays.")  # fmt: skip
 @click.option("--load", type=common.PATH, metavar="FILE.csv", help="Write the power as a training trace of OpenG2G.")
 @common.verbose

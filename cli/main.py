@@ -24,7 +24,7 @@ from jointopt.core.errors import JointOptError
 from jointopt.core.secrets import masked
 
 GROUPS = {  # the commands of the help by what they are for, in its order
-    "Plan": ("propose", "explain", "compare", "scale", "fleet", "goodput", "select", "polish", "check", "report",
+    "Plan": ("propose", "explain", "compare", "scale", "goodput", "fleet", "select", "polish", "check", "report",
              "dashboard"),
     "Run": ("import", "export", "tune", "validate", "follow", "exec", "watch"),
     "Learn": ("ingest", "retrain", "predict", "evaluate", "calibrate"),

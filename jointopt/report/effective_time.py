@@ -27,7 +27,8 @@ _SHOWN = 5e-5  # of the time: smaller parts are not listed
 def days(seconds: float) -> str:
     """A time of a run in the unit that suits it."""
     factor, unit = unit_of(abs(seconds), _UNITS)
-    return f"{seconds / factor:.3g} {unit}"
+    text = f"{seconds / factor:.3g} {unit}"
+    return "1 day" if text == "1 days" else text
 
 
 @dataclass(frozen=True)

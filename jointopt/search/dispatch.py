@@ -170,37 +170,46 @@ class Dispatch:
         blocked = np.cumsum(np.pad(self._blocked, ((1, 0), (0, 0))), axis=0)
         best = np.full((count + 1, len(rungs.layout)), -np.inf)
         best[0, rungs.layout == 0] = 0.0
-        origin = np.zeros((*best.shape, 2), np.int64)  # the bound and the rung that each was reached from
+        bound_before, rung_before = np.zeros((2, *best.shape), np.int64)
         paused, every = rungs.layout == PAUSED, np.arange(len(rungs.layout))
         # to stay at any rung may be worth more than a pause
         stays = (value[:, ~paused] >= value[:, paused].max(axis=1, initial=-np.inf)[:, None]).all()
         layouts = np.unique(rungs.layout[~paused] if stays else rungs.layout)
         groups = [np.flatnonzero(rungs.layout == one) for one in layouts]
         changes = [(rows, into, *self._change(rows, into)) for rows in groups for into in groups]
+        losses = [worth * lost_s * rungs.tokens_per_s[into] for _, into, lost_s, _ in changes]
         for b in range(count):
             # a rung that stays is a change to itself without a tie
-            options = [(every, best[b], every, b + 1)]
-            for rows, into, lost_s, ends in changes:
-                reach = np.where(self._within_ramp(b, rows, into), best[b, rows, None], -np.inf)
-                first = reach.argmax(axis=0)
-                gain = np.take_along_axis(reach, first[None], axis=0)[0]
-                options.append((into, gain - worth * lost_s * rungs.tokens_per_s[into], rows[first], ends[b]))
+            options: list[tuple[Ints, Floats, Ints, int]] = [(every, best[b], every, b + 1)]
+            for (rows, into, _, ends), loss in zip(changes, losses, strict=True):
+                reached, source = self._reached(b, rows, into, best[b, rows])
+                options.append((into, reached - loss, source, int(ends[b])))
             for into, gain, source, end in options:
-                found = np.where(
-                    blocked[end, into] == blocked[b, into], gain + total[end, into] - total[b, into], -np.inf
-                )
-                better = found > best[end, into]
-                best[end, into[better]] = found[better]
-                origin[end, into[better], 0] = b
-                origin[end, into[better], 1] = np.broadcast_to(source, len(into))[better]
+                found = gain + total[end, into] - total[b, into]
+                better = (found > best[end, into]) & (blocked[end, into] == blocked[b, into])
+                if better.any():
+                    rows = into[better]
+                    best[end, rows], bound_before[end, rows] = found[better], b
+                    rung_before[end, rows] = source[better] if len(source) > 1 else source
         if not np.isfinite(best[-1]).any():
             return None
         path, b, rung = np.zeros(count, np.int64), count, int(best[-1].argmax())
         while b:
-            start, source = origin[b, rung].tolist()
+            start = int(bound_before[b, rung])
             path[start:b] = rung
-            b, rung = start, source
+            b, rung = start, int(rung_before[b, rung])
         return path
+
+    def _reached(self, b: int, rows: Ints, into: Ints, best: Floats) -> tuple[Floats, Ints]:
+        """(the best value among rungs ``rows`` from which each of ``into`` is reached at the bound b, which that is).
+
+        One value for all of ``into`` where there is no ramp.
+        """
+        if np.isinf(self.ramp_kw_per_min):
+            first = best.argmax()
+            return best[first : first + 1], rows[first : first + 1]
+        reach = np.where(self._within_ramp(b, rows, into), best[:, None], -np.inf)
+        return reach.max(axis=0), rows[reach.argmax(axis=0)]
 
     def _change(self, rows: Ints, into: Ints) -> tuple[float, Ints]:
         """(seconds lost by a change between rungs of two layouts, the bound at which one at each bound is over)."""
@@ -212,12 +221,12 @@ class Dispatch:
         return lost_s, np.clip(ends, np.arange(1, len(bounds_s)), len(bounds_s) - 1)
 
     def _within_ramp(self, b: int, rows: Ints, into: Ints) -> Bools:
-        """Whether the ramp allows changes at the bound b, (len(rows), len(into)), or (len(rows), 1) without a ramp.
+        """Whether the ramp allows changes at the bound b, (len(rows), len(into)).
 
         A change has the time of the shorter of the two steps that it lies between.
         """
         if np.isinf(self.ramp_kw_per_min) or b == 0:  # nothing is known of what was before
-            return np.ones((len(rows), 1), np.bool_)
+            return np.ones((len(rows), len(into)), np.bool_)
         power_kw = self.rungs.power_kw
         most_kw = self.ramp_kw_per_min * float(self.steps.seconds[b - 1 : b + 1].min()) / _MINUTE_S
         return np.asarray(np.abs(power_kw[rows, None] - power_kw[into]) <= most_kw * (1.0 + _EQUAL))

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from jointopt.core.schema import Bools, Floats, Ints
 
-_GAP, _MOST_S = 1e-7, 1.0  # relative, to which the optimum is proved, and the time for that in s
+_GAP, _MOST_S, _PART = 1e-7, 1.0, 0.1  # relative, to which the optimum is proved, and the time for that in s
 _ROUNDING, _TOLERANCE = 1e-9, 5e-6  # of a limit; the latter is the solver's
 
 
@@ -60,14 +60,17 @@ class PowerBudget:
         best = max(known, key=self._worth)
         reduced = self.value + scaled @ relaxed.ineqlin.marginals
         lost = np.maximum.reduceat(reduced, self.first)[self.job] - reduced
-        rows = np.flatnonzero(lost <= -float(relaxed.fun) - self._worth(best) + _ROUNDING)
         bound = -float(relaxed.fun)
-        for most_of_limit in (1.0, 1.0 - _TOLERANCE):  # the solver exceeds a limit by its tolerance now and then
-            found, above = self._exact(rows, scaled, most_of_limit)
-            bound = min(bound, above) if most_of_limit == 1.0 else bound
+        # few options first, of which a good answer leaves fewer to prove it; the solver may exceed a limit by its own
+        # tolerance, so that a limit is a little lower at first
+        for part, most in ((_PART, 1.0 - _TOLERANCE), (1.0, 1.0), (1.0, 1.0 - _TOLERANCE)):
+            rows = np.flatnonzero(lost <= part * (bound - self._worth(best)) + _ROUNDING)
+            found, above = self._exact(rows, scaled, most)
+            bound = min(bound, max(above, self._worth(best))) if part == most == 1.0 else bound
             if found is not None and self.keeps(found):
                 best = max(best, found, key=self._worth)
-                break
+                if part == 1.0:
+                    break
         total = self._worth(best)
         return best, max(bound - total, 0.0) / max(abs(total), 1e-300)
 

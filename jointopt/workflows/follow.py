@@ -40,17 +40,18 @@ _LEAST_G, _MOST_G = 2.0, 5000.0  # carbon of a kWh: what is below is in kg, what
 @accepts_paths
 def follow(
     job: Job | JobModel, plan: str | Mapping[str, Any] | None = None, *, signal: SiteSignal | pd.DataFrame | str | Path,
-    tokens_by: float | None = None, dwell_s: float = 0.0, ramp_kw_per_min: float | None = None, layouts: int = 0,
-    allow_tight: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    tokens_by: float | None = None, dwell_s: float = 0.0, ramp_kw_per_min: float | None = None,
+    change_layouts: int = 0, allow_tight: bool = False, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    storage: str | None = None, machine: Machine | None = None,
 ) -> PowerSchedule:  # fmt: skip
     """The schedule of a plan's clocks over a signal: within its limits with 95 %, and so that least is lost.
 
     Under limits it makes most tokens, never at more power than the plan's own clocks; with ``tokens_by``, the tokens of
     the whole signal, it draws least energy. By prices it pays least, by carbon it emits least, with ``tokens_by`` or as
     many tokens as the plan makes; where the job states the price of a GPU-hour, tokens may come later, and cost that.
-    A rung stays for ``dwell_s``, the power of the site changes by ``ramp_kw_per_min`` at most. ``layouts``: so many
-    others of the job's front may be changed to, by a checkpoint and a restart. Other arguments as for `goodput`.
+    A rung stays for ``dwell_s``, the power of the site changes by ``ramp_kw_per_min`` at most. ``change_layouts``: so
+    many others of the job's front may be changed to, by a checkpoint and a restart. Other arguments as for `goodput`.
     TableError for a signal that is none, InfeasibleError where nothing keeps it.
     """
     for name, value in {"tokens_by": tokens_by, "dwell_s": dwell_s, "ramp_kw_per_min": ramp_kw_per_min}.items():
@@ -58,11 +59,11 @@ def follow(
             raise UsageError(f"{name} must be a number from 0 on; got {value:g}.")
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     asked = signal if isinstance(signal, SiteSignal) else _signal(signal)
-    proposal = propose(model, allow_tight=allow_tight) if plan is None or layouts else None
+    proposal = propose(model, allow_tight=allow_tight) if plan is None or change_layouts else None
     chosen = proposal.recommended.plan if plan is None and proposal else plan or {}
     ladders = [ladder_of(model, chosen, allow_tight=allow_tight)]
-    if proposal and layouts:
-        ladders += _other_ladders(model, ladders[0], proposal.front, layouts)
+    if proposal and change_layouts:
+        ladders += _other_ladders(model, ladders[0], proposal.front, change_layouts)
     _check_unit(asked, ladders[0])
     rungs, own = _rungs(ladders), ladders[0].own
     own_kw, own_tokens_per_s = (float(own[name][0]) for name in ("cluster_power_kw", "tokens_per_s"))
@@ -74,7 +75,7 @@ def follow(
         every = np.flatnonzero(rungs.power_kw <= own_kw * (1.0 + _SAME))
     elif not is_limit:
         every = rungs.on_hull()
-    dispatch = Dispatch(rungs.take(every), steps, dwell_s, ramp_kw_per_min or np.inf)
+    dispatch = Dispatch(rungs.take(every), steps, dwell_s, np.inf if ramp_kw_per_min is None else ramp_kw_per_min)
     least, worth, aim = _aim(ladders[0], asked, tokens_by)
     scale = KILO if asked.kind == "carbon_g_per_kwh" else 1.0  # from g to kg
     found = dispatch.best(worth, float(not is_limit)) if least is None else dispatch.least_cost(least)

@@ -138,7 +138,7 @@ def test_clocks_stay_for_the_dwell_time_and_power_keeps_the_ramp() -> None:
 
 
 def test_another_layout_is_changed_to_only_where_that_makes_more_tokens() -> None:
-    short, long = (schedule("limit_kw", [40.0, 24.0], step_s=step_s, layouts=1) for step_s in (600.0, 86_400.0))
+    short, long = (schedule("limit_kw", [40.0, 24.0], step_s=one, change_layouts=1) for one in (600.0, 86_400.0))
     assert {one["layout"] for one in short.steps} == {0}
     assert 1 in {one["layout"] for one in long.steps}
     assert long.tokens > schedule("limit_kw", [40.0, 24.0], step_s=86_400.0).tokens
