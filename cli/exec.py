@@ -40,6 +40,9 @@ from jointopt.cli.plan import PlanType
     "--watch", type=common.PATH, metavar="LOG", help="The program's log: tell slow ranks, as jointopt watch does."
 )
 @click.option("--rebalance", is_flag=True, help="With --watch: lower the clocks of those that wait for a slow rank.")
+@click.option(
+    "--storage", metavar="URL", help="With --watch and --job: store a measured row for each change of clocks."
+)
 @click.option("--metrics", type=common.PATH, help="File for node_exporter's textfile collector (Prometheus).")
 @click.pass_context
 def exec(
@@ -65,7 +68,8 @@ def exec(
     from jointopt.workflows.supervision import Supervision
 
     common.offer_restore()
-    given = {name: options.pop(name) for name in ("follow", "fallback", "record", "watch", "rebalance", "metrics")}
+    names = ("follow", "fallback", "record", "watch", "rebalance", "metrics", "storage")
+    given = {name: options.pop(name) for name in names}
     done = execute(
         command, plan | ({"power_profile": power_profile} if power_profile else {}), series=reading,
         supervision=Supervision(job=common.job_of(job) if job else None, **given), **options,

@@ -86,7 +86,9 @@ def execute(
     ):
         meter.on_sample = session.check
         settings_of = partial(_rung_settings, count, node, gpus_per_node, order)
-        steps = supervision.steps(session, meter, site, settings_of, plan, order, ranks, gpus_per_node or len(ranks))
+        steps, ends = supervision.steps(
+            session, meter, site, settings_of, plan, order, ranks, gpus_per_node or len(ranks)
+        )
         for one in occupants(range(len(ranks)), patience_s=0.0):
             _log.warning("%s.", one)
         check = RankCheck(plan, order, ranks, folder, check_s) if by_stage else None
@@ -96,8 +98,8 @@ def execute(
         start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
         end = meter.now()
-    if site is not None:
-        site.stop()
+        for last in ends:
+            last()
     troubles = [session.trouble, *session.changed.values(), *([UNSET] if waits and not session.was_applied else [])]
     code = code or int(bool(session.trouble))  # GPUs that are not as they were are a failure too
     try:

@@ -52,8 +52,14 @@ class LiveWatch:
             self._gpus = Gpus()
         self._before: Sequence[Setting] = ()  # settings before ranks that wait were slowed down
         self._level = -1, math.inf  # the slow rank, and its seconds below which it has recovered
+        self.iterations: list[tuple[float, float]] = []  # when each was first in the log (s since 1970), its seconds
         self.slow: list[SlowRank] = []
         self.iteration_time_s = math.nan
+
+    @property
+    def is_rebalanced(self) -> bool:
+        """Whether clocks of ranks that wait are lower than the plan's."""
+        return bool(self._before)
 
     def step(self, session: SettingsSession, meter: Meter) -> None:
         """Look at the log, at most every second and where it has grown."""
@@ -97,8 +103,10 @@ class LiveWatch:
             return None
         columns, at = dict(times.columns), dict(zip(times.rank.tolist(), range(len(times.rank)), strict=True))
         now = self._nvml(meter)
-        for iteration in times.iteration.tolist():
-            self._seen.setdefault(iteration, now)
+        seconds = columns.get("iteration_time_s", np.full(columns["time_s"].shape, np.nan))[:, 0]
+        for iteration, one in zip(times.iteration.tolist(), seconds.tolist(), strict=True):
+            if self._seen.setdefault(iteration, now) is now:
+                self.iterations.append((time.time(), one))
         here = [(gpu, at[rank]) for gpu, rank in enumerate(self._ranks.tolist()) if rank in at]
         for name in now:
             values = columns.setdefault(name, np.full(columns["time_s"].shape, np.nan))

@@ -34,6 +34,7 @@ class Supervision:
     ``follow``: a source of limits as of `DemandSource`, kept by rungs of the plan's ladder for ``job``, with
     ``fallback`` and ``record`` as of `SitePower`. ``watch``: the program's log, of which `LiveWatch` tells slow ranks;
     with ``rebalance`` those that wait are slowed down. ``metrics``: a file of figures, written every second.
+    ``storage``: the URL of a database for what was measured between changes of clocks; it needs ``watch`` and ``job``.
     """
 
     follow: str | None = None
@@ -43,12 +44,17 @@ class Supervision:
     watch: Path | None = None
     rebalance: bool = False
     metrics: Path | None = None
+    storage: str | None = None
 
     def site(self, plan: Mapping[str, Any], default_clocks: bool) -> SitePower | None:
         """The rungs of a plan under what its site demands; UsageError for options that do not go together."""
         if self.rebalance and (self.job is None or self.watch is None or self.follow is not None or default_clocks):
             raise UsageError(
                 "--rebalance needs --watch and --job, and neither --follow nor --default-clocks beside it."
+            )
+        if self.storage is not None and (self.job is None or self.watch is None):
+            raise UsageError(
+                "--storage keeps rows of a job with the times in a log, for which it needs --job and --watch."
             )
         if self.follow is None:
             return None
@@ -68,9 +74,9 @@ class Supervision:
     def steps(
         self, session: SettingsSession, meter: Meter, site: SitePower | None, settings_of: Settings,
         plan: Mapping[str, Any], order: str, ranks: Ints, gpus_per_node: int,
-    ) -> list[Callable[[], None]]:  # fmt: skip
-        """What is called again and again while the program runs on the ``ranks`` of this machine."""
-        steps: list[Callable[[], None]] = []
+    ) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:  # fmt: skip
+        """What is called again and again while the program runs on the ``ranks`` of this machine, and at its end."""
+        steps, ends = list[Callable[[], None]](), list[Callable[[], None]]()
         figures: list[Callable[[], Iterable[Sample]]] = []
         if site is not None:
             steps.append(partial(site.step, session, meter, settings_of))
@@ -81,10 +87,19 @@ class Supervision:
             live = LiveWatch(self.watch, plan, order, ranks, gpus_per_node, self.job if self.rebalance else None)
             steps.append(partial(live.step, session, meter))
             figures.append(live.samples)
+            if self.storage is not None and self.job is not None:
+                from jointopt.workflows.run_rows import RunRows
+
+                plan_of = (lambda: plan) if site is None else (lambda: site.plan)
+                rows = RunRows(self.job, self.storage, plan_of, live, len(ranks))
+                steps.append(partial(rows.step, meter))
+                ends.append(partial(rows.finish, meter))
         if self.metrics is not None:
             written = RunMetrics(self.metrics, stage_of_rank(plan, ranks, order).tolist())
             steps.append(partial(written.write, meter, session, figures))
-        return steps
+        if site is not None:
+            ends.append(site.stop)
+        return steps, ends
 
 
 def _scheduled(model: JobModel, plan: Mapping[str, Any], signal: SiteSignal) -> SiteSignal:

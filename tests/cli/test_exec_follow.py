@@ -36,11 +36,18 @@ def here(words: list[str], *command: str) -> Result:
     return CliRunner().invoke(commands, [*words, "--", *command])
 
 
+def waited(what) -> bool:
+    until = time.monotonic() + 60.0
+    while not what() and time.monotonic() < until:
+        time.sleep(0.02)
+    return what()
+
+
 def changes(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "changes.jsonl").read_text().splitlines()]
 
 
-def test_clocks_follow_a_limit_from_the_start_and_within_seconds_and_come_back(driver, tmp_path, words) -> None:
+def test_clocks_follow_a_limit_from_the_start_and_come_back(driver, tmp_path, words) -> None:
     (tmp_path / "limit").write_text("3.0")
     ran = here(words, "sh", "-c", f"sleep 1; echo 2.2 > {tmp_path}/limit; date +%s.%N > {tmp_path}/at; sleep 3")
     assert ran.exit_code == 0, ran.stderr
@@ -48,7 +55,7 @@ def test_clocks_follow_a_limit_from_the_start_and_within_seconds_and_come_back(d
     assert max(first) < 1980
     (change,) = changes(tmp_path)
     assert (change["why"], change["limit_kw"]) == ("its limit", 2.2)
-    assert 0.0 <= change["time_s"] - float((tmp_path / "at").read_text()) <= 5.0
+    assert change["time_s"] > float((tmp_path / "at").read_text())
     assert max(change["stage_clock_mhz"]) < min(first)
     assert driver.held() == {}
     assert 'jointopt_power_watts{kind="limit"} 2200' in (tmp_path / "run.prom").read_text()
@@ -81,15 +88,28 @@ def test_whatever_ends_it_clocks_come_back_and_nothing_is_left(driver, tmp_path,
     command = [sys.executable, "-m", "jointopt", *words, "--", "sh", "-c",
                f"echo $$ > {tmp_path}/pid; echo 2.0 > {tmp_path}/limit; sleep 60"]  # fmt: skip
     with subprocess.Popen(command, env=driver.environment, stderr=subprocess.PIPE) as tool:
-        until = time.monotonic() + 60
-        while not (tmp_path / "changes.jsonl").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        assert waited((tmp_path / "changes.jsonl").exists)
         tool.send_signal(number)
         tool.communicate(timeout=60)
     assert gone(int((tmp_path / "pid").read_text()))
-    while driver.held() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert driver.held() == {}
+    assert waited(lambda: driver.held() == {})
+
+
+def test_two_nodes_follow_one_signal_each_by_itself(driver, tmp_path, words) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("nodes: 1", "nodes: 2"))
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN | {"dp": 4}))
+    (tmp_path / "limit").write_text("time_s,limit_kw\n0,99\n%.0f,99\n" % (time.time() + 3600))
+    tools = []
+    for node in range(2):
+        own = {"STAND_IN_NVML": str(tmp_path / f"gpus{node}"), "JOINTOPT_CLOCKS": str(tmp_path / f"clocks{node}")}
+        (tmp_path / f"gpus{node}").mkdir()
+        at = [*words[:1], "--node", str(node), *words[1:], "--", "sleep", "7"]
+        tools.append(subprocess.Popen([sys.executable, "-m", "jointopt", *at], env=driver.environment | own))
+    files = [tmp_path / f"gpus{node}" / "calls" for node in range(2)]
+    assert waited(lambda: all(file.exists() and file.read_text().count("lock") == 4 for file in files))
+    (tmp_path / "limit").write_text("4.5")
+    assert waited(lambda: all(file.read_text().count("lock") == 8 for file in files))
+    assert [tool.wait(60) for tool in tools] == [0, 0]
 
 
 def test_by_prices_clocks_are_above_the_plans_where_power_is_cheap_and_below_where_it_is_dear(driver, tmp_path, words):

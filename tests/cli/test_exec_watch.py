@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt as commands
+from jointopt.runs.store import Store
 from tests.cli.test_exec_follow import JOB
 
 TRAIN = Path(__file__).parents[1] / "stand_in" / "train_ranks.py"
@@ -45,6 +46,22 @@ def test_rebalance_lowers_the_clocks_of_those_that_wait_alone_and_puts_all_back(
     assert {gpu for _, gpu, _ in later} == {"0", "1", "2"}
     assert all(int(mhz) < 1980 for _, _, mhz in later)
     assert driver.held() == {}
+
+
+def test_what_was_measured_between_changes_of_clocks_is_stored_and_read_by_propose(
+    driver, tmp_path, words, url
+) -> None:
+    (tmp_path / "limit").write_text("time_s,limit_kw\n0,99\n5,2.5\n60,99\n")
+    more = ["--job", f"{tmp_path}/job.yaml", "--follow", f"{tmp_path}/limit", "--storage", url]
+    ran = here(driver, tmp_path, [*words, *more], 300)
+    assert ran.exit_code == 0, ran.stderr
+    rows = Store(url).read()
+    assert len(rows) == 2
+    first, second = rows.sort_values("avg_power_w", ascending=False).itertuples()
+    assert first.stage_clock_mhz == "1980"
+    assert float(second.stage_clock_mhz) < 1980
+    assert first.energy_j == pytest.approx(4 * first.avg_power_w * first.iteration_time_s)
+    assert first.iteration_time_s == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_log_that_is_missing_or_tells_nothing_ends_no_program(driver, tmp_path, words) -> None:
