@@ -25,7 +25,9 @@ FIGURES = [  # name, value, header, cell
     ("cluster_power_kw", 1234.4, "site kW", "1,234"), ("money", 75834.6, "cost", "75,835"),
     ("run_time_s", 2 * 86400.0, "run days", "2.000"), ("run_energy_j", 7.2e9, "energy MWh", "2.000"),
     ("clock_mhz", 1410.0, "clock MHz", "1410"), ("busy_s", 0.5, "busy ms", "500.0"),
-    ("idle_s", 0.25, "idle ms", "250.0"),
+    ("idle_s", 0.25, "idle ms", "250.0"), ("time_to_train_s", 2 * 86400.0, "train days", "2.000"),
+    ("useful_energy_j", 7.2e9, "in all MWh", "2.000"), ("effective_time_ratio", 0.94567, "useful %", "94.57"),
+    ("checkpoint_interval_s", 30.0, "save every s", "30.00"), ("spares", 2.0, "spare nodes", "2"),
     ("temperature_c", 71.24, "hottest °C", "71.2"),
 ]  # fmt: skip
 
