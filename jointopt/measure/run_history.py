@@ -29,8 +29,8 @@ _PLANNED, _FAILURE, _RUNNING = "planned", "failure", "running"  # how a start en
 # lines of Megatron-LM, of torchtitan, and of what is built on them
 _SAVE_BEGIN = re.compile(r"\bsaving (?:the |a |full |model )*checkpoint\b", re.I)
 _SAVE_END = re.compile(r"successfully saved checkpoint|finished saving the checkpoint", re.I)
-_SAVE_MS = re.compile(r"\bsave-checkpoint[ .]*: \(?(?:[\d.]+, )?([\d.]+)")
-_SAVE_S = re.compile(r"finished saving the checkpoint.*in ([\d.]+) seconds", re.I)
+_SAVE_MS = re.compile(r"\bsave-checkpoint[ .]*: \(?(?:[\d.]+, )?(\d+\.?\d*)")
+_SAVE_S = re.compile(r"finished saving the checkpoint.*in (\d+\.?\d*) seconds", re.I)
 _BEGIN = re.compile(r"after megatron is initialized|> initializing torch distributed|Starting job:")
 _LOAD = re.compile(r"\b(?:loading (?:the )?checkpoint|loaded (?:the )?checkpoint)", re.I)
 _LOAD_ITERATION = re.compile(r"at iteration\s+(\d+)|\bstep-(\d+)")
@@ -159,7 +159,7 @@ class _Reader:
             start, last = self._start(), None
         span = one.number - last.number if last else 1
         ended_s = self._at(one.ended_s, one.seconds * span)
-        start.begun_s = ended_s - one.seconds if math.isnan(start.begun_s) else start.begun_s
+        start.begun_s = min(ended_s - one.seconds, start.begun_s if last or math.isfinite(start.begun_s) else math.inf)
         if last and self._is_saving(start):
             start.saves_s[-1] = max(ended_s - one.seconds * span - last.ended_s, 0.0)
         start.iterations.append(replace(one, ended_s=ended_s))
@@ -322,17 +322,18 @@ def _history(starts: list[Start], sources: tuple[str, ...], nodes: int, remarks:
     failed, stops = [one for one in starts if one.end == _FAILURE], _stops(starts)
     saves_s = [value for start in starts for value in start.saves_s]
     known_s, restarts = [value for value in saves_s if math.isfinite(value)], [sum(one[1:]) for one in stops]
-    ends_s = [one.ended_s for one in starts if math.isfinite(one.ended_s)]
-    if not ends_s:
+    ran = [
+        (max(one.ended_s - one.begun_s, 0.0), nodes if math.isnan(one.nodes) else one.nodes)
+        for one in starts if math.isfinite(one.ended_s)
+    ]  # fmt: skip
+    if not any(seconds for seconds, _ in ran):
         raise UsageError(f"{', '.join(sources)}: no start of the run has ended or was seen to train; expected one.")
-    calendar_s = max(max(ends_s) - starts[0].begun_s, 1.0)
+    calendar_s = max(one.ended_s for one in starts if math.isfinite(one.ended_s)) - starts[0].begun_s
     useful_s = sum(trained_s) - work_s
     saving_s = statistics.fmean(known_s) * len(saves_s) if known_s else 0.0
     lost = {"work": work_s, "checkpoint": saving_s, "restart": sum(restarts)}
     lost["other"] = max(calendar_s - useful_s - sum(lost.values()), 0.0)
     whole_s = useful_s + sum(lost.values())
-    ran = [(one.ended_s - one.begun_s, nodes if math.isnan(one.nodes) else one.nodes) for one in starts]
-    ran = [one for one in ran if math.isfinite(one[0])]
     if others := sorted({f"{of:.0f}" for _, of in ran if of != nodes}):
         remarks += (
             f"the run had {', '.join(others)} nodes, and the job has {nodes}: failures are taken per node-hour",

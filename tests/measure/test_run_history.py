@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def test_shares_of_the_calendar_time_add_up() -> None:
     assert found.effective_time_ratio * found.calendar_s == pytest.approx(200 * 6)
     assert found.lost["work"] * found.calendar_s == pytest.approx(80 * 6)
     assert found.lost["checkpoint"] * found.calendar_s == pytest.approx(2 * 12 + 2 * 14)
+
+
+@pytest.mark.parametrize("name", [*MEGATRON, "torchtitan.log"])
+def test_a_log_that_is_cut_off_anywhere_adds_up_or_is_refused(tmp_path: Path, name: str) -> None:
+    text, found = (LOGS / name).read_text(), []
+    for end in range(100, len(text), 97):
+        with suppress(UsageError):
+            found.append(of_text(tmp_path, cut=text[:end]))
+    assert len(found) > 10
+    for one in found:
+        assert one.effective_time_ratio + sum(one.lost.values()) == pytest.approx(1.0)
+        assert min(one.effective_time_ratio, one.ran_s, one.calendar_s, *one.lost.values()) >= 0.0
 
 
 def test_files_may_be_given_in_any_order_and_twice() -> None:
