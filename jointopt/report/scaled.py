@@ -263,7 +263,7 @@ def _run_words(job: Job, plan: Mapping[str, Any]) -> str:
     span = f" (90 %: {factor * low['days']:.3g} to {factor * high['days']:.3g})" * (low["days"] < high["days"])
     words = [f"{factor * costs['days']:.3g} {unit}{span}"]
     if math.isfinite(costs["energy_j"]):
-        words.append(tables.quantity(costs["energy_j"], tables.RUN_ENERGY_UNITS))
+        words.append(f"{tables.quantity(costs['energy_j'], tables.RUN_ENERGY_UNITS)} (PUE {job.cluster.pue:g})")
     words += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
     if plan["energy_j"] is not None:
         words.append(f"{plan['cluster_power_kw']:,.0f} kW, {plan['avg_power_w']:.0f} W per GPU")

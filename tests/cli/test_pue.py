@@ -23,7 +23,7 @@ cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4, carbon_kg_per_kwh: 0.
 PLAN = ("--plan", "dp=8 zero_stage=1")
 ANSWERS = {
     "propose": ("job.yaml", "-v", "--study", "other"), "explain": ("job.yaml", "-v", *PLAN),
-    "compare": ("job.yaml", *PLAN, "--plan", "dp=4 tp=2"), "scale": ("job.yaml", "--gpus", "4,8"),
+    "compare": ("job.yaml", "-v", *PLAN, "--plan", "dp=4 tp=2"), "scale": ("job.yaml", "--gpus", "4,8"),
     "select": ("proposal.json", "--facility"),
 }  # fmt: skip
 PAID = ("facility_energy_j", "cluster_power_kw", "cost", "carbon_kg", "run_cost", "run_carbon_kg")
