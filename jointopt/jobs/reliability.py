@@ -141,8 +141,9 @@ def check_run_objectives(
         raise JobError(f"{first} needs training.run_tokens, the tokens of the whole run (--run-tokens 15.6e12).")
     if "money" in of_run and not cluster.has_price:
         raise JobError("objectives: money needs cluster.price_per_gpu_hour or price_per_kwh; state one or both.")
-    if len(of_run) == len(RUN_OBJECTIVES) and len(reliability.spare_counts) > 1:
-        raise JobError(f"objectives: {', '.join(of_run)} and several reliability.spares; leave one objective out.")
+    if {*RUN_OBJECTIVES[1:]} <= {*of_run} and len(reliability.spare_counts) > 1:
+        both = " and ".join(RUN_OBJECTIVES[1:])
+        raise JobError(f"objectives: {both} rank several reliability.spares differently; leave one of the two out.")
 
 
 def with_defaults(stated: Reliability) -> tuple[Reliability, tuple[Assumption, ...]]:

@@ -146,6 +146,10 @@ def test_sizes_of_a_cluster_are_compared_by_their_calendar_time() -> None:
         ({"objectives": ["time_to_train_s", "energy_j"]}, "of a whole run and energy_j of one iteration"),
         ({"objectives": ["money"]}, "money needs cluster.price_per_gpu_hour or price_per_kwh"),
         ({"reliability.spares": {"min": 2, "max": 1}}, "min not above max"),
+        (
+            {"objectives": ["useful_energy_j", "money"], "reliability.spares": [0, 1], "cluster.price_per_kwh": 1},
+            "useful_energy_j and money rank several reliability.spares differently",
+        ),
         ({"reliability.spares": [0, 9]}, "reliability.spares must be a whole number from 0 to 2"),
     ],
 )
