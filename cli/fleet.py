@@ -15,6 +15,7 @@ from jointopt.cli import common
 @click.option("--site-kw", type=float, required=True, help="Power of the site at its meter, which is never exceeded.")
 @click.option("--fleet-file", type=common.PATH, metavar="FLEET.yaml",
               help="Priorities, deadlines and sizes of the jobs, and limits of rows, racks and nodes.")  # fmt: skip
+@common.report
 @common.verbose
 @common.allow_tight
 @common.pue
@@ -22,8 +23,8 @@ from jointopt.cli import common
 @common.model_options()
 @common.output_options
 def fleet(
-    jobs: tuple[str, ...], site_kw: float, fleet_file: Path | None, verbose: bool, allow_tight: bool,
-    pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
+    jobs: tuple[str, ...], site_kw: float, fleet_file: Path | None, report: Path | None, verbose: bool,
+    allow_tight: bool, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Share the power of a site between JOBS: a plan with its clocks and size, or a pause, for each.
 
@@ -39,4 +40,7 @@ def fleet(
 
     named = [common.job_of(job, pue=pue, changes=changes) for job in jobs]
     asked = {"fleet_file": fleet_file, "allow_tight": allow_tight, **basis}
-    common.answer(workflow.fleet(named, site_kw=site_kw, **asked), as_json, verbose=verbose)
+    found = workflow.fleet(named, site_kw=site_kw, **asked)
+    if report:
+        common.write_report(found.report(), report)
+    common.answer(found, as_json, verbose=verbose)

@@ -23,6 +23,7 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--change-layouts", type=click.IntRange(0, 5), default=0, metavar="N",
               help="Change to N other layouts too, by a checkpoint and a restart, where that pays.")  # fmt: skip
 @click.option("--load", type=common.PATH, metavar="FILE.csv", help="Write the power as a training trace of OpenG2G.")
+@common.report
 @common.verbose
 @common.allow_tight
 @common.pue
@@ -30,8 +31,8 @@ from jointopt.cli.plan import option as plan_option
 @common.model_options()
 @common.output_options
 def follow(
-    job: str | None, plan: Plan | None, load: Path | None, verbose: bool, allow_tight: bool, pue: float | None,
-    changes: dict[str, Any], basis: dict[str, Any], as_json: bool, **asked: Any,
+    job: str | None, plan: Plan | None, load: Path | None, report: Path | None, verbose: bool,
+    allow_tight: bool, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Schedule the clocks of a plan of JOB over a signal: limits of power, reductions, prices or carbon.
 
@@ -47,4 +48,6 @@ def follow(
     if load:
         with common.writing("--load"):
             common.remark(f"Written: {load}; {found.write_load(load)}")
+    if report:
+        common.write_report(found.report(), report)
     common.answer(found, as_json, verbose=verbose)

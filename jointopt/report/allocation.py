@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.jobs.plans.text import format_stage_clocks
+from jointopt.report.page.power import compared_figure, power_page
+from jointopt.report.page.render import Page
 from jointopt.report.plans import plan_words
 from jointopt.report.tables import Block, Result, TextColumn, figure, format_values, lay_out, paragraphs, pick
 
@@ -102,6 +104,41 @@ class Allocation(Result):
     def document(self) -> dict[str, Any]:
         """The best shares, then what else is known."""
         return self.found.document() | super().document()
+
+    def report(self) -> Page:
+        """The shares as one HTML page that needs no network: who gets what, beside simpler ways, and each limit."""
+        ways = {"best": self.found, "equal shares": self.equal_share, "greedy steps": self.greedy}
+        names, limits = [one.name for one in self.found.jobs], self.limits
+        head = {"head": ["job", "GPUs", "kW", "95 %", "% of its tokens/s", "clocks in MHz", "plan"],
+                "caption": "What each job gets"}  # fmt: skip
+        rows = [
+            [one.name, one.gpus, f"{one.power_kw:.4g}", f"{one.power_kw_high:.4g}", f"{100 * one.relative:.1f}",
+             _clocks(one), plan_words(one.plan, ()) if one.plan else "-"]
+            for one in self.found.jobs
+        ]  # fmt: skip
+        shown = {
+            "Tokens/s beside simpler ways": compared_figure(
+                names, {way: [100 * one.relative for one in of.jobs] for way, of in ways.items()},
+                "% of its tokens/s",
+            ),
+            "Power of each limit": compared_figure(
+                [one["name"] for one in limits],
+                {"drawn (high end, 95 %)": [one["power_kw_high"] for one in limits],
+                 "limit": [one["kw"] for one in limits]}, "kW",
+            ),
+        }  # fmt: skip
+        paused = [one.name for one in self.found.jobs if one.plan is None]
+        cards = [
+            (name.capitalize(), f"{100 * way.relative_throughput:.2f} %", "of the tokens/s without a limit")
+            for name, way in ways.items()
+        ]
+        cards.append(("Power", f"{self.found.power_kw_high:.2f} kW", f"the high end, of {figure(self.site_kw)} kW"))
+        lines = " ".join(self.text().split("\n\n")[0].split())
+        return power_page(
+            f"{len(names)} jobs under {figure(self.site_kw)} kW", "Power of one site between its jobs.",
+            lines + (f" Paused: {', '.join(paused)}." if paused else ""), cards, shown, self.text(verbose=True),
+            tables=[head | {"rows": rows}],
+        )  # fmt: skip
 
     def blocks(self, *, verbose: bool = False) -> Iterator[Block]:
         """The sums, the jobs (``verbose``: all), and what the optimum is worth."""

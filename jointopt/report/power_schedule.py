@@ -17,6 +17,8 @@ from jointopt.core.units import KILO
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.report.effective_time import days
+from jointopt.report.page.power import LIMIT, power_page, stepped_figure
+from jointopt.report.page.render import Page
 from jointopt.report.plans import plan_words
 from jointopt.report.tables import (
     COUNT_UNITS,
@@ -34,6 +36,10 @@ from jointopt.runs.site_signal import SiteSignal
 
 _WIDTH, _ROWS = 80, 7
 _HEADS = {"limit_kw": "limit", "reduce_percent": "% less", "price_per_kwh": "price", "carbon_g_per_kwh": "g/kWh"}
+_SIGNALS = {  # of signals that have a figure of their own on the page: its heading, and the unit
+    "reduce_percent": ("Reduction that is asked for", "%"), "price_per_kwh": ("Price of electricity", "per kWh"),
+    "carbon_g_per_kwh": ("Carbon of electricity", "g/kWh"),
+}  # fmt: skip
 _PICTURE = 60, 4  # characters, lines
 _FLAT = 0.1  # of the plan's power: what varies less is no picture
 _CLEAR_GAP = 1e-6  # of the cost: less is rounding
@@ -125,6 +131,40 @@ class PowerSchedule(Result):
             f'TrainingRun(n_gpus={self.job.cluster.num_gpus}, trace=TrainingTrace.load("{path}"), '
             f"target_peak_W_per_gpu={float(watts.max())!r})"
         )
+
+    def report(self) -> Page:
+        """The schedule as one HTML page that needs no network: what is lost, power against the limit, clocks."""
+        hours = [(one["from_s"] - self.steps[0]["from_s"]) / _HOUR_S for one in self.steps]
+        hours.append(hours[-1] + float(self.seconds[-1]) / _HOUR_S)
+        power: dict[str, Any] = {"high end (95 %)": self._column("power_kw_high"), "mean": self._column("power_kw")}
+        if "limit_kw" in self.steps[0]:
+            power[LIMIT] = [kw if np.isfinite(kw) else None for kw in self._column("limit_kw").tolist()]
+        clocks = [one["stage_clock_mhz"] for one in self.steps]
+        stages = max(map(len, clocks)) if any(len({*some}) > 1 for some in clocks) else 1
+        by_stage = {f"stage {n}": [some[n] if n < len(some) else None for some in clocks] for n in range(stages)}
+        figures = {"Power of the site": stepped_figure(hours, power, "kW")}
+        if kind := _SIGNALS.get(self.signal.kind):
+            unit = f"{self.job.cluster.currency} {kind[1]}".strip() if "price" in self.signal.kind else kind[1]
+            figures[kind[0]] = stepped_figure(hours, {kind[0]: self._column(self.signal.kind).tolist()}, unit)
+        figures["Clocks"] = stepped_figure(hours, by_stage if stages > 1 else {"clock": by_stage["stage 0"]}, "MHz")
+        paused = [f"hour {hours[at]:.4g} to {hours[at + 1]:.4g}" for at, one in enumerate(self.steps) if one["paused"]]
+        more = [f"Paused in {', '.join(paused[:_ROWS])}{' and later' if len(paused) > _ROWS else ''}."] * bool(paused)
+        share, peak = self.tokens / self.plan_tokens, float(self._column("power_kw_high").max())
+        cards = [
+            ("Tokens", f"{100 * share:.2f} %", "of what the plan makes at its own clocks"),
+            ("Energy at the meter", quantity(self.energy_j, RUN_ENERGY_UNITS),
+             f"{quantity(self.plan_energy_j, RUN_ENERGY_UNITS)} at the plan's own clocks"),
+            ("Highest power", f"{figure(round(peak, 2))} kW", "the high end, 95 %"),
+            ("Pauses", f"{self.pauses}", f"{float(self.seconds @ self._column('paused')) / _HOUR_S:.4g} h in all"),
+        ]  # fmt: skip
+        if self.cost is not None and self.plan_cost is not None:
+            name = self.cost_unit[0].upper() + self.cost_unit[1:]
+            cards.insert(1, (name, figure(self.cost), f"{figure(self.plan_cost)} at the plan's own clocks"))
+        return power_page(
+            f"{self.job.name}: power over time", f"Plan {plan_words(self.plan, ())}. Aim: {self.aim}.",
+            " ".join([*itertools.islice(self._totals(), 2), *more]), cards, figures, self.text(verbose=True),
+            [*self.signal.remarks, *map(str, self.assumed)],
+        )  # fmt: skip
 
     def blocks(self, *, verbose: bool = False) -> Iterator[Block]:
         """What is lost and paid, the power as a picture, and the steps; ``verbose``: all of them."""
