@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.jobs.plans.text import format_stage_clocks
-from jointopt.report.page.power import compared_figure, power_page
+from jointopt.report.page.power_page import compared_figure, power_page
 from jointopt.report.page.render import Page
 from jointopt.report.plans import plan_words
 from jointopt.report.tables import Block, Result, TextColumn, figure, format_values, lay_out, paragraphs, pick

@@ -17,7 +17,7 @@ from jointopt.core.units import KILO
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.report.effective_time import days
-from jointopt.report.page.power import LIMIT, power_page, stepped_figure
+from jointopt.report.page.power_page import LIMIT, power_page, stepped_figure
 from jointopt.report.page.render import Page
 from jointopt.report.plans import plan_words
 from jointopt.report.tables import (

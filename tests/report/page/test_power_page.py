@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import jointopt
 from jointopt.cli.main import jointopt as command
-from jointopt.report.page.power import stepped_figure
+from jointopt.report.page.power_page import stepped_figure
 from jointopt.report.power_schedule import PowerSchedule
 
 NAME, PLAN = "llama-3-70b-4x8-h200", "dp=4 tp=4 pp=2 vpp=2 mbs=1"

@@ -44,4 +44,4 @@ def power_page(
         "title": title, "lead": lead, "decision": decision, "cards": cards, "heads": heads, "tables": tables,
         "text": text, "assumed": list(assumed), "data": {"figures": dict(zip(heads, figures.values(), strict=True))},
     }  # fmt: skip
-    return Page(content, "power")
+    return Page(content, "power_page")
