@@ -147,7 +147,9 @@ class PowerSchedule(Result):
             unit = f"{self.job.cluster.currency} {kind[1]}".strip() if "price" in self.signal.kind else kind[1]
             figures[kind[0]] = stepped_figure(hours, {kind[0]: self._column(self.signal.kind).tolist()}, unit)
         figures["Clocks"] = stepped_figure(hours, by_stage if stages > 1 else {"clock": by_stage["stage 0"]}, "MHz")
-        paused = [f"hour {hours[at]:.4g} to {hours[at + 1]:.4g}" for at, one in enumerate(self.steps) if one["paused"]]
+        runs = itertools.groupby(range(len(self.steps)), lambda at: self.steps[at]["paused"])
+        rows = [[*run] for pauses, run in runs if pauses]
+        paused = [f"hour {hours[run[0]]:.2f} to {hours[run[-1] + 1]:.2f}" for run in rows]
         more = [f"Paused in {', '.join(paused[:_ROWS])}{' and later' if len(paused) > _ROWS else ''}."] * bool(paused)
         share, peak = self.tokens / self.plan_tokens, float(self._column("power_kw_high").max())
         cards = [
@@ -163,7 +165,7 @@ class PowerSchedule(Result):
         return power_page(
             f"{self.job.name}: power over time", f"Plan {plan_words(self.plan, ())}. Aim: {self.aim}.",
             " ".join([*itertools.islice(self._totals(), 2), *more]), cards, figures, self.text(verbose=True),
-            [*self.signal.remarks, *map(str, self.assumed)],
+            [*self.signal.remarks, *map(str, self.assumed if self.pauses else ())],
         )  # fmt: skip
 
     def blocks(self, *, verbose: bool = False) -> Iterator[Block]:

@@ -26,7 +26,7 @@ def schedule() -> PowerSchedule:
 def test_the_page_of_a_schedule_says_first_what_is_lost_and_when_it_pauses(schedule: PowerSchedule) -> None:
     content = schedule.report().content
     assert content["decision"].startswith("Lost: ")
-    assert content["decision"].endswith("Paused in hour 2 to 4.")
+    assert content["decision"].endswith("Paused in hour 2.00 to 4.00.")
     assert dict(card[:2] for card in content["cards"])["Pauses"] == "1"
     assert schedule.text(verbose=True) == content["text"]
     html = schedule.report().html()
@@ -68,3 +68,10 @@ def test_the_page_of_shares_has_every_job_beside_simpler_ways_and_each_limit(tmp
     assert all(f">{job}</th>" in html for job in jobs)
     assert "<row> 1" not in html
     assert '"name":"equal shares"' in html
+
+
+def test_steps_of_one_pause_are_named_once() -> None:
+    table = {"time_s": [0.0, 3600.0, 7200.0, 14400.0], "limit_kw": [13.0, 14.0, 45.0, None]}
+    found = jointopt.follow(jointopt.load_job(NAME), PLAN, signal=pd.DataFrame(table))
+    assert len([step for step in found.steps if step["paused"]]) == 2
+    assert found.report().content["decision"].endswith("Paused in hour 0.00 to 2.00.")
