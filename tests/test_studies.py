@@ -253,7 +253,7 @@ def test_the_table_plot_and_figures_of_a_day_are_those_of_its_rows(follow_day: M
     follow_day.draw(found, tmp_path / "day.png")
     assert 10_000 < (tmp_path / "day.png").stat().st_size < 150_000
     assert figures.read()["follow"]["figures"] == follow_day.summary(table, prices)
-    assert len(prices) == len(follow_day.DAY["tokens_percent"])
+    assert len(prices) == len(follow_day.DAY["tokens_percent"]) + len(follow_day.DAY["gpu_hours"])
 
 
 def test_every_way_of_a_day_keeps_the_limit_of_the_site_with_its_high_end(follow_day: ModuleType) -> None:

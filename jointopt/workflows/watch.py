@@ -52,6 +52,8 @@ def watch(
             "--rebalance prices clocks, for which it needs the job and the plan of the run: --job, --plan."
         )
     paths = as_paths("logs", logs)
+    if not paths:
+        raise UsageError(f"logs is empty; expected {_EXPECTED}.")
     texts = {path: _text(path) for path in paths}
     settings = {} if all(map(is_rank_rows, texts.values())) else _settings(texts.values())
     times = rank_times(texts, warmup)

@@ -86,11 +86,17 @@ class Site:
             return max((one for one in powers if sum(one[1]) <= limit_kw), key=lambda one: one[0])[1]
         return [job.power_kw_high for job in self.shared(broken, limit_kw).found.jobs]
 
-    def priced(self, number: int, part: float, *, flat: bool = False) -> Any:
-        """A job's schedule over the prices of the day, or over one price, with a part of the tokens it could make."""
+    def priced(self, number: int, part: float = 0.0, *, flat: bool = False, gpu_hour: float | None = None) -> Any:
+        """A job's schedule over the prices of the day, or over one price, with a part of the tokens it could make.
+
+        ``gpu_hour``: the price of a GPU-hour, by which it makes as many tokens as pay.
+        """
         day, full = steps(False), self.full[False][number]
         price = [day["price"].mean()] * len(day) if flat else day["price"]
         signal = pd.DataFrame({"time_s": [*HOUR_S * day["from_h"], DAY_S], "price_per_kwh": [*price, None]})
+        if gpu_hour is not None:
+            job = jointopt.load_job(DAY["jobs"][number], {"cluster.price_per_gpu_hour": gpu_hour})
+            return jointopt.follow(job, full.plan, signal=signal)
         tokens = part * full.tokens_per_s * DAY_S
         return jointopt.follow(self.jobs[False][number], full.plan, signal=signal, tokens_by=tokens)
 
@@ -133,7 +139,10 @@ def table_of(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def prices_of(site: Site) -> pd.DataFrame:
-    """A row for each share of the tokens: money of the prices followed, of constant clocks, of pauses at the peak."""
+    """Money of the prices followed, of constant clocks, of pauses at the peak: a row for each share of the tokens.
+
+    Then one for each price of a GPU-hour, by which following may make fewer tokens.
+    """
     day, rows = steps(False), []
     hours, numbers = (day["to_h"] - day["from_h"]).to_numpy(), range(len(DAY["jobs"]))
     full_kw = sum(job.power_kw for job in site.full[False])
@@ -150,6 +159,13 @@ def prices_of(site: Site) -> pd.DataFrame:
              "constant clocks": sum(constant) * float(hours @ day["price"]),
              "followed": sum(site.priced(number, part).cost for number in numbers)}
         )  # fmt: skip
+    for gpu_hour in DAY["gpu_hours"]:
+        found = [site.priced(number, gpu_hour=gpu_hour) for number in numbers]
+        share = float(np.mean([one.tokens / one.plan_tokens for one in found]))
+        rows.append(
+            {"tokens_%": 100.0 * share, "nothing": nothing, "followed": sum(one.cost for one in found),
+             "gpu_hour": gpu_hour}
+        )  # fmt: skip
     return pd.DataFrame(rows).round(2)
 
 
@@ -159,7 +175,9 @@ def summary(table: pd.DataFrame, prices: pd.DataFrame) -> dict[str, float]:
     for row in table.to_dict("records"):
         found |= {f"{row['day']} {row['way']} {name.replace('_%', ' percent')}": row[name] for name in
                   ("tokens_%", "least_%", "kwh", "money", "paused_h")}  # fmt: skip
-    for row in prices.to_dict("records"):
+    for row in prices[prices["gpu_hour"] > 0.0].to_dict("records"):
+        found[f"prices gpu-hour {row['gpu_hour']:g} tokens percent"] = row["tokens_%"]
+    for row in prices[prices["gpu_hour"].isna()].to_dict("records"):
         for way in ("paused at the peak", "constant clocks", "followed"):
             found[f"prices {row['tokens_%']:g} {way} saves percent"] = 100.0 * (1.0 - row[way] / row["nothing"])
     return {name: round(float(value), 3) for name, value in found.items()}

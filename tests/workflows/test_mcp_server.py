@@ -87,6 +87,7 @@ def test_a_slow_rank_is_named_by_logs_of_the_folder(tmp_path: Path) -> None:
             for step in range(1, 150) for rank in range(8)]  # fmt: skip
     (tmp_path / "ranks.csv").write_text("\n".join(["iteration,rank,time_s", *rows]))
     assert [one["rank"] for one in call(tmp_path, "watch", logs=["ranks.csv"], plan="dp=8")["slow"]] == [2]
+    assert "logs is empty; expected" in call(tmp_path, "watch", logs=[])
 
 
 def test_no_log_signal_or_fleet_file_outside_of_the_folder_is_read(tmp_path: Path) -> None:
