@@ -28,7 +28,7 @@ class PowerControl:
 
     def lowest(self) -> int:
         """The rung of least power."""
-        return int(self.expected_kw.argmin())
+        return int(self.power_kw.argmin())
 
     def is_settled(self, now_s: float) -> bool:
         """Whether a window of measured power lies after the last change."""
