@@ -68,6 +68,17 @@ def test_a_log_of_iterations_alone_tells_since_when_a_run_is_slower_and_of_no_ra
     assert one.cost_s == pytest.approx(0.05, abs=0.003)
 
 
+def test_a_log_of_throughput_needs_the_job_for_times(tmp_path: Path) -> None:
+    lines = [f"[rank0]:2026-08-01 10:00:{i % 60:02d},000 - root - INFO - step: {i}  loss:  7.0  memory: 50.00GiB(60%)  "
+             f"tps: {6000 - 500 * (i > 80):,}  tflops: 300.00  mfu: 40.00%\n" for i in range(1, 141)]  # fmt: skip
+    (tmp_path / "rank0.log").write_text("".join(lines))
+    with pytest.raises(UsageError, match="--job JOB"):
+        watch(tmp_path / "rank0.log")
+    (one,) = watch(tmp_path / "rank0.log", job=load_job("llama-3-8b-1x8-h100")).slow
+    assert (one.rank, one.since_iteration) == (None, 81)
+    assert one.cost_s == pytest.approx(128 * 8192 / 8 * (1 / 5500 - 1 / 6000), rel=1e-3)
+
+
 def test_ranks_without_a_stage_are_taken_as_alike_and_that_is_named(tmp_path: Path) -> None:
     run = Run(6, "power", dp=8, pp=1)
     found = watch(rows_of(run, tmp_path, "to_next_s", "to_previous_s"), job=load_job("llama-3-8b-1x8-h100"))
