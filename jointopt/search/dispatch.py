@@ -82,7 +82,7 @@ class Schedule:
     rung: Ints
     tokens: Floats  # of each step
     cost: Floats  # of each step
-    gap: float = 0.0  # most by which another schedule could cost less, as a share of the cost
+    gap: float = 0.0  # most by which another schedule could cost less, as a share of what the steps cost and earn
 
     @property
     def totals(self) -> tuple[float, float]:
@@ -143,7 +143,7 @@ class Dispatch:
         if balance.less is not None:
             found = min(self._mixed(found, balance.less, tokens), key=lambda one: one.totals[0])
         cost = found.totals[0]
-        return replace(found, gap=max(cost - bound, 0.0) / max(abs(cost), 1e-300))
+        return replace(found, gap=max(cost - bound, 0.0) / max(float(np.abs(found.cost).sum()), 1e-300))
 
     def schedule(self, rung: Ints, bounds_s: Floats | None = None) -> Schedule:
         """The schedule of a rung (m,) for each step, whose m + 1 bounds are those of the signal or lie between them."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from jointopt.surrogate.measurements import Measurements
 
-MOST_OPTIONS = 40  # of a job at one size: steps of about 2 % of its power
+MOST_OPTIONS = 60  # of a job at one size: steps of about 1 % of its power
 _MISSED = 2.0  # value of a deadline beside that of all tokens, which is 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +25,20 @@ from jointopt.physics.site import cluster_power_kw
 from jointopt.report.power_schedule import PowerSchedule
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.follow import follow
-from jointopt.workflows.ladder import ladder_of
+from jointopt.workflows.ladder import Ladder, ladder_of
 
 NAME, PLAN = "llama-3-70b-4x8-h200", "dp=4 tp=4 pp=2 vpp=2 mbs=1"
 MODEL = JobModel(load_job(NAME))
-LADDER = ladder_of(MODEL, PLAN)
-OWN_KW, OWN_RATE = (float(LADDER.own[name][0]) for name in ("cluster_power_kw", "tokens_per_s"))
+
+
+@functools.cache
+def ladder() -> Ladder:
+    return ladder_of(MODEL, PLAN)
+
+
+def own(name: str) -> float:
+    """A figure of the plan at its own clocks."""
+    return float(ladder().own[name][0])
 
 
 def schedule(
@@ -43,13 +52,13 @@ def schedule(
 @given(st.lists(st.floats(13.0, 60.0), min_size=1, max_size=20))
 def test_each_step_is_the_fastest_rung_below_its_limit_with_95_percent(limits: list[float]) -> None:
     found = schedule("limit_kw", limits, step_s=86_400.0)
-    kept = LADDER.power_kw <= OWN_KW * (1 + 1e-9)
+    kept = ladder().power_kw <= own("cluster_power_kw") * (1 + 1e-9)
     for step, limit_kw in zip(found.steps, limits, strict=True):
         assert step["power_kw_high"] <= limit_kw
-        within = kept & (LADDER.power_kw_high <= limit_kw)
-        assert step["tokens_per_s"] <= max(LADDER.tokens_per_s[within], default=0.0) * (1 + 1e-9)
+        within = kept & (ladder().power_kw_high <= limit_kw)
+        assert step["tokens_per_s"] <= max(ladder().tokens_per_s[within], default=0.0) * (1 + 1e-9)
         if step["tokens_per_s"] and len(found.steps) == 1:
-            assert step["tokens_per_s"] == pytest.approx(LADDER.tokens_per_s[within].max())
+            assert step["tokens_per_s"] == pytest.approx(ladder().tokens_per_s[within].max())
     assert found.lost_tokens >= -1e-6 * found.plan_tokens
 
 
@@ -57,20 +66,20 @@ def test_without_a_limit_the_plan_runs_at_least_as_fast_as_at_its_own_clocks_for
     for found in (schedule("limit_kw", [np.inf, 1e3]), schedule("reduce_percent", [0.0])):
         assert found.tokens >= found.plan_tokens
         assert found.energy_j <= found.plan_energy_j
-        assert found.plan_energy_j == pytest.approx(OWN_KW * 1e3 * float(found.seconds.sum()))
+        assert found.plan_energy_j == pytest.approx(own("cluster_power_kw") * 1e3 * float(found.seconds.sum()))
 
 
 def test_a_reduction_is_of_the_mean_power_at_the_plans_own_clocks() -> None:
     found = schedule("reduce_percent", [0.0, 20.0])
-    assert found.steps[1]["limit_kw"] == pytest.approx(0.8 * OWN_KW)
-    assert 0.7 * OWN_KW < found.steps[1]["power_kw_high"] <= 0.8 * OWN_KW
+    assert found.steps[1]["limit_kw"] == pytest.approx(0.8 * own("cluster_power_kw"))
+    assert 0.7 * own("cluster_power_kw") < found.steps[1]["power_kw_high"] <= 0.8 * own("cluster_power_kw")
 
 
 def test_a_limit_is_exceeded_in_at_most_5_percent_of_runs_whose_power_is_drawn_from_the_intervals() -> None:
     rng, cluster = np.random.default_rng(0), MODEL.job.cluster
-    plans = LADDER.plans
+    plans = ladder().plans
     for limit_kw in (22.0, 26.0, 30.0, 34.0):
-        rung = LADDER.rung_under(limit_kw)
+        rung = ladder().rung_under(limit_kw)
         assert rung is not None
         mean_w, high_w = (float(plans[name][rung]) for name in ("avg_power_w", "avg_power_w_high"))
         drawn_w = mean_w * np.exp(rng.standard_normal(20_000) * np.log(high_w / mean_w) / Z_90)
@@ -84,10 +93,10 @@ def test_below_the_last_rung_the_run_pauses_and_restarts_after_its_checkpoint() 
     paused = found.steps[1]
     assert paused["paused"]
     assert paused["stage_clock_mhz"] == []
-    assert paused["power_kw_high"] == pytest.approx(LADDER.idle_kw_high)
+    assert paused["power_kw_high"] == pytest.approx(ladder().idle_kw_high)
     assert found.pauses == 1
     after, before = found.steps[2], found.steps[0]
-    assert after["tokens_per_s"] == pytest.approx(before["tokens_per_s"] * (1 - LADDER.restart_s / 3600))
+    assert after["tokens_per_s"] == pytest.approx(before["tokens_per_s"] * (1 - ladder().restart_s / 3600))
 
 
 def test_a_limit_below_a_pause_says_how_many_kw_are_missing() -> None:
@@ -118,7 +127,7 @@ def test_with_the_price_of_a_gpu_hour_tokens_are_lost_where_electricity_is_deare
 
 
 def test_tokens_by_the_end_are_made_with_least_energy_and_are_refused_where_limits_leave_too_little_time() -> None:
-    asked = 0.8 * OWN_RATE * 7200
+    asked = 0.8 * own("tokens_per_s") * 7200
     found = schedule("limit_kw", [40.0, 30.0], tokens_by=asked)
     assert found.tokens == pytest.approx(asked)
     assert found.energy_j < schedule("limit_kw", [40.0, 30.0]).energy_j
