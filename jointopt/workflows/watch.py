@@ -118,6 +118,8 @@ def _timer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     frame["time_s"] = frame[[name for name in meter_logs.COMPUTE if name in frame]].sum(axis=1)
     for name, timers in (("to_next_s", meter_logs.TO_NEXT), ("to_previous_s", meter_logs.TO_PREVIOUS)):
         frame[name] = frame[[one for one in timers if one in frame]].sum(axis=1, min_count=1)
+    if {*meter_logs.INTERLEAVED} & {*frame}:
+        frame["to_next_s"], frame["to_previous_s"] = math.nan, 0.0  # interleaved: each exchanges with both sides
     return frame
 
 
@@ -159,6 +161,7 @@ def _stages(
         per_stage = int(first.sum())
         if per_stage and count % per_stage == 0 and first[:per_stage].all():
             return np.arange(count) // per_stage, ()
+        raise UsageError("The timers of interleaved schedules do not tell which ranks are one stage; give --plan.")
     same = "all ranks are taken to do the same work, for neither --plan nor a column stage says which are one stage"
     return np.zeros(count, np.int64), (Assumption.not_given("stage", 0, "all ranks do the same work", same),)
 

@@ -45,6 +45,14 @@ def test_stages_follow_from_the_timers_of_megatrons_log_and_the_cost_from_its_it
     assert one.cost_s == pytest.approx(np.median(seconds[60:]) - np.median(seconds[40:60]), abs=0.005)
 
 
+def test_an_interleaved_schedule_does_not_tell_its_stages_by_timers(tmp_path: Path) -> None:
+    run = Run(5, "heat", slower=0.1, dp=4, pp=4)
+    (tmp_path / "train.log").write_text(run.megatron_log().replace("forward-recv", "forward-send-forward-recv"))
+    with pytest.raises(UsageError, match="give --plan"):
+        watch(tmp_path / "train.log")
+    assert [one.rank for one in watch(tmp_path / "train.log", "dp=4 pp=4").slow] == [run.victim]
+
+
 def test_ranks_that_wait_for_each_other_are_told_apart_by_their_clocks_alone(tmp_path: Path) -> None:
     run = Run(4, "clock", dp=8, pp=1)
     frame = run.frame()
