@@ -142,9 +142,11 @@ def kind_of(one: Episode, excess: Floats, group: Ints, seen: Mapping[str, Floats
     peers = np.flatnonzero((group == group[one.rank]) & (np.arange(len(group)) != one.rank))
 
     def beside(name: str) -> Floats:
-        """Its values beside the median of its peers, (2, rows); without peers beside its own first ones."""
+        """Its values beside the median of its peers, (2, rows); where that is not known beside its own before."""
         values = seen[name]
-        other = known_median(values[rows][:, peers], 1) if len(peers) else np.nanmedian(values[:FIRST, one.rank])
+        own = known_median(values[: one.since or FIRST, one.rank])
+        other = known_median(values[rows][:, peers], 1) if len(peers) else own
+        other = np.where(np.isfinite(other), other, own)  # peers of other nodes may not be known
         return np.stack(np.broadcast_arrays(values[rows, one.rank], other))
 
     clocks = "clock_mhz" in seen and np.isfinite(seen["clock_mhz"][rows, one.rank]).any()

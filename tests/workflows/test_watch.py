@@ -30,6 +30,14 @@ def test_the_slow_rank_its_kind_and_its_first_iteration_are_named(tmp_path: Path
     assert found[0].noticed_iteration <= run.since + 20
 
 
+def test_where_clocks_of_peers_are_not_known_its_own_before_tell_the_kind(tmp_path: Path) -> None:
+    run = Run(11, "heat", dp=4, pp=4)
+    frame = run.frame()
+    frame.loc[frame["rank"] != run.victim, ["clock_mhz", "temperature_c"]] = np.nan
+    frame.to_csv(tmp_path / "ranks.csv", index=False)
+    assert [one.kind for one in watch(tmp_path / "ranks.csv", "dp=4 pp=4").slow] == ["heat"]
+
+
 def test_a_run_in_which_no_rank_is_slow_is_told_so(tmp_path: Path) -> None:
     found = watch(rows_of(Run(2, iterations=400), tmp_path), "dp=4 pp=2")
     assert found.slow == ()
