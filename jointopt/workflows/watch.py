@@ -56,7 +56,7 @@ def watch(
     settings = {} if all(map(is_rank_rows, texts.values())) else _settings(texts.values())
     times = rank_times(texts, warmup)
     if times is None:
-        times = _run_times(texts, job, warmup)
+        times = run_times(texts, job, warmup)
     stated = (
         {"pp": 1} | plan_degrees(plan)
         if plan is not None
@@ -123,7 +123,7 @@ def _timer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _run_times(texts: Mapping[Path, str], job: Job | None, warmup: int) -> RankTimes:
+def run_times(texts: Mapping[Path, str], job: Job | None, warmup: int) -> RankTimes:
     """Times of iterations, of the first file that has any, as those of one rank that is not known (-1)."""
     batch = Batch(1, 1, 1)
     if job is not None:
