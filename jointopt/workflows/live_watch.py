@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 class LiveWatch:
     """Watches the ``ranks`` of this machine in a ``log`` of all, which may not be there yet; each finding is told once.
 
-    ``job`` gives the times of a log that states a throughput; ``rebalance``, which needs it: clocks of ranks that wait for
-    a slow one are lowered meanwhile. A log without times of ranks tells the time of iterations alone.
+    ``job`` gives the times of a log that states a throughput; ``rebalance``, which needs it: clocks of ranks that wait
+    for a slow one are lowered meanwhile. A log without times of ranks tells the time of iterations alone.
     """
 
     def __init__(
