@@ -66,21 +66,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Expected:
-    """What runs come to in the mean; of many runs each figure is (n,)."""
+    """What a run comes to in the mean, and the standard deviation of its time; of many runs each figure is (n,)."""
 
-    run: Run  # as it counts in the work of a slower one
     time_s: Floats
     failures: Floats
     lost_s: dict[str, Floats]  # by part, see `LOSSES`: with the useful work they add up to the time
-    factor: Array  # mean speed over that of a whole run
-    stops: Array  # seconds of waiting per second that the run goes on
-    spread_s2: Floats  # variance of the time that repairs cost
-
-    @property
-    def deviation_s(self) -> Floats:
-        """The standard deviation of the time."""
-        of_failures = variance_s2(self.run) * (1.0 + np.asarray(self.stops)) ** 2
-        return np.sqrt((of_failures + self.spread_s2) / np.square(self.factor))
+    deviation_s: Floats  # NaN where it was not asked for
 
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
@@ -161,20 +152,21 @@ def daly_s(checkpoint_s: Array, failure_s: Array) -> Floats:
     return np.where(share < 1.0, series, failure_s)
 
 
-def expected(run: Run) -> Expected:
+def expected(run: Run, *, spread: bool = True) -> Expected:
     """What runs come to in the mean: `expected_parts`, and what the repairs of broken nodes cost.
 
     Where replicas miss, the others work on more slowly, and fail less often: as if time were longer and checkpoints and
-    restarts shorter by their mean speed. Of restarts, in which most replicas miss, speed takes nothing.
+    restarts shorter by their mean speed. Of restarts, in which most replicas miss, speed takes nothing. Without
+    ``spread`` the deviation is left out, half of the work.
     """
-    at, factor, stops, slow, spread = run, np.ones(()), np.zeros(()), np.zeros(()), np.zeros(())
+    at, factor, stops, slow, apart = run, np.ones(()), np.zeros(()), np.zeros(()), np.zeros(())
     for _ in range(_TURNS):
         before, at = factor, run.at_speed(factor)
         parts = expected_parts(at)
         done = run.work_s + parts["work"]
         running = (done + parts["checkpoint"] + parts["restart"]) / factor
         if run.shop is not None:
-            stops, slow, spread = run.shop.losses(running, float(run.failure_s))
+            stops, slow, apart = run.shop.losses(running, float(run.failure_s))
             in_restarts = run.shop.slow_in_restarts(slow, float(run.restart_s), float(run.failure_s))
             restarts = parts["restart"] / factor / running
             factor = 1.0 - np.maximum(slow - restarts * in_restarts, 0.0) / (1.0 - restarts)
@@ -185,7 +177,11 @@ def expected(run: Run) -> Expected:
         "idle": stops * running, "degraded": done / factor - done,
     }  # fmt: skip
     lost = {name: np.asarray(values)[()] for name, values in lost.items()}
-    failures = np.asarray(running * (1.0 - slow) / run.failure_s)[()]
-    return Expected(
-        at, np.asarray(run.work_s + sum(lost.values()))[()], failures, lost, factor, stops, spread * running
+    variance: Array = np.nan
+    if spread:
+        variance = (variance_s2(at) * (1.0 + stops) ** 2 + apart * running) / factor**2
+    time_s, failures, deviation_s = (
+        np.asarray(one)[()]
+        for one in (run.work_s + sum(lost.values()), running * (1.0 - slow) / run.failure_s, np.sqrt(variance))
     )
+    return Expected(time_s, failures, lost, deviation_s)

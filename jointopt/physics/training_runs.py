@@ -131,7 +131,7 @@ class TrainingRuns:
         """
         cluster, training_w = self.job.cluster, np.divide(energy_j, run.iteration_s)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = renewal.expected(run)
+            found = renewal.expected(run, spread=False)
             longest_s = np.maximum(np.add(run.interval_s, run.checkpoint_s), run.restart_s)
             taken_s = np.where(longest_s > MOST_TRIES * self.failure_s, np.inf, found.time_s)[()]
             energy_j = found.energy_j(run.work_s, training_w, self.idle_w * cluster.num_gpus)
