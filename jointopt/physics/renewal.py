@@ -6,6 +6,7 @@ again. Limits of validity: failures are independent and each stops the whole run
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,10 +69,10 @@ class Run:
 class Expected:
     """What a run comes to in the mean, and the standard deviation of its time; of many runs each figure is (n,)."""
 
-    time_s: Floats
-    failures: Floats
-    lost_s: dict[str, Floats]  # by part, see `LOSSES`: with the useful work they add up to the time
-    deviation_s: Floats  # NaN where it was not asked for
+    time_s: Array
+    failures: Array
+    lost_s: Mapping[str, Array]  # by part, see `LOSSES`: with the useful work they add up to the time
+    deviation_s: Array  # NaN where it was not asked for
 
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
