@@ -57,7 +57,7 @@ def test_a_number_without_a_mark_is_named() -> None:
     assert [one.split(" has no source")[0].split(": ")[1] for one in found] == ["'23 %'", "'12 s'"]
 
 
-@pytest.mark.parametrize("name", ["accuracy", "classes", "joint-or-not", "leaderboard", "run-or-iteration"])
+@pytest.mark.parametrize("name", ["accuracy", "classes", "follow", "joint-or-not", "leaderboard", "run-or-iteration"])
 def test_a_prediction_that_moves_makes_the_figures_that_rest_on_it_old(name: str, tree: Path) -> None:
     entry = figures.read_of(ROOT / "docs" / "figures.json")[name]
     entry["predictions"] = {

@@ -238,3 +238,37 @@ def test_a_job_of_run_or_iteration_comes_to_its_recorded_rows_today(run_or_itera
     for now, (_, row) in zip(run_or_iteration.rows_of(case), recorded.iterrows(), strict=True):
         assert now["behind"] == pytest.approx(row["behind"], abs=5e-5), f"run {run_or_iteration.COMMAND}"
         assert now["run_effective_time_ratio"] == pytest.approx(row["run_effective_time_ratio"], abs=5e-5)
+
+
+@pytest.fixture
+def follow_day(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(STUDIES / "follow"))
+    return importlib.import_module("follow_day")
+
+
+def test_the_table_plot_and_figures_of_a_day_are_those_of_its_rows(follow_day: ModuleType, tmp_path: Path) -> None:
+    found, prices = (pd.read_csv(STUDIES / "follow" / f"{name}.csv") for name in ("results", "prices"))
+    table = follow_day.table_of(found.fillna({"clocks_mhz": ""}))
+    assert (STUDIES / "follow" / "table.csv").read_text() == table.to_csv(index=False)
+    follow_day.draw(found, tmp_path / "day.png")
+    assert 10_000 < (tmp_path / "day.png").stat().st_size < 150_000
+    assert figures.read()["follow"]["figures"] == follow_day.summary(table, prices)
+    assert len(prices) == len(follow_day.DAY["tokens_percent"])
+
+
+def test_every_way_of_a_day_keeps_the_limit_of_the_site_with_its_high_end(follow_day: ModuleType) -> None:
+    found = pd.read_csv(STUDIES / "follow" / "results.csv")
+    for fails, day in ((False, "limits"), (True, "a node breaks")):
+        for step in follow_day.steps(fails).itertuples():
+            here = found[(found["day"] == day) & (found["from_h"] <= step.from_h) & (found["to_h"] > step.from_h)]
+            drawn_kw = here.groupby("way")["power_kw_high"].sum()
+            assert set(drawn_kw.index) == set(follow_day.WAYS)
+            assert drawn_kw.max() <= step.limit_kw + 1e-3
+
+
+@pytest.mark.long
+def test_a_day_comes_to_its_recorded_rows_today(follow_day: ModuleType) -> None:
+    recorded = pd.read_csv(STUDIES / "follow" / "results.csv").query("day == 'a node breaks' and way == 'followed'")
+    now = pd.DataFrame(follow_day.rows_of(follow_day.Site(), "followed", fails=True))
+    for column in ("from_h", "power_kw_high", "tokens_%"):
+        assert now[column].tolist() == pytest.approx(recorded[column].tolist(), abs=5e-4), f"run {follow_day.COMMAND}"

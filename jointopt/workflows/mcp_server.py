@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
@@ -18,14 +19,18 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_file, load_job, parse_job, shipped_jobs, with_changes
 from jointopt.report.listing import listing
 from jointopt.report.schemas import schema_of
-from jointopt.report.tables import plain
+from jointopt.report.tables import Result, plain
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
 from jointopt.workflows.export import export, write
+from jointopt.workflows.fleet import fleet
+from jointopt.workflows.follow import follow
+from jointopt.workflows.goodput import goodput
 from jointopt.workflows.propose import propose
 from jointopt.workflows.scale import scale
+from jointopt.workflows.watch import watch
 
-PLANS = 12  # of a front, that an answer lists
+PLANS, STEPS = 12, 48  # of a front and of a schedule, that an answer lists
 INSTRUCTIONS = (
     "jointopt chooses the parallel layout and the GPU clocks of an LLM training job. Start with `propose`; its answer "
     "names a recommended plan, how much better it is with 90 % intervals, and the settings it hangs on: ask the user "
@@ -69,10 +74,9 @@ class Tools:
 
     def all(self) -> list[Verb]:
         """The tools as the server takes them: what a verb refuses is their error, in its one sentence."""
-        return [
-            self._guarded(tool)
-            for tool in (self.propose, self.explain, self.compare, self.scale, self.export, self.catalog)
-        ]
+        verbs = (self.propose, self.explain, self.compare, self.scale, self.goodput, self.follow, self.fleet,
+                 self.watch, self.export, self.catalog)  # fmt: skip
+        return [self._guarded(tool) for tool in verbs]
 
     def propose(self, job: JobGiven, changes: dict[str, Any] | None = None, baseline: str = "") -> dict[str, Any]:
         """Search all layouts and clocks of a job; recommends one plan of the Pareto front.
@@ -110,6 +114,54 @@ class Tools:
         for size in answer["sizes"]:
             size["plans"] = size["plans"][:1]  # the fastest; the others stand in the text
         return answer
+
+    def goodput(
+        self, job: JobGiven, plan: PlanGiven | None = None, changes: dict[str, Any] | None = None,
+        logs: list[str] | None = None, simulate: int = 0,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The whole run of `training.run_tokens`: time, energy and money with failures, checkpoints and repairs.
+
+        `changes` may state keys of `reliability`. `logs`: of one run of the job, and tables of sacct, in the folder,
+        which say how often it fails. `simulate`: so many runs are played event by event too.
+        """
+        files = [self._inside(log) for log in logs or ()]
+        return _whole(goodput(self._job(job, changes), plan, logs=files, simulate=simulate))
+
+    def follow(
+        self, job: JobGiven, signal: str | dict[str, list[float | None]], plan: PlanGiven | None = None,
+        changes: dict[str, Any] | None = None, tokens_by: float | None = None, dwell_s: float = 0.0,
+        ramp_kw_per_min: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The clocks of a plan over limits, reductions, prices or carbon of the site's power, and what that loses.
+
+        `signal`: a CSV file, or columns by name: `time_s`, the starts of steps and their end, and one of `limit_kw`,
+        `reduce_percent`, `price_per_kwh`, `carbon_g_per_kwh`, whose last value is null. The answer has the first steps.
+        """
+        given = self._inside(signal) if isinstance(signal, str) else pd.DataFrame(signal)
+        asked = {"tokens_by": tokens_by, "dwell_s": dwell_s, "ramp_kw_per_min": ramp_kw_per_min}
+        answer = _whole(follow(self._job(job, changes), plan, signal=given, **asked))  # type: ignore[arg-type]
+        return answer | {"schedule": answer["schedule"][:STEPS], "steps_in_all": len(answer["schedule"])}
+
+    def fleet(
+        self, jobs: list[JobGiven], site_kw: float, fleet_file: str | dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The power of a site between several jobs: a plan with its clocks and size, or a pause, for each.
+
+        `fleet_file`: a file, or a mapping as in it, of priorities, deadlines, sizes, and limits of rows and racks.
+        """
+        terms = self._inside(fleet_file) if isinstance(fleet_file, str) else fleet_file
+        return _whole(fleet([self._job(job, None) for job in jobs], site_kw=site_kw, fleet_file=terms))
+
+    def watch(
+        self, logs: list[str], plan: PlanGiven | None = None, job: JobGiven | None = None,
+        gpus_per_node: int | None = None, rebalance: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Which ranks of a run are slow, since when, of which kind, and what that costs, by its logs in the folder.
+
+        `rebalance`: also the clocks that save energy meanwhile; needs `job` and `plan`.
+        """
+        files, of = [self._inside(log) for log in logs], None if job is None else self._job(job, None)
+        return _whole(watch(files, plan, job=of, gpus_per_node=gpus_per_node, rebalance=rebalance))
 
     def export(
         self, job: JobGiven, plan: PlanGiven, target: str = "", changes: dict[str, Any] | None = None, out: str = ""
@@ -164,6 +216,11 @@ class Tools:
                 raise ToolError(str(error)) from error
 
         return run
+
+
+def _whole(found: Result) -> dict[str, Any]:
+    """The document of a result, with its text."""
+    return found.to_dict() | {"text": found.text()}
 
 
 def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:

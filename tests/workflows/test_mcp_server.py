@@ -63,6 +63,43 @@ def test_plans_are_compared_and_sizes_too(tmp_path: Path) -> None:
     assert "front" not in found
 
 
+def test_a_run_is_planned_and_its_clocks_follow_a_signal_of_columns_or_of_a_file(tmp_path: Path) -> None:
+    found = call(tmp_path, "goodput", job=JOB, plan=PLAN, changes={"training.run_tokens": 1e11})
+    assert 0.5 < found["effective_time_ratio"] < 1.0
+    signal = {"time_s": [0.0, 3600.0, 7200.0], "limit_kw": [9.0, 4.0, None]}
+    found = call(tmp_path, "follow", job=JOB, plan=PLAN, signal=signal)
+    assert found["steps_in_all"] == len(found["schedule"]) == 2
+    assert found["schedule"][1]["power_kw_high"] <= 4.0 < found["schedule"][0]["power_kw_high"]
+    (tmp_path / "limits.csv").write_text("time_s,limit_kw\n0,9\n3600,4\n7200,\n")
+    assert call(tmp_path, "follow", job=JOB, plan=PLAN, signal="limits.csv")["schedule"] == found["schedule"]
+
+
+def test_two_jobs_share_a_site_and_one_of_priority_comes_first(tmp_path: Path) -> None:
+    given = {"jobs": [JOB, "opt-350m-2x4-a100"], "site_kw": 8.0}
+    found = call(tmp_path, "fleet", **given, fleet_file={"jobs": {"job": {"priority": 9}}})
+    assert found["power_kw_high"] <= 8.0
+    assert found["jobs"][0]["relative"] > found["jobs"][1]["relative"]
+    assert "8 kW" in found["text"]
+
+
+def test_a_slow_rank_is_named_by_logs_of_the_folder(tmp_path: Path) -> None:
+    rows = [f"{step},{rank},{0.1 + 0.02 * (rank == 2 and step > 60) + 0.0001 * ((7 * step + 3 * rank) % 5)}"
+            for step in range(1, 150) for rank in range(8)]  # fmt: skip
+    (tmp_path / "ranks.csv").write_text("\n".join(["iteration,rank,time_s", *rows]))
+    assert [one["rank"] for one in call(tmp_path, "watch", logs=["ranks.csv"], plan="dp=8")["slow"]] == [2]
+
+
+def test_no_log_signal_or_fleet_file_outside_of_the_folder_is_read(tmp_path: Path) -> None:
+    outside: dict[str, dict[str, Any]] = {
+        "goodput": {"job": JOB, "plan": PLAN, "logs": ["/etc/hostname"]}, "watch": {"logs": ["../ranks.csv"]},
+        "follow": {"job": JOB, "plan": PLAN, "signal": "/etc/hostname"},
+        "fleet": {"jobs": [JOB], "site_kw": 9.0, "fleet_file": "../fleet.yaml"},
+    }  # fmt: skip
+    for tool, given in outside.items():
+        assert "is outside of the folder" in call(tmp_path, tool, **given), tool
+    assert "is outside of the folder" in call(tmp_path, "fleet", jobs=["../job.yaml"], site_kw=9.0)
+
+
 @pytest.mark.parametrize("job", ["../job.yaml", "/etc/passwd", "link.yaml", {**JOB, "model": "/etc/config.json"},
                                  {**JOB, "cluster": {**JOB["cluster"], "machine": "/etc/machine.yaml"}}])  # fmt: skip
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path, job: Any) -> None:
