@@ -92,8 +92,9 @@ def slow_episodes(excess: Floats, group: Ints) -> list[Episode]:
     spread = (offsets[half - 1 :] - offsets[: ranks - half + 1]).min() / 1.349 if ranks >= _MANY else 0.0
     margin = max(_MARGIN, _SPREAD * spread)
     limit = math.log(ranks * max(rows, _LEAST_ROWS) / FALSE_ALARMS)
-    over = np.minimum(excess - margin - _STEP / 2.0, _CLIP_SIGMA * pooled)
-    gain = np.minimum(_STEP / pooled**2 * over, limit / _CLIP)
+    step = np.maximum(_STEP, pooled)  # where the noise is large, only large excesses are told soon
+    over = np.minimum(excess - margin - step / 2.0, _CLIP_SIGMA * pooled)
+    gain = np.minimum(step / pooled**2 * over, limit / _CLIP)
     total, start, noticed = np.zeros(ranks), np.zeros(ranks, np.int64), np.full(ranks, -1)
     found: list[tuple[int, int, int, int]] = []
     for row in range(rows):
