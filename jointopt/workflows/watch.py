@@ -42,10 +42,33 @@ def watch(
 ) -> Watched:  # fmt: skip
     """The slow ranks of one run, by ``logs`` of one or all of its ranks.
 
-    ``plan`` says which ranks are one pipeline stage and do the same work; by default what the log says of its options,
-    its timers of sends, or the column stage. ``job``: for energy and money. The first ``warmup`` iterations of the logs
-    do not count. ``rebalance``: also the clocks that save energy while a rank is slow, for which ``job`` and ``plan``
-    are needed. UsageError where no log has times.
+    Parameters
+    ----------
+    logs : path or sequence of path
+        Of Megatron-LM with timers of all ranks, rows of ranks as CSV or JSON lines, or any log of iterations.
+    plan : str or mapping, optional
+        Says which ranks are one pipeline stage and do the same work; by default what the log says of its options, its
+        timers of sends, or the column stage.
+    job : Job or path, optional
+        For energy (J) and money.
+    gpus_per_node : int, optional
+        Ranks of a node; by default as the job or the logs say.
+    order : str, optional
+        How the program numbers its ranks, innermost first.
+    warmup : int, optional
+        First iterations of the logs that do not count.
+    rebalance : bool, optional
+        Also the clocks (MHz) that save energy while a rank is slow, for which ``job`` and ``plan`` are needed.
+
+    Returns
+    -------
+    Watched
+        ``slow``: rank, stage, kind, first iteration and cost (s per iteration) of each.
+
+    Raises
+    ------
+    UsageError
+        Where no log has times.
     """
     if rebalance and (job is None or plan is None):
         raise UsageError(

@@ -155,7 +155,7 @@ def prices_of(site: Site) -> pd.DataFrame:
 
 def summary(table: pd.DataFrame, prices: pd.DataFrame) -> dict[str, float]:
     """The figures that pages quote, by name."""
-    found = {}
+    found: dict[str, Any] = {}
     for row in table.to_dict("records"):
         found |= {f"{row['day']} {row['way']} {name.replace('_%', ' percent')}": row[name] for name in
                   ("tokens_%", "least_%", "kwh", "money", "paused_h")}  # fmt: skip
