@@ -117,7 +117,9 @@ def _columns_of(_context: click.Context, _option: click.Parameter, words: tuple[
 
 objectives = click.option(
     "--objective", "objectives", multiple=True, type=click.Choice(tuple(COLUMN_OF_WORD)), callback=_columns_of,
-    help="What to compare plans by, in place of the job file's; may be repeated.",
+    metavar="NAME",
+    help=f"What to compare plans by, in place of the job file's; may be repeated: {', '.join(COLUMN_OF_WORD)}. "
+    "cost is that of electricity alone, gpu_cost that of the GPUs' hours.",
 )  # fmt: skip
 verbose = click.option("-v", "--verbose", is_flag=True, help="Print all of the answer, not only what decides.")
 report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")

@@ -62,7 +62,7 @@ def exec(
     Example:
       jointopt explain job.yaml --plan "dp=4 pp=2 clock=1410,1200" --json > plan.json
       jointopt exec --plan plan.json -- torchrun --nproc-per-node 8 train.py
-      jointopt exec --plan plan.json --job job.yaml --follow limits.csv -- torchrun --nproc-per-node 8 train.py
+      jointopt exec --plan plan.json --job job.yaml --follow limits.csv -- torchrun train.py
     """
     from jointopt.workflows.exec import execute
     from jointopt.workflows.supervision import Supervision

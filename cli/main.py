@@ -46,7 +46,7 @@ class Commands(click.Group):
         for group, names in GROUPS.items():
             with formatter.section(group):
                 if group in _IN_ONE_LINE:
-                    formatter.write_text(", ".join(names))
+                    formatter.write(click.wrap_text(", ".join(names), formatter.width, "  ", "  ") + "\n")
                     continue
                 found = [(name, self.get_command(ctx, name)) for name in names]
                 formatter.write_dl([(name, one.get_short_help_str(formatter.width)) for name, one in found if one])

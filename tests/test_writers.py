@@ -17,7 +17,7 @@ WRITERS = {
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
     "jointopt/frameworks/intent.py": {"sh_variable", "sh_word"},
-    "jointopt/frameworks/exported.py": {"html_text", "sh_exports"},
+    "jointopt/frameworks/exported.py": {"html_text", "sh_exports", "sh_lines"},
     "jointopt/frameworks/kubernetes.py": {"kubernetes_text", "sh_exports", "sh_word", "yaml_text"},
     "jointopt/frameworks/megatron_bridge.py": {"hydra_word", "yaml_text"},
     "jointopt/frameworks/nanotron.py": {"yaml_text"},
@@ -44,7 +44,6 @@ WRITERS = {
     "jointopt/search/studies/display.py": {"our_command"},
     "jointopt/search/studies/measured.py": {"our_command"},
     "jointopt/workflows/campaign/campaign.py": {"sh_command"},
-    "jointopt/workflows/export.py": {"sh_lines"},
     "jointopt/workflows/propose.py": {"sh_word"},
     "jointopt/workflows/retrain.py": {"sh_command"},
 }  # fmt: skip

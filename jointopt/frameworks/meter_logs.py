@@ -371,6 +371,9 @@ COMPUTE = ("forward-compute", "backward-compute")
 # what a rank exchanges with the stage after it, and with the one before it
 TO_NEXT = ("forward-send", "backward-recv", "forward-send-backward-recv")
 TO_PREVIOUS = ("forward-recv", "backward-send", "backward-send-forward-recv")
+INTERLEAVED = (  # of schedules in which each rank exchanges with both at once
+    "forward-send-forward-recv", "backward-send-backward-recv", "forward-backward-send-forward-backward-recv",
+)  # fmt: skip
 
 
 def rank_timers(text: str) -> list[dict[str, float]]:

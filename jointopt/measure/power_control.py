@@ -28,7 +28,7 @@ class PowerControl:
 
     def lowest(self) -> int:
         """The rung of least power."""
-        return int(self.expected_kw.argmin())
+        return int(self.power_kw.argmin())
 
     def is_settled(self, now_s: float) -> bool:
         """Whether a window of measured power lies after the last change."""
@@ -41,6 +41,8 @@ class PowerControl:
 
         Slower at once where more is drawn than the limit, or the limit falls; faster where it rises, or after a while.
         """
+        if self._changed_s == -math.inf:  # what was drawn before the first choice was not at these clocks
+            self._changed_s = now_s
         if math.isfinite(drawn_kw) and self.is_settled(now_s):
             self.expected_kw = _MARGIN * self.power_kw * drawn_kw / self.power_kw[self.rung]
         within = np.flatnonzero(self.expected_kw <= limit_kw)

@@ -336,7 +336,7 @@ def _history(starts: list[Start], sources: tuple[str, ...], nodes: int, remarks:
     whole_s = useful_s + sum(lost.values())
     if others := sorted({f"{of:.0f}" for _, of in ran if of != nodes}):
         remarks += (
-            f"the run had {', '.join(others)} nodes, and the job has {nodes}: failures are taken per node-hour",
+            f"The run had {', '.join(others)} nodes, and the job has {nodes}: failures are taken per node-hour",
         )
     return History(
         sources=sources, starts=len(starts), failures=len(failed),

@@ -73,7 +73,7 @@ class SimulatedRuns:
     def expected(self) -> Expected:
         """What they come to in the mean."""
         lost_s = {name: values.mean() for name, values in self.lost_s.items()}
-        return Expected(self.times_s.mean(), self.failures.mean(), lost_s, lambda: self.times_s.std(ddof=1))
+        return Expected(self.times_s.mean(), self.failures.mean(), lost_s, self.times_s.std(ddof=1))
 
 
 def simulated_times_s(run: Run, runs: int, seed: int = 0) -> Floats:

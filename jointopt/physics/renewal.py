@@ -6,7 +6,7 @@ again. Limits of validity: failures are independent and each stops the whole run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,17 +68,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Expected:
-    """What runs come to in the mean; of many runs each figure is (n,)."""
+    """What a run comes to in the mean, and the standard deviation of its time; of many runs each figure is (n,)."""
 
-    time_s: Floats
-    failures: Floats
-    lost_s: dict[str, Floats]  # by part, see `LOSSES`: with the useful work they add up to the time
-    deviation: Callable[[], Floats]  # of the time, which searches never ask for
-
-    @property
-    def deviation_s(self) -> Floats:
-        """The standard deviation of the time."""
-        return self.deviation()
+    time_s: Array
+    failures: Array
+    lost_s: Mapping[str, Array]  # by part, see `LOSSES`: with the useful work they add up to the time
+    deviation_s: Array  # NaN where it was not asked for
 
     def quantile_s(self, share: float, least_s: float) -> float:
         """The time that a share of runs stays within: a normal distribution's, ``least_s`` at least."""
@@ -87,8 +82,8 @@ class Expected:
     def with_planned_stops(self, share: float) -> Expected:
         """The run with planned stops, of which nothing is lost but that share of the time; they count as restarts."""
         longer = 1.0 / (1.0 - share)
-        lost_s = self.lost_s | {"restart": self.lost_s["restart"] + self.time_s * (longer - 1.0)}
-        return replace(self, time_s=self.time_s * longer, lost_s=lost_s, deviation=lambda: longer * self.deviation_s)
+        lost_s = {**self.lost_s, "restart": self.lost_s["restart"] + self.time_s * (longer - 1.0)}
+        return replace(self, time_s=self.time_s * longer, lost_s=lost_s, deviation_s=self.deviation_s * longer)
 
     def energy_j(self, work_s: Array, training_w: Array, idle_w: Array) -> Floats:
         """Energy in J of GPUs that together draw ``training_w`` in useful and lost work, else ``idle_w``."""
@@ -168,20 +163,21 @@ def daly_s(checkpoint_s: Array, failure_s: Array) -> Floats:
     return np.where(share < 1.0, series, failure_s)
 
 
-def expected(run: Run) -> Expected:
+def expected(run: Run, *, spread: bool = True) -> Expected:
     """What runs come to in the mean: `expected_parts`, and what the repairs of broken nodes cost.
 
     Where replicas miss, the others work on more slowly, and fail less often: as if time were longer and checkpoints and
-    restarts shorter by their mean speed. Of restarts, in which most replicas miss, speed takes nothing.
+    restarts shorter by their mean speed. Of restarts, in which most replicas miss, speed takes nothing. Without
+    ``spread`` the deviation is left out, half of the work.
     """
-    at, factor, stops, slow, spread = run, np.ones(()), np.zeros(()), np.zeros(()), np.zeros(())
+    at, factor, stops, slow, apart = run, np.ones(()), np.zeros(()), np.zeros(()), np.zeros(())
     for _ in range(_TURNS):
         before, at = factor, run.at_speed(factor)
         parts = expected_parts(at)
         done = run.work_s + parts["work"]
         running = (done + parts["checkpoint"] + parts["restart"]) / factor
         if run.shop is not None:
-            stops, slow, spread = run.shop.losses(running, float(run.failure_s))
+            stops, slow, apart = run.shop.losses(running, float(run.failure_s))
             in_restarts = run.shop.slow_in_restarts(slow, float(run.restart_s), float(run.failure_s))
             restarts = parts["restart"] / factor / running
             factor = 1.0 - np.maximum(slow - restarts * in_restarts, 0.0) / (1.0 - restarts)
@@ -192,10 +188,11 @@ def expected(run: Run) -> Expected:
         "idle": stops * running, "degraded": done / factor - done,
     }  # fmt: skip
     lost = {name: np.asarray(values)[()] for name, values in lost.items()}
-    failures = np.asarray(running * (1.0 - slow) / run.failure_s)[()]
-
-    def deviation_s() -> Floats:
-        of_failures = variance_s2(at) * (1.0 + np.asarray(stops)) ** 2
-        return np.sqrt((of_failures + spread * running) / np.square(factor))
-
-    return Expected(np.asarray(run.work_s + sum(lost.values()))[()], failures, lost, deviation_s)
+    variance: Array = np.nan
+    if spread:
+        variance = (variance_s2(at) * (1.0 + stops) ** 2 + apart * running) / factor**2
+    time_s, failures, deviation_s = (
+        np.asarray(one)[()]
+        for one in (run.work_s + sum(lost.values()), running * (1.0 - slow) / run.failure_s, np.sqrt(variance))
+    )
+    return Expected(time_s, failures, lost, deviation_s)

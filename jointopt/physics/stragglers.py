@@ -8,6 +8,7 @@ for independent normal noise; what is clipped keeps single long iterations (a ga
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -53,19 +54,24 @@ def log_excess(time_s: Floats, group: Ints) -> Floats:
     for number, one in enumerate(groups):
         members = np.flatnonzero(group == one)
         values = logs[:, members]
-        values = np.where(np.isfinite(values), values, np.nanmedian(values, axis=1, keepdims=True))
+        values = np.where(np.isfinite(values), values, known_median(values, 1, keepdims=True))
         order, middle = np.sort(values, axis=1), (len(members) - 2) // 2
         fast[:, number] = np.median(order[:, : (len(members) + 1) // 2], axis=1)
         if len(members) > 1:
             low, high = order[:, [middle]], order[:, [middle + 1]]
             out[:, members] = values - np.where(values > low, low, high)
-    change = fast - np.nanmedian(fast[:FIRST], axis=0)
+    change = fast - known_median(fast[:FIRST])
     for number, one in enumerate(groups if len(groups) > 1 or logs.shape[1] == 1 else ()):
         others = np.delete(change, number, axis=1)
-        out[:, group == one] += change[:, [number]] - (
-            np.nanmedian(others, axis=1, keepdims=True) if others.size else 0.0
-        )
+        out[:, group == one] += change[:, [number]] - (known_median(others, 1, keepdims=True) if others.size else 0.0)
     return np.nan_to_num(out)
+
+
+def known_median(values: Floats, axis: int = 0, *, keepdims: bool = False) -> Floats:
+    """The median of what is known; NaN, without a warning, where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
 
 
 def noise(excess: Floats) -> Floats:
@@ -86,8 +92,9 @@ def slow_episodes(excess: Floats, group: Ints) -> list[Episode]:
     spread = (offsets[half - 1 :] - offsets[: ranks - half + 1]).min() / 1.349 if ranks >= _MANY else 0.0
     margin = max(_MARGIN, _SPREAD * spread)
     limit = math.log(ranks * max(rows, _LEAST_ROWS) / FALSE_ALARMS)
-    over = np.minimum(excess - margin - _STEP / 2.0, _CLIP_SIGMA * pooled)
-    gain = np.minimum(_STEP / pooled**2 * over, limit / _CLIP)
+    step = np.maximum(_STEP, pooled)  # where the noise is large, only large excesses are told soon
+    over = np.minimum(excess - margin - step / 2.0, _CLIP_SIGMA * pooled)
+    gain = np.minimum(step / pooled**2 * over, limit / _CLIP)
     total, start, noticed = np.zeros(ranks), np.zeros(ranks, np.int64), np.full(ranks, -1)
     found: list[tuple[int, int, int, int]] = []
     for row in range(rows):
@@ -136,9 +143,11 @@ def kind_of(one: Episode, excess: Floats, group: Ints, seen: Mapping[str, Floats
     peers = np.flatnonzero((group == group[one.rank]) & (np.arange(len(group)) != one.rank))
 
     def beside(name: str) -> Floats:
-        """Its values beside the median of its peers, (2, rows); without peers beside its own first ones."""
+        """Its values beside the median of its peers, (2, rows); where that is not known beside its own before."""
         values = seen[name]
-        other = np.nanmedian(values[rows][:, peers], axis=1) if len(peers) else np.nanmedian(values[:FIRST, one.rank])
+        own = known_median(values[: one.since or FIRST, one.rank])
+        other = known_median(values[rows][:, peers], 1) if len(peers) else own
+        other = np.where(np.isfinite(other), other, own)  # peers of other nodes may not be known
         return np.stack(np.broadcast_arrays(values[rows, one.rank], other))
 
     clocks = "clock_mhz" in seen and np.isfinite(seen["clock_mhz"][rows, one.rank]).any()
@@ -172,7 +181,7 @@ def slowest_alone(together: list[Episode], excess: Floats, clock_mhz: Floats | N
         return ranks[0]
     if clock_mhz is None:
         return None
-    clocks = np.nanmedian(clock_mhz[rows], axis=0)
+    clocks = known_median(clock_mhz[rows])
     ranks.sort(key=lambda rank: float(clocks[rank]))
     return ranks[0] if math.log(clocks[ranks[1]] / clocks[ranks[0]]) >= _HALF * times[ranks[0]] else None
 

@@ -122,9 +122,12 @@ class TrainingRuns:
         """`RUN_FIGURES` of runs of several layouts (n,) under a policy."""
         return self.figures(self.run(policy, at, time_s, energy_j), self.spares[at], energy_j)
 
-    def expected(self, run: renewal.Run, played: SimulatedRuns | None = None) -> renewal.Expected:
+    def expected(
+        self, run: renewal.Run, played: SimulatedRuns | None = None, *, spread: bool = True
+    ) -> renewal.Expected:
         """What a run comes to in the mean with the job's planned stops: by the formula, or by runs that were played."""
-        return (played.expected() if played else renewal.expected(run)).with_planned_stops(self.stated.planned_share)
+        found = played.expected() if played else renewal.expected(run, spread=spread)
+        return found.with_planned_stops(self.stated.planned_share)
 
     def figures(
         self, run: renewal.Run, spares: int | Ints, energy_j: float | Floats, played: SimulatedRuns | None = None
@@ -135,7 +138,7 @@ class TrainingRuns:
         """
         cluster, training_w = self.job.cluster, np.divide(energy_j, run.iteration_s)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self.expected(run, played)
+            found = self.expected(run, played, spread=False)
             longest_s = np.maximum(np.add(run.interval_s, run.checkpoint_s), run.restart_s)
             taken_s = np.where(longest_s > MOST_TRIES * self.failure_s, np.inf, found.time_s)[()]
             energy_j = found.energy_j(run.work_s, training_w, self.idle_w * cluster.num_gpus)

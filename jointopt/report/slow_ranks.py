@@ -10,6 +10,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.units import KWH
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_stage_clocks
+from jointopt.physics.stragglers import FIRST
 from jointopt.report.tables import TIME_UNITS, Block, Result, TextColumn, figure, lay_out, paragraphs, quantity
 
 _WIDTH, _DAY_S, _SHOWN = 80, 86400.0, 8
@@ -138,8 +139,10 @@ class Watched(Result):
     def blocks(self) -> Iterator[Block]:
         """What is slow, what it costs, what to do, and what was assumed."""
         span = f"iterations {self.first_iteration:,} to {self.last_iteration:,}"
-        ranks = f"{self.ranks} ranks, " if self.ranks else ""
-        yield _lines(f"{self.source}: {ranks}{span}: {self._count()}.")
+        ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}, " if self.ranks else ""
+        few = self.last_iteration - self.first_iteration < FIRST
+        more = f" So few iterations tell little: {FIRST} or more name a rank that is 2 % slower." if few else ""
+        yield _lines(f"{self.source}: {ranks}{span}: {self._count()}.{more}")
         if self.slow:
             yield [self._table()]
             yield [*self._costs(), *self._advice()]

@@ -60,6 +60,10 @@ class RankTimes:
         ranks = np.array(sorted(last["rank"].unique()), np.int64)
         columns = {str(name): wide[name].reindex(columns=ranks).to_numpy(float) for name in wide.columns.levels[0]}
         columns["time_s"] = np.where(columns["time_s"] > 0, columns["time_s"], np.nan)
+        if (none := np.isnan(columns["time_s"]).all(axis=0)).any():
+            raise TableError(
+                f"The table of ranks has no time_s above 0 for rank {ranks[none][0]}; expected its seconds."
+            )
         return cls(wide.index.to_numpy(np.int64), ranks, columns)
 
 

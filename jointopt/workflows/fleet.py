@@ -12,8 +12,6 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, JobError, UsageError
 from jointopt.core.progress import steps
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
 from jointopt.jobs.fleet_file import FleetFile, JobTerms, PowerLimit, read_fleet_file
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping, load_job, sized_jobs
@@ -23,15 +21,12 @@ from jointopt.report.allocation import Allocation, JobShare, Shares
 from jointopt.report.tables import figure
 from jointopt.search.pareto import front_order
 from jointopt.search.power_budget import PowerBudget
-from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.feasible_layouts import need_power
 from jointopt.workflows.ladder import idle_power_kw, power_options
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
 MOST_OPTIONS = 60  # of a job at one size: steps of about 1 % of its power
 _MISSED = 2.0  # value of a deadline beside that of all tokens, which is 1
@@ -57,15 +52,44 @@ class _Options:
 @accepts_paths
 def fleet(
     jobs: Sequence[Job | str | Path], *, site_kw: float, fleet_file: str | Path | Mapping[str, Any] | None = None,
-    allow_tight: bool = False, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    allow_tight: bool = False, surrogate: str = "default", measured: TableLike | None = None,
+    calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
 ) -> Allocation:  # fmt: skip
     """One plan, or a pause, for each job, so that the sum of the high ends of their power stays below ``site_kw``.
 
     It keeps as many deadlines as can be, then maximises the mean over jobs, weighted by priority, of tokens/s against
-    those without a limit. ``fleet_file``: priorities, deadlines, sizes, and limits of rows, racks and nodes
-    (`read_fleet_file`), or the path of its file. ``surrogate`` and what follows as in `JobModel.of`. InfeasibleError
-    where even pauses draw more than a limit.
+    those without a limit.
+
+    Parameters
+    ----------
+    jobs : sequence of Job or path
+        The jobs of the site, each on its own GPUs.
+    site_kw : float
+        Power of the site at its meter, kW.
+    fleet_file : mapping or path, optional
+        Priorities, deadlines and sizes of the jobs, and limits of rows, racks and nodes.
+    allow_tight : bool, optional
+        Take plans that are likelier not to fit in memory than to fit.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    Allocation
+        Plan, power (kW) and tokens/s of each job, beside equal shares and greedy steps.
+
+    Raises
+    ------
+    InfeasibleError
+        Where even pauses draw more than a limit.
     """
     if not 0.0 < site_kw < np.inf:
         raise UsageError(f"site_kw must be a number above 0; got {site_kw:g}.")
@@ -78,7 +102,7 @@ def fleet(
         key = dump_job(replace(job, name="job"))
         if key not in priced:
             need_power(job)
-            model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+            model = model_of(job, surrogate, measured, calibration, storage, machine)
             priced[key] = power_options(model, MOST_OPTIONS, allow_tight=allow_tight)
         return priced[key]
 

@@ -12,9 +12,6 @@ import pandas as pd
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import KILO
-from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import plan_records
 from jointopt.physics.site import HOUR_S
 from jointopt.report.plans import short_plan
@@ -24,12 +21,12 @@ from jointopt.runs.site_signal import SiteSignal, read_signal
 from jointopt.search.dispatch import PAUSED, Dispatch, Rungs, Schedule, Steps
 from jointopt.search.pareto import concat_plans, take
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import accepts_paths
+from jointopt.workflows.answers import accepts_paths, model_of
 from jointopt.workflows.ladder import Ladder, ladder_of
 from jointopt.workflows.propose import propose
 
 if TYPE_CHECKING:
-    from jointopt.surrogate.measurements import Measurements
+    from jointopt.workflows.answers import CalibrationLike, JobLike, MachineLike, TableLike
 
 LIMITS = ("limit_kw", "reduce_percent")
 _SAME = 1e-9  # relative
@@ -39,25 +36,65 @@ _LEAST_G, _MOST_G = 2.0, 5000.0  # carbon of a kWh: what is below is in kg, what
 
 @accepts_paths
 def follow(
-    job: Job | JobModel, plan: str | Mapping[str, Any] | None = None, *, signal: SiteSignal | pd.DataFrame | str | Path,
+    job: JobLike, plan: str | Mapping[str, Any] | None = None, *, signal: SiteSignal | pd.DataFrame | str | Path,
     tokens_by: float | None = None, dwell_s: float = 0.0, ramp_kw_per_min: float | None = None,
     change_layouts: int = 0, allow_tight: bool = False, surrogate: str = "default",
-    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None,
+    measured: TableLike | None = None, calibration: CalibrationLike | None = None,
+    storage: str | None = None, machine: MachineLike | None = None,
 ) -> PowerSchedule:  # fmt: skip
     """The schedule of a plan's clocks over a signal: within its limits with 95 %, and so that least is lost.
 
-    Under limits it makes most tokens, never at more power than the plan's own clocks; with ``tokens_by``, the tokens of
-    the whole signal, it draws least energy. By prices it pays least, by carbon it emits least, with ``tokens_by`` or as
-    many tokens as the plan makes; where the job states the price of a GPU-hour, tokens may come later, and cost that.
-    A rung stays for ``dwell_s``, the power of the site changes by ``ramp_kw_per_min`` at most. ``change_layouts``: so
-    many others of the job's front may be changed to, by a checkpoint and a restart. Other arguments as for `goodput`.
-    TableError for a signal that is none, InfeasibleError where nothing keeps it.
+    Under limits it makes most tokens, never at more power than the plan's own clocks. By prices it pays least, by
+    carbon it emits least, with as many tokens as the plan makes; where the job states the price of a GPU-hour, tokens
+    may come later, and cost that.
+
+    Parameters
+    ----------
+    job : Job, JobModel or path
+        What to train and where; the path of a job file and the name of a shipped job stand for it too.
+    plan : str or mapping, optional
+        Words such as ``"dp=4 tp=2 clock_mhz=1410"``, or the fields of a plan; by default the plan that
+        `propose` recommends.
+    signal : SiteSignal, DataFrame or path
+        Steps by their start ``time_s`` (s) with one of ``limit_kw`` (kW at the site's meter), ``reduce_percent`` (of
+        the plan's own power), ``price_per_kwh`` and ``carbon_g_per_kwh`` (g); the last row is the end.
+    tokens_by : float, optional
+        Tokens that must be made by the end; then it draws, pays or emits least.
+    dwell_s : float, optional
+        Least time between changes of clocks, s.
+    ramp_kw_per_min : float, optional
+        Most that the power of the site may change in a minute, kW.
+    change_layouts : int, optional
+        How many other layouts of the job's front may be changed to, by a checkpoint and a restart.
+    allow_tight : bool, optional
+        Take a plan that is likelier not to fit in memory than to fit.
+    surrogate : str, optional
+        Name of a shipped surrogate, folder that `retrain` wrote, or "none" for physics alone.
+    measured : DataFrame, Measurements or path, optional
+        Runs measured on the same cluster, which correct the predictions.
+    calibration : Calibration or path, optional
+        Clock response of the GPU, as ``jointopt calibrate`` writes it.
+    storage : str, optional
+        URL of the database whose measured runs correct the predictions too; none by default.
+    machine : Machine or path, optional
+        Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
+
+    Returns
+    -------
+    PowerSchedule
+        Clocks (MHz), power (kW) and tokens/s of each step, ``tokens``, ``energy_j`` (J) and ``lost_tokens``.
+
+    Raises
+    ------
+    TableError
+        For a signal that is none.
+    InfeasibleError
+        Where nothing keeps it.
     """
     for name, value in {"tokens_by": tokens_by, "dwell_s": dwell_s, "ramp_kw_per_min": ramp_kw_per_min}.items():
         if value is not None and not 0.0 <= value < np.inf:
             raise UsageError(f"{name} must be a number from 0 on; got {value:g}.")
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    model = model_of(job, surrogate, measured, calibration, storage, machine)
     asked = signal if isinstance(signal, SiteSignal) else _signal(signal)
     proposal = propose(model, allow_tight=allow_tight) if plan is None or change_layouts else None
     chosen = proposal.recommended.plan if plan is None and proposal else plan or {}

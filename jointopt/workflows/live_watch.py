@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.errors import DeviceError, JointOptError
+from jointopt.core.errors import DeviceError, JointOptError, UsageError
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.hardware.gpu_clocks import Setting, SettingsSession
 from jointopt.measure.hardware.meter import Gpus, Meter
 from jointopt.measure.metrics import Sample
+from jointopt.physics.stragglers import FIRST
 from jointopt.report.slow_ranks import Rebalanced, SlowRank
 from jointopt.runs.rank_times import RankTimes
-from jointopt.workflows.watch import SlowRanks, rank_times
+from jointopt.workflows.watch import SlowRanks, rank_times, run_times
 
 _LOOK_S = 1.0
 _MOST_BYTES = 8 * 2**20  # of the log, from its end
@@ -33,18 +34,21 @@ _log = logging.getLogger(__name__)
 class LiveWatch:
     """Watches the ``ranks`` of this machine in a ``log`` of all, which may not be there yet; each finding is told once.
 
-    ``job``: where it is given, the clocks of ranks that wait are lowered while one is slow.
+    ``job`` gives the times of a log that states a throughput; ``rebalance``, which needs it: clocks of ranks that wait
+    for a slow one are lowered meanwhile. A log without times of ranks tells the time of iterations alone.
     """
 
     def __init__(
-        self, log: Path, plan: Mapping[str, Any], order: str, ranks: Ints, per_node: int, job: Job | None = None
-    ) -> None:
+        self, log: Path, plan: Mapping[str, Any], order: str, ranks: Ints, per_node: int, job: Job | None = None,
+        rebalance: bool = False,
+    ) -> None:  # fmt: skip
         self._log, self._plan, self._ranks, self._per_node, self._job = log, plan, ranks, per_node, job
         count = math.prod(int(plan[name]) for name in ("dp", "tp", "cp", "pp"))
         self._stage = stage_of_rank(plan, np.arange(count), order)
         self._together = int(plan["tp"]) * int(plan["cp"])
         self._next_s, self._size = -math.inf, -1
         self._seen: dict[int, dict[str, Floats]] = {}  # NVML's figures of this machine, by iteration
+        self._rebalances = rebalance
         self._told: set[tuple[int | None, str]] = set()
         self._doubts: set[str] = set()
         self._gpus: Gpus | None = None
@@ -75,19 +79,26 @@ class LiveWatch:
 
     def _look(self, session: SettingsSession, meter: Meter) -> None:
         times = self._times(meter)
-        if times is None or len(times.rank) != len(self._stage):
+        if times is None:
+            return
+        self.iteration_time_s = float(np.median([seconds for _, seconds in self.iterations[-FIRST:]]))
+        if len(times.rank) != len(self._stage):
             return
         if self._before:
             self._end_rebalance(session, times)
             return
         found = SlowRanks(times, self._stage, times.rank // self._per_node, self._together)
-        self.iteration_time_s = found.iteration_time_s
         self.slow = [one for one in found.slow() if one.until_iteration is None]
         for one in self.slow:
             if (one.rank, one.kind) not in self._told:
                 _log.warning("%s", one.sentence())
             self._told.add((one.rank, one.kind))
-        if self.slow and self._job is not None and (new := found.rebalanced(self.slow, self._job, self._plan)):
+        if (
+            self.slow
+            and self._rebalances
+            and self._job is not None
+            and (new := found.rebalanced(self.slow, self._job, self._plan))
+        ):
             self._rebalance(session, times, new)
 
     def _times(self, meter: Meter) -> RankTimes | None:
@@ -99,6 +110,9 @@ class LiveWatch:
             return None
         self._size = size
         times = rank_times({self._log: text}, 1) if text else None
+        if times is None and text:
+            with suppress(UsageError):  # no iteration yet
+                times = run_times({self._log: text}, self._job, 1)
         if times is None:
             return None
         columns, at = dict(times.columns), dict(zip(times.rank.tolist(), range(len(times.rank)), strict=True))

@@ -84,7 +84,7 @@ class Supervision:
         if self.watch is not None:
             from jointopt.workflows.live_watch import LiveWatch  # which reads tables
 
-            live = LiveWatch(self.watch, plan, order, ranks, gpus_per_node, self.job if self.rebalance else None)
+            live = LiveWatch(self.watch, plan, order, ranks, gpus_per_node, self.job, self.rebalance)
             steps.append(partial(live.step, session, meter))
             figures.append(live.samples)
             if self.storage is not None and self.job is not None:

@@ -42,10 +42,33 @@ def watch(
 ) -> Watched:  # fmt: skip
     """The slow ranks of one run, by ``logs`` of one or all of its ranks.
 
-    ``plan`` says which ranks are one pipeline stage and do the same work; by default what the log says of its options,
-    its timers of sends, or the column stage. ``job``: for energy and money. The first ``warmup`` iterations of the logs
-    do not count. ``rebalance``: also the clocks that save energy while a rank is slow, for which ``job`` and ``plan``
-    are needed. UsageError where no log has times.
+    Parameters
+    ----------
+    logs : path or sequence of path
+        Of Megatron-LM with timers of all ranks, rows of ranks as CSV or JSON lines, or any log of iterations.
+    plan : str or mapping, optional
+        Says which ranks are one pipeline stage and do the same work; by default what the log says of its options, its
+        timers of sends, or the column stage.
+    job : Job or path, optional
+        For energy (J) and money.
+    gpus_per_node : int, optional
+        Ranks of a node; by default as the job or the logs say.
+    order : str, optional
+        How the program numbers its ranks, innermost first.
+    warmup : int, optional
+        First iterations of the logs that do not count.
+    rebalance : bool, optional
+        Also the clocks (MHz) that save energy while a rank is slow, for which ``job`` and ``plan`` are needed.
+
+    Returns
+    -------
+    Watched
+        ``slow``: rank, stage, kind, first iteration and cost (s per iteration) of each.
+
+    Raises
+    ------
+    UsageError
+        Where no log has times.
     """
     if rebalance and (job is None or plan is None):
         raise UsageError(
@@ -58,7 +81,7 @@ def watch(
     settings = {} if all(map(is_rank_rows, texts.values())) else _settings(texts.values())
     times = rank_times(texts, warmup)
     if times is None:
-        times = _run_times(texts, job, warmup)
+        times = run_times(texts, job, warmup)
     stated = (
         {"pp": 1} | plan_degrees(plan)
         if plan is not None
@@ -67,7 +90,7 @@ def watch(
     stage, assumed = _stages(times, stated, plan is not None, order)
     node = times.per_rank("node")
     size = gpus_per_node or (job.cluster.gpus_per_node if job else settings.get("gpus_per_node"))
-    node = times.rank // size if node is None and size else node
+    node = times.rank // size if node is None and size and times.rank[0] >= 0 else node
     found = SlowRanks(times, stage, node, int(stated.get("tp", 1)) * int(stated.get("cp", 1)))
     slow = tuple(found.slow())
     return Watched(
@@ -109,7 +132,10 @@ def rank_times(texts: Mapping[Path, str], warmup: int) -> RankTimes | None:
                 parts.append(_timer_frame(pd.DataFrame(timers)))
         except (ValueError, TableError) as error:
             raise UsageError(f"{path}: {error}") from error
-    return RankTimes.of(pd.concat(parts, ignore_index=True), warmup) if parts else None
+    try:
+        return RankTimes.of(pd.concat(parts, ignore_index=True), warmup) if parts else None
+    except TableError as error:
+        raise UsageError(f"{', '.join(map(str, texts))}: {error}") from error
 
 
 def _timer_frame(frame: pd.DataFrame) -> pd.DataFrame:
@@ -117,10 +143,12 @@ def _timer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     frame["time_s"] = frame[[name for name in meter_logs.COMPUTE if name in frame]].sum(axis=1)
     for name, timers in (("to_next_s", meter_logs.TO_NEXT), ("to_previous_s", meter_logs.TO_PREVIOUS)):
         frame[name] = frame[[one for one in timers if one in frame]].sum(axis=1, min_count=1)
+    if {*meter_logs.INTERLEAVED} & {*frame}:
+        frame["to_next_s"], frame["to_previous_s"] = math.nan, 0.0  # interleaved: each exchanges with both sides
     return frame
 
 
-def _run_times(texts: Mapping[Path, str], job: Job | None, warmup: int) -> RankTimes:
+def run_times(texts: Mapping[Path, str], job: Job | None, warmup: int) -> RankTimes:
     """Times of iterations, of the first file that has any, as those of one rank that is not known (-1)."""
     batch = Batch(1, 1, 1)
     if job is not None:
@@ -129,6 +157,8 @@ def _run_times(texts: Mapping[Path, str], job: Job | None, warmup: int) -> RankT
     for text in texts.values():
         try:
             kept = read_run(text, warmup, batch).kept
+            if job is None and read_run(text, warmup, Batch(2, 1, 1)).kept[0].seconds != kept[0].seconds:
+                raise UsageError("The log states a throughput and no time; give the job of the run (--job JOB).")
         except ValueError as error:
             why = str(error)
             continue
@@ -156,7 +186,8 @@ def _stages(
         per_stage = int(first.sum())
         if per_stage and count % per_stage == 0 and first[:per_stage].all():
             return np.arange(count) // per_stage, ()
-    same = "neither --plan nor a column stage says which ranks are one pipeline stage"
+        raise UsageError("The timers of interleaved schedules do not tell which ranks are one stage; give --plan.")
+    same = "all ranks are taken to do the same work, for neither --plan nor a column stage says which are one stage"
     return np.zeros(count, np.int64), (Assumption.not_given("stage", 0, "all ranks do the same work", same),)
 
 

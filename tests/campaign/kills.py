@@ -146,7 +146,9 @@ class Field:
             tool.wait(self.chance.expovariate(1 / 1.5) if for_a_training else self.chance.uniform(0.2, 9.0))
 
     def _trains(self) -> bool:
-        return any("train.py {" not in words and "train.py " in words for words in map(_words, self._trainings()))
+        """Whether a training runs; the words of the tool name its program too."""
+        words = (one for one in map(_words, self._trainings()) if "-m jointopt" not in one)
+        return any("train.py {" not in one and "train.py " in one for one in words)
 
     def _processes(self) -> list[psutil.Process]:
         found = []

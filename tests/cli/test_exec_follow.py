@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import configparser
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -121,6 +124,18 @@ def test_by_prices_clocks_are_above_the_plans_where_power_is_cheap_and_below_whe
     assert max(first) > 1500
     assert "its limit" in [change["why"] for change in changes(tmp_path)]
     assert max(changes(tmp_path)[-1]["stage_clock_mhz"]) < 1500
+
+
+def test_the_unit_of_systemd_starts_a_command_that_exec_takes(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str
+    unit.read(Path(__file__).parents[2] / "examples" / "systemd" / "jointopt-exec.service")
+    _, name, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    context = commands.get_command(click.Context(commands), name).make_context(name, arguments)
+    assert context.params["command"][0] == "torchrun"
+    assert shlex.split(unit["Service"]["ExecStopPost"])[1:] == ["clocks", "restore"]
 
 
 def test_what_cannot_be_followed_is_refused_in_one_sentence_before_anything_is_set(driver, tmp_path, words) -> None:

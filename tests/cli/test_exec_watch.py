@@ -64,6 +64,15 @@ def test_what_was_measured_between_changes_of_clocks_is_stored_and_read_by_propo
     assert first.iteration_time_s == pytest.approx(1.0, abs=0.2)
 
 
+def test_a_log_of_iterations_alone_tells_their_time(driver, tmp_path, words) -> None:
+    lines = "".join(f"step {i} loss 2.5 time 0.{400 + i}\\n" for i in range(1, 9))
+    ran = CliRunner().invoke(commands, [*words, "--", "sh", "-c", f"printf '{lines}' > {tmp_path}/ranks.csv; sleep 3"])
+    assert ran.exit_code == 0, ran.stderr
+    figures = (tmp_path / "run.prom").read_text()
+    assert 'jointopt_iteration_time_seconds{kind="measured"} 0.405' in figures
+    assert "jointopt_slow_ranks 0" in figures
+
+
 def test_a_log_that_is_missing_or_tells_nothing_ends_no_program(driver, tmp_path, words) -> None:
     (tmp_path / "ranks.csv").write_text("iteration,rank\n1,2\n")
     for log in (tmp_path / "ranks.csv", tmp_path / "missing.log"):

@@ -81,7 +81,7 @@ def test_the_command_prints_one_document():
     words = [word for plan in PLANS for word in ("--plan", plan)]
     result = CliRunner().invoke(command, ["compare", JOB, *words, "--json"])
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout).keys() == {"job", "plans", "differences"}
+    assert json.loads(result.stdout).keys() == {"schema", "job", "plans", "differences"}
 
 
 def test_differences_come_with_an_interval_and_the_probability_of_an_improvement(compared):

@@ -212,5 +212,5 @@ def test_the_command_prints_text_or_one_document(no_gpu: None, tmp_path: Path, m
     assert text.exit_code == 0
     assert "For the job file:" in text.stdout
     assert max(map(len, text.stdout.splitlines())) <= 100
-    assert set(document) == set(diagnose(speeds=False).to_dict())
+    assert set(document) == {"schema", *diagnose(speeds=False).to_dict()}
     assert document["job_file"].startswith("cluster:\n")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,6 +114,16 @@ def test_where_checkpoints_are_slow_a_layout_that_keeps_the_state_twice_is_the_o
     assert found.joint.behind > 0.01
     assert (found.front["zero_stage"][0], found.joint.two_step["zero_stage"][0]) == (0, 1)
     assert "is not the one to run" in found.text(brief=True)
+
+
+def test_a_stored_study_is_searched_by_the_run_and_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    found = propose(job(**FOUR), surrogate="none", storage=url, study="run")
+    study = optuna.load_study(study_name="run", storage=url)
+    best = min(trial.values[0] for trial in study.best_trials)
+    assert best == pytest.approx(found.front["time_to_train_s"].min())
+    notes = str(study._storage.get_study_system_attrs(study._study_id))  # which optuna-dashboard shows
+    assert "no other one beats in time to train and useful energy" in notes
 
 
 def test_one_objective_of_the_run_gives_its_best_plan() -> None:

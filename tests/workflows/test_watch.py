@@ -30,6 +30,14 @@ def test_the_slow_rank_its_kind_and_its_first_iteration_are_named(tmp_path: Path
     assert found[0].noticed_iteration <= run.since + 20
 
 
+def test_where_clocks_of_peers_are_not_known_its_own_before_tell_the_kind(tmp_path: Path) -> None:
+    run = Run(11, "heat", dp=4, pp=4)
+    frame = run.frame()
+    frame.loc[frame["rank"] != run.victim, ["clock_mhz", "temperature_c"]] = np.nan
+    frame.to_csv(tmp_path / "ranks.csv", index=False)
+    assert [one.kind for one in watch(tmp_path / "ranks.csv", "dp=4 pp=4").slow] == ["heat"]
+
+
 def test_a_run_in_which_no_rank_is_slow_is_told_so(tmp_path: Path) -> None:
     found = watch(rows_of(Run(2, iterations=400), tmp_path), "dp=4 pp=2")
     assert found.slow == ()
@@ -43,6 +51,14 @@ def test_stages_follow_from_the_timers_of_megatrons_log_and_the_cost_from_its_it
     assert (one.rank, one.stage, one.kind) == (run.victim, run.victim // run.dp, "unknown")
     seconds = Run(5, "heat", slower=0.1, dp=4, pp=4).timers()["iteration_time_s"][:, 0]
     assert one.cost_s == pytest.approx(np.median(seconds[60:]) - np.median(seconds[40:60]), abs=0.005)
+
+
+def test_an_interleaved_schedule_does_not_tell_its_stages_by_timers(tmp_path: Path) -> None:
+    run = Run(5, "heat", slower=0.1, dp=4, pp=4)
+    (tmp_path / "train.log").write_text(run.megatron_log().replace("forward-recv", "forward-send-forward-recv"))
+    with pytest.raises(UsageError, match="give --plan"):
+        watch(tmp_path / "train.log")
+    assert [one.rank for one in watch(tmp_path / "train.log", "dp=4 pp=4").slow] == [run.victim]
 
 
 def test_ranks_that_wait_for_each_other_are_told_apart_by_their_clocks_alone(tmp_path: Path) -> None:
@@ -66,6 +82,17 @@ def test_a_log_of_iterations_alone_tells_since_when_a_run_is_slower_and_of_no_ra
     (one,) = watch(tmp_path / "train.log").slow
     assert (one.rank, one.kind, one.since_iteration) == (None, "unknown", 71)
     assert one.cost_s == pytest.approx(0.05, abs=0.003)
+
+
+def test_a_log_of_throughput_needs_the_job_for_times(tmp_path: Path) -> None:
+    lines = [f"[rank0]:2026-08-01 10:00:{i % 60:02d},000 - root - INFO - step: {i}  loss:  7.0  memory: 50.00GiB(60%)  "
+             f"tps: {6000 - 500 * (i > 80):,}  tflops: 300.00  mfu: 40.00%\n" for i in range(1, 141)]  # fmt: skip
+    (tmp_path / "rank0.log").write_text("".join(lines))
+    with pytest.raises(UsageError, match="--job JOB"):
+        watch(tmp_path / "rank0.log")
+    (one,) = watch(tmp_path / "rank0.log", job=load_job("llama-3-8b-1x8-h100")).slow
+    assert (one.rank, one.since_iteration) == (None, 81)
+    assert one.cost_s == pytest.approx(128 * 8192 / 8 * (1 / 5500 - 1 / 6000), rel=1e-3)
 
 
 def test_ranks_without_a_stage_are_taken_as_alike_and_that_is_named(tmp_path: Path) -> None:

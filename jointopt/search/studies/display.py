@@ -11,6 +11,7 @@ import numpy as np
 
 from jointopt.core.quote import our_command
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
+from jointopt.jobs.objectives import objective_words
 from jointopt.jobs.plans.text import format_plan
 from jointopt.search.pareto import OBJECTIVES, evenly_spaced, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
@@ -42,6 +43,7 @@ def front_note(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> str:
              f"{''.join(f'{plans[name][row]:.4g} | ' for name in more)}{_relative(plans, row, rows[0])} "
              f"| `{plan_text(plans, row)}` |" for row in listed.tolist()]  # fmt: skip
     beaten = "both time and energy" if not more else f"time, energy, {' and '.join(more)} together"
+    beaten = beaten if tuple(goals[:2]) == OBJECTIVES else objective_words(goals)
     head = (
         f"## The front: {len(rows)} plans that no other one beats in {beaten}\n\n"
         "A feasible trial has constraint `violation` <= 0: the largest relative excess over any limit.\n\n"
