@@ -123,11 +123,10 @@ class PowerBudget:
             rows = np.where(np.arange(len(rows)) == self.job[step], step, rows)
 
     def equal_share(self) -> Ints:
-        """The options (J,) where each job has the same part of each limit that it is in, its pause where none fits."""
-        members = np.zeros((len(self.first), len(self.limit_kw)))
-        np.maximum.at(members, self.job, self.power_kw / np.maximum(self.power_kw[:, :1], 1e-300))
-        share_kw = self.limit_kw / np.maximum(members.sum(axis=0), 1e-300)
-        fits = (self.power_kw <= (members * share_kw)[self.job] * (1.0 + _ROUNDING)).all(axis=1)
+        """The options (J,) where each job has the same part of the most that it may draw, its pause where none fits."""
+        most_kw = np.maximum.reduceat(self.power_kw, self.first)
+        part = self.limit_kw / np.maximum(most_kw.sum(axis=0), 1e-300)
+        fits = (self.power_kw <= (most_kw * part)[self.job] * (1.0 + _ROUNDING)).all(axis=1)
         value = np.where(fits, self.value, -np.inf)
         value[self.first] = self.value[self.first]
         last = np.append(self.first[1:], len(self.job))
