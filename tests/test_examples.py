@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from jointopt.measure.metrics import HELP
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-METRICS = {  # of jointopt's exporter, with their labels beside Prometheus' own
-    "jointopt_iteration_time_seconds": {"kind"}, "jointopt_power_watts": {"kind", "gpu"}, "jointopt_slow_ranks": set(),
-    "jointopt_clock_mhz": {"gpu", "stage"}, "jointopt_energy_joules_total": set(),
+LABELS = {  # of the exporter's metrics, beside Prometheus' own
+    "jointopt_iteration_time_seconds": {"kind"}, "jointopt_power_watts": {"kind", "gpu"},
+    "jointopt_clock_mhz": {"gpu", "stage"},
 }  # fmt: skip
 SAMPLES = ROOT / "tests" / "frameworks" / "imports" / "samples"
 
@@ -80,9 +82,9 @@ def test_the_workflow_gives_the_action_what_it_needs_and_nothing_that_it_does_no
 def test_the_dashboard_shows_every_metric_of_the_exporter_and_asks_for_no_other_name_or_label() -> None:
     board = json.loads((EXAMPLES / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
     asked = [(target["expr"], target["legendFormat"]) for panel in board["panels"] for target in panel["targets"]]
-    assert {name for query, _ in asked for name in re.findall(r"jointopt_\w+", query)} == set(METRICS)
+    assert {name for query, _ in asked for name in re.findall(r"jointopt_\w+", query)} == set(HELP)
     for query, legend in asked:
-        known = {"instance"}.union(*(METRICS[name] for name in re.findall(r"jointopt_\w+", query)))
+        known = {"instance"}.union(*(LABELS.get(name, set()) for name in re.findall(r"jointopt_\w+", query)))
         assert {*re.findall(r"(\w+)!?=~?\"", query), *re.findall(r"{{(\w+)}}", legend)} <= known, query
     assert set(re.findall(r'kind="(\w+)"', str(asked))) <= {"predicted", "measured", "drawn", "limit"}
 
