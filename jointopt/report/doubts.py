@@ -88,7 +88,7 @@ def settings_lines(
     columns = [TextColumn("", [f"  {change}" for change in changes])]
     columns += [TextColumn("", settings, left=True), TextColumn("", notes, left=True, spare=True)]
     columns = fit_columns(columns, width) if width else columns
-    return [*paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"]), *lay_out(columns)[1:]]
+    return [*paragraphs([f"{whose} time hangs on open settings (estimates; --set KEY=VALUE):"]), *lay_out(columns)[1:]]
 
 
 def open_line(hangs_on: Sequence[str]) -> str:
