@@ -75,13 +75,16 @@ def known_median(values: Floats, axis: int = 0, *, keepdims: bool = False) -> Fl
 
 
 def noise(excess: Floats) -> Floats:
-    """Standard deviation (ranks,) from one iteration to the next, by the median of differences."""
-    steps = np.median(np.abs(np.diff(excess, axis=0)), axis=0) if len(excess) > 1 else np.zeros(excess.shape[1])
-    return np.maximum(1.4826 * steps / math.sqrt(2.0), _LEAST_NOISE)
+    """Standard deviation (ranks,) from one iteration to the next, by a tail of differences: waits have long ones."""
+    steps = np.quantile(np.abs(np.diff(excess, axis=0)), 0.9, axis=0) if len(excess) > 1 else np.zeros(excess.shape[1])
+    return np.maximum(steps / (1.645 * math.sqrt(2.0)), _LEAST_NOISE)
 
 
-def slow_episodes(excess: Floats, group: Ints) -> list[Episode]:
-    """The episodes in which ranks are slow, by logarithms (n, ranks) as of `log_excess`."""
+def slow_episodes(excess: Floats, group: Ints, least: float = _LEAST) -> list[Episode]:
+    """The episodes in which ranks are slow, by logarithms (n, ranks) as of `log_excess`.
+
+    Those of less than ``least`` and the error of what a group is compared with, its first iterations, are none.
+    """
     rows, ranks = excess.shape
     own, pooled, offsets = noise(excess), np.empty(ranks), np.median(excess, axis=0)
     for one in np.unique(group):
@@ -106,7 +109,7 @@ def slow_episodes(excess: Floats, group: Ints) -> list[Episode]:
         noticed[(total >= limit) & (noticed < 0)] = row
     found += [(rank, int(start[rank]), rows, int(noticed[rank])) for rank in np.flatnonzero(noticed >= 0).tolist()]
     episodes = [Episode(*one, float(np.median(excess[one[1] : one[2], one[0]]))) for one in _joined(found)]
-    return [one for one in episodes if one.excess >= _LEAST]
+    return [one for one in episodes if one.excess >= least + pooled[one.rank] / math.sqrt(FIRST)]
 
 
 def _joined(found: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

@@ -296,9 +296,8 @@ class SlowRanks:
         excess = stragglers.log_excess(work_s + link[:, columns], self.stage[columns])
         slow = [
             one._replace(rank=int(columns[one.rank]))
-            for one in stragglers.slow_episodes(excess, self.stage[columns])
-            if one.excess >= _LINK_EXCESS
-            and not any(
+            for one in stragglers.slow_episodes(excess, self.stage[columns], _LINK_EXCESS)
+            if not any(
                 other.since_iteration <= number[one.until] and (other.until_iteration or math.inf) >= number[one.since]
                 for other in found
             )

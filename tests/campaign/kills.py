@@ -93,7 +93,8 @@ class Field:
         command = [sys.executable, "-m", "jointopt", *self.commands()[name]]
         log = (self.folder / "log").open("ab")
         tool = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
-        self._wait(tool, name in ("tune", "validate", "exec", "follow") and self.chance.random() < 0.8)
+        self._wait(tool, name)
+        name += "" if tool.poll() is None else " (ended by itself)"
         tool.send_signal(self.chance.choice(SIGNALS))
         tool.wait(90)
         time.sleep(2.0)
@@ -107,7 +108,7 @@ class Field:
         wrong["row lost"] = len(before - after)
         wrong["row twice"] = sum(count - 1 for count in after.values())
         wrong["false oom"] = self._false_oom()
-        if name == "export" and (self.folder / "out.csv").exists():
+        if name.startswith("export") and (self.folder / "out.csv").exists():
             wrong["half a file"] = int(not (self.folder / "out.csv").read_bytes().endswith(b"\n"))
         changes = self.folder / "changes"
         wrong["half a line"] = (
@@ -137,13 +138,15 @@ class Field:
             subprocess.run(command, env=self.environment, check=True, stdout=subprocess.DEVNULL)
         return sum(folder.exists() for folder in folders)
 
-    def _wait(self, tool: subprocess.Popen[bytes], for_a_training: bool) -> None:
+    def _wait(self, tool: subprocess.Popen[bytes], name: str) -> None:
         """Wait for a random moment: of the whole command, or after one of its trainings has begun."""
+        share = {"tune": 0.8, "validate": 0.8, "exec": 0.8, "follow": 1.0}.get(name, 0.0)
+        for_a_training, most_s = self.chance.random() < share, 4.0 if name == "watch" else 9.0
         until = time.monotonic() + 60
         while for_a_training and not self._trains() and tool.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with suppress(subprocess.TimeoutExpired):
-            tool.wait(self.chance.expovariate(1 / 1.5) if for_a_training else self.chance.uniform(0.2, 9.0))
+            tool.wait(self.chance.expovariate(1 / 1.5) if for_a_training else self.chance.uniform(0.2, most_s))
 
     def _trains(self) -> bool:
         """Whether a training runs; the words of the tool name its program too."""

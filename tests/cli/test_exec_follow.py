@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt as commands
+from tests.conftest import Driver
 from tests.processes import gone
+from tests.slurm_cluster import wait_for
 
 JOB = """
 model: {num_layers: 8, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 16, vocab_size: 32000}
@@ -85,6 +87,20 @@ def test_more_that_is_drawn_than_predicted_lowers_clocks_until_the_limit_is_kept
     assert float(figures['jointopt_power_watts{kind="drawn"}']) <= 3200.0
 
 
+@pytest.mark.long
+def test_over_a_minute_of_power_that_swings_the_mean_of_each_window_stays_within_the_limit(driver, tmp_path, words):
+    (tmp_path / "limit").write_text("2.6")
+    (driver.folder / "unsteady").write_text("0.03 8")
+    (driver.folder / "slow-3").write_text("1400 4")
+    look = f"sleep 5; for i in $(seq 60); do sleep 1; cat {tmp_path}/run.prom; done > {tmp_path}/all.prom"
+    ran = here(words, "sh", "-c", look)
+    assert ran.exit_code == 0, ran.stderr
+    lines = (tmp_path / "all.prom").read_text().splitlines()
+    drawn = [float(line.split()[1]) for line in lines if line.startswith('jointopt_power_watts{kind="drawn"}')]
+    assert 0.85 * 2600.0 < max(drawn) <= 2600.0
+    assert len(set(drawn)) > 20
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_whatever_ends_it_clocks_come_back_and_nothing_is_left(driver, tmp_path, words, number: int) -> None:
     (tmp_path / "limit").write_text("2.5")
@@ -113,6 +129,23 @@ def test_two_nodes_follow_one_signal_each_by_itself(driver, tmp_path, words) -> 
     (tmp_path / "limit").write_text("4.5")
     assert waited(lambda: all(file.read_text().count("lock") == 8 for file in files))
     assert [tool.wait(60) for tool in tools] == [0, 0]
+
+
+def test_two_tasks_of_slurm_follow_one_signal_and_scancel_puts_their_clocks_back(cluster, driver, tmp_path, words):
+    (tmp_path / "job.yaml").write_text(JOB.replace("nodes: 1", "nodes: 2"))
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN | {"dp": 4}))
+    (tmp_path / "limit").write_text("99")
+    own = f"STAND_IN_NVML={tmp_path}/gpus$SLURM_NODEID JOINTOPT_CLOCKS={tmp_path}/clocks$SLURM_NODEID"
+    tool = shlex.join([sys.executable, "-m", "jointopt", *words, "--", "sleep", "99"])
+    (tmp_path / "task.sh").write_text(f'export {own}\nmkdir "$STAND_IN_NVML"\nexec {tool}\n')
+    step = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", f"--output={tmp_path}/log"]
+    ran = subprocess.run([*step, f"--wrap=srun bash {tmp_path}/task.sh"], env=driver.environment, capture_output=True)
+    nodes = [Driver(tmp_path / f"gpus{node}", driver.environment) for node in range(2)]
+    wait_for(lambda: all(len(node.held()) == 4 for node in nodes), "clocks of the plan are set")
+    (tmp_path / "limit").write_text("4.5")
+    wait_for(lambda: all(max(node.held().values()) < 1980 for node in nodes), "clocks are those of the limit")
+    cluster.run("scancel", ran.stdout.decode().strip())
+    wait_for(lambda: not any(node.held() for node in nodes), "clocks are put back")
 
 
 def test_by_prices_clocks_are_above_the_plans_where_power_is_cheap_and_below_where_it_is_dear(driver, tmp_path, words):

@@ -5,6 +5,7 @@
    `no-permission`  nothing may be set            `lost-N`  GPU N is gone
    `holds-N`        lines of "pid bytes": memory of GPU N that processes hold while they live; pid 0: of one not shown
    `slow-N`         "MHz mask": a clock that it does not exceed, and NVML's reasons for that (0: it tells none)
+   `unsteady`       "share s": power swings by up to twice that share, temperature follows it by a first-order lag of s
    `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead     `cut-N`  it is cut (MIG)
    STAND_IN_NVML_GPUS says how many there are (4), STAND_IN_NVML_PROFILES which workload power profiles they offer (a
    mask; none: the GPU is older). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
@@ -25,7 +26,7 @@ enum { MOST_GPUS = 64, LOWEST_MHZ = 210, HIGHEST_MHZ = 1980, STEP_MHZ = 15, HIGH
 
 typedef int Return;
 typedef struct { int index; } Device;
-typedef struct { double at_s, energy_mj, told_mj; unsigned clock_mhz, limit_mw; int locked; unsigned profiles; } State;
+typedef struct { double at_s, energy_mj, told_mj; unsigned clock_mhz, limit_mw; int locked; unsigned profiles; double warm_c; } State;
 typedef struct { unsigned field, scope; long long at, latency; int type, result; union { unsigned u; double d; } value; } Field;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned instance, part; } Holder;
 
@@ -80,26 +81,54 @@ static unsigned clock_now(int index, unsigned set_mhz, unsigned long long *reaso
     return set_mhz < most ? set_mhz : most;
 }
 
-static double watts(const State *s)
+/* By how much power swings and temperature lags; nothing where no file `unsteady` is. */
+static double unsteady(double *lag_s)
 {
-    double x = (double)s->clock_mhz / HIGHEST_MHZ, w = 90 + 600 * x * x * x;
+    char path[4096];
+    double share = *lag_s = 0;
+    path_of("unsteady", -1, path);
+    FILE *file = fopen(path, "r");
+    if (file) {
+        if (fscanf(file, "%lf %lf", &share, lag_s) < 1) share = 0;
+        fclose(file);
+    }
+    return share;
+}
+
+/* Uniform in -1 to 1, another number for each GPU and step of time. */
+static double swing(int index, double at)
+{
+    unsigned long long x = ((unsigned long long)at * MOST_GPUS + (unsigned)index) * 0x9E3779B97F4A7C15ULL;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    return (double)((x ^ (x >> 31)) >> 11) / (1ULL << 52) - 1;
+}
+
+/* Power at the time of a state: by the clock that the GPU runs at, with swings of 0.1 s and of 3 s. */
+static double watts(const State *s, int index)
+{
+    double lag_s, x = (double)clock_now(index, s->clock_mhz, NULL) / HIGHEST_MHZ, w = 90 + 600 * x * x * x;
+    w *= 1 + unsteady(&lag_s) * (swing(index, 10 * s->at_s) + swing(index, s->at_s / 3));
     return w < s->limit_mw / 1e3 ? w : s->limit_mw / 1e3;
 }
 
 /* Brings a GPU's state up to now and, where `set` is given, changes it: one step for all processes and threads. */
 static State step(int index, void (*set)(State *, unsigned), unsigned value)
 {
-    State s = {0, 0, 0, HIGHEST_MHZ, HIGHEST_MW, 0, 0};
+    State s = {0, 0, 0, HIGHEST_MHZ, HIGHEST_MW, 0, 0, 30};
     char path[4096];
     path_of("gpu", index, path);
     int file = open(path, O_RDWR | O_CREAT, 0666);
     if (file < 0) return s;
     flock(file, LOCK_EX);
     if (read(file, &s, sizeof s) != sizeof s) s.at_s = now();
-    double t = now();
-    s.energy_mj += watts(&s) * (t - s.at_s) * 1e3;
+    double t = now(), before_s = s.at_s, lag_s, drawn_w;
+    unsteady(&lag_s);
     s.at_s = t;
-    double told = s.energy_mj - watts(&s) * fmod(t, 0.1) * 1e3;
+    drawn_w = watts(&s, index);
+    s.energy_mj += drawn_w * (t - before_s) * 1e3;
+    s.warm_c += (30 + drawn_w / 20 - s.warm_c) * (lag_s > 0 ? 1 - exp((before_s - t) / lag_s) : 1);
+    double told = s.energy_mj - drawn_w * fmod(t, 0.1) * 1e3;
     if (told > s.told_mj && !there("still-", index)) s.told_mj = told;
     if (set) set(&s, value);
     if (pwrite(file, &s, sizeof s, 0) != sizeof s) s.at_s = 0;
@@ -217,7 +246,7 @@ Return nvmlDeviceGetPowerUsage(Device *d, unsigned *mw)
 {
     if (there("lost-", d->index)) return LOST;
     State s = step(d->index, NULL, 0);
-    *mw = (unsigned)(1000 * watts(&s));
+    *mw = (unsigned)(1000 * watts(&s, d->index));
     return OK;
 }
 
@@ -231,7 +260,7 @@ Return nvmlDeviceGetTemperatureV(Device *d, unsigned *temperature)
 {
     if (there("lost-", d->index)) return LOST;
     State s = step(d->index, NULL, 0);
-    temperature[2] = (unsigned)(30 + watts(&s) / 20);
+    temperature[2] = (unsigned)s.warm_c;
     return OK;
 }
 
