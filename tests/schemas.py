@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import COMMANDS, jointopt
 from jointopt.core.schema import COLUMNS
+from jointopt.jobs.jobfile import dump_job, load_job
 from jointopt.report.schemas import SCHEMAS
 from tests.cli.verbs import BEFORE, JOB, VERBS, write_inputs
 
@@ -44,6 +46,9 @@ SMALL = "--model llama-3-8b --gpu h100-sxm5-80gb --global-batch-size 64 --seq-le
 NO_POWER = "--model gpt2 --gpu cpu-core --gpus 4 --global-batch-size 16 --seq-length 128"
 TIGHT = "--model llama-3-70b --gpu h100-sxm5-80gb --gpus 16 --global-batch-size 8 --seq-length 4096 --allow-tight"
 PRICES = "--price-per-gpu-hour 2 --price-per-kwh 0.2 --carbon 0.4 --run-tokens 1e11"
+RUNS = f"{JOB} --launcher replay --table runs.csv --budget 1 --surrogate none"
+STORED = ("tune", *shlex.split(RUNS), "--storage", "sqlite:///measured.db")  # a study for `select`
+MEASURED = f"{JOB}-{hashlib.sha256(dump_job(load_job(JOB)).encode()).hexdigest()[:8]}-measured"
 MORE = {  # the words of documents beside those of `VERBS` that schemas are learned from
     "propose": [f"{JOB} {PRICES}", EXPERTS, f"{SMALL} --gpus 16", NO_POWER, TIGHT,
                 f"{JOB} --baseline 'dp=4 tp=2' --objective time --objective peak_memory --trials 50"],
@@ -51,7 +56,9 @@ MORE = {  # the words of documents beside those of `VERBS` that schemas are lear
                 f"{SMALL} --gpus 8 --plan tp=2"],
     "compare": [f"{JOB} --baseline tp=2 --plan pp=2 {PRICES}", "llama-3-8b-1x8-h100 --plan tp=2 --plan tp=4"],
     "scale": [f"{JOB} --gpus 4,8,16 {PRICES} --deadline-days 30"],
-    "select": ["out --max-iteration-time-s 4 --max-energy-j 9000 --pue 1.3"],
+    "select": ["out --max-iteration-time-s 4 --max-energy-j 9000 --pue 1.3", "kept",
+               f"{MEASURED} --storage sqlite:///measured.db --objective time"],
+    "tune": [f"{RUNS} --storage none --set objectives=[iteration_time_s]"],
     "goodput": [f"{JOB} --run-tokens 1e11 --simulate 10"],
     "check": ["llama-3-70b-4x8-h200"],
     "export": [f"{JOB} --plan dp=8 --to {name}" for name in ("megatron", "deepspeed", "slurm", "kubernetes")],
@@ -134,7 +141,7 @@ def written(verb: str, documents: Sequence[Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         write_inputs(Path(folder))
-        for words in BEFORE:
+        for words in (*BEFORE, STORED):
             CliRunner().invoke(jointopt, words)
         for verb in sys.argv[1:] or verbs_with_documents():
             print(verb, flush=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import LauncherError, TableError
+from jointopt.core.errors import LauncherError, TableError, naming_table
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.job import Job
@@ -38,7 +39,8 @@ class ReplayLauncher:
     def __init__(self, table: Path | str | pd.DataFrame) -> None:
         rows = table if isinstance(table, pd.DataFrame) else read_table(Path(table))
         rows = _with_gpu_ids(rows.reset_index(drop=True))
-        self._clean = with_precision(clean_runs(rows))
+        with nullcontext() if isinstance(table, pd.DataFrame) else naming_table(table):
+            self._clean = with_precision(clean_runs(rows))
         self._inputs = [name for name in _INPUTS if name in rows]
         self._last: tuple[Job, Bools] | None = None  # rows of the last job, as every run needs them
         # statuses as `ingest` reads them; a blank one follows from whether there is a time

@@ -259,12 +259,6 @@ def check_measurements(
     Raises TableError for a table without rows, without any known column, or with a column twice.
     """
     _check_columns(frame)
-    if not set(COLUMNS) & set(frame.columns):
-        got = ", ".join(map(str, frame.columns[:5]))
-        raise TableError(
-            f"The table has no column of a measurement table; expected comma-separated columns such as dp, tp, pp, "
-            f"gpu, status and iteration_time_s, got {got[:100]!r}."
-        )
     table = _without_results_of_unfinished(frame.reset_index(drop=True))
     clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
     at = range(2, len(table) + 2) if lines is None else lines
@@ -368,6 +362,12 @@ def _check_columns(table: pd.DataFrame) -> None:
     twice = [n for n in dict.fromkeys(names) if n in COLUMNS and names.count(n) > 1]
     if twice:
         raise TableError(f"The table has the column {twice[0]!r} more than once; expected every column once.")
+    if not {*COLUMNS, *TABLE_NAMES, "clock_mhz"} & set(table.columns):
+        got = ", ".join(map(str, table.columns[:5]))
+        raise TableError(
+            f"The table has no column of a measurement table; expected comma-separated columns such as dp, tp, pp, "
+            f"gpu, status and iteration_time_s, got {got[:100]!r}."
+        )
 
 
 def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:

@@ -12,8 +12,9 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
 from mcp_types import ToolAnnotations
+from pydantic import ValidationError
 
-from jointopt.core.errors import JointOptError, UsageError
+from jointopt.core.errors import JointOptError, UsageError, nearest_hint
 from jointopt.core.input_files import only_in
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_file, load_job, parse_job, shipped_jobs, with_changes
@@ -50,9 +51,34 @@ def server_of(folder: Path, *, writes: bool = False) -> MCPServer[Any]:
     tools = []
     for tool in Tools(folder.resolve(), writes=writes).all():
         read_only = ToolAnnotations(read_only_hint=not (writes and tool.__name__ == "export"), open_world_hint=False)
-        tools.append(Tool.from_function(tool, annotations=read_only, structured_output=True))
+        tools.append(_Tool.from_function(tool, annotations=read_only, structured_output=True))
+        tools[-1].parameters["additionalProperties"] = False
         tools[-1].fn_metadata.output_schema = _output_schema(tool.__name__)
     return MCPServer("jointopt", instructions=INSTRUCTIONS, version=__version__, tools=tools)
+
+
+class _Tool(Tool):
+    """A tool that refuses unknown, missing and mistyped arguments by name, each in one sentence."""
+
+    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+        """As of `Tool`; a ToolError for an argument that it does not take."""
+        known = self.parameters["properties"]
+        for name in arguments.keys() - known.keys():
+            raise ToolError(
+                f"{self.name} takes no argument {name!r}{nearest_hint(name, known)}; it takes {', '.join(known)}."
+            )
+        try:
+            self.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            name, reasons = error.errors()[0]["loc"][0], dict[str, None]()
+            for one in error.errors():
+                if one["loc"][0] == name:  # a reason for each kind that it may be of
+                    reasons[one["msg"].removeprefix("Input should be ")] = None
+            if name not in arguments:
+                raise ToolError(f"{self.name} needs the argument {name!r}.") from error
+            got = f"{arguments[str(name)]!r:.60}"
+            raise ToolError(f"{name} of {self.name} must be {' or '.join(reasons)}; got {got}.") from error
+        return await super().run(arguments, context, convert_result)
 
 
 def _output_schema(verb: str) -> dict[str, Any]:

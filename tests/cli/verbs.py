@@ -63,7 +63,7 @@ PROFILE = """stage,instruction,frequency,time,energy
 """
 
 
-BEFORE = (("propose", JOB, *PHYSICS, "--out", "out", "--quiet"), ("ingest", "runs.csv"))
+BEFORE = (("propose", JOB, *PHYSICS, "--study", "kept", "--out", "out", "--quiet"), ("ingest", "runs.csv"))
 
 
 def write_inputs(folder: Path) -> None:

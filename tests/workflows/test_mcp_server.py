@@ -159,3 +159,17 @@ def test_only_an_export_that_may_write_is_no_reading_tool(tmp_path: Path) -> Non
 
     assert set(asyncio.run(hints(False)).values()) == {True}
     assert [name for name, read_only in asyncio.run(hints(True)).items() if not read_only] == ["export"]
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"to": "megatron"}, "export takes no argument 'to'; it takes job, plan, target, "),
+    ({"plan": None}, "plan of export must be a valid string or a valid dictionary; got None."),
+    ({"plan": ["dp=8"]}, "plan of export must be a valid string or a valid dictionary; got ['dp=8']."),
+])  # fmt: skip
+def test_an_argument_that_a_tool_does_not_take_is_refused_by_its_name(
+    tmp_path: Path, given: dict[str, Any], sentence: str
+) -> None:
+    found = call(tmp_path, "export", **{"job": JOB, "plan": PLAN} | given)
+    assert sentence in found
+    assert "\n" not in found
+    assert call(tmp_path, "export", job=JOB).endswith("export needs the argument 'plan'.")

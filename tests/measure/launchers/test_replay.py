@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -137,3 +138,10 @@ def test_statuses_are_read_in_any_case_and_a_blank_one_follows_from_the_time(mak
     spelled.loc[spelled["iteration_time_s"].notna(), "status"] = None
     launcher = ReplayLauncher(spelled)
     assert [launcher.run(job, p)["status"] for p in runs.to_dict("records")] == runs["status"].tolist()
+
+
+def test_a_file_that_is_no_table_of_runs_is_refused_by_its_name(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/bash\ntorchrun train.py\n")
+    with pytest.raises(TableError, match=r"train\.sh: the table has no column of a measurement table"):
+        ReplayLauncher(script)
