@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common
-from jointopt.cli.plan import Plan
+from jointopt.cli.plan import Plan, plan_words
 from jointopt.cli.plan import option as plan_option
 
 
@@ -21,8 +21,9 @@ from jointopt.cli.plan import option as plan_option
 @common.model_options()
 @common.output_options
 @common.verbose
+@click.pass_context
 def explain(
-    job: str | None, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
+    ctx: click.Context, /, job: str | None, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
     allow_tight: bool, verbose: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
@@ -36,5 +37,6 @@ def explain(
     """
     from jointopt.workflows import explain as workflow
 
+    basis |= {"source": common.job_words(job, shape, changes), "given": plan_words(ctx, basis["storage"])[0]}
     found = workflow.explain(common.job_of(job, shape, pue, changes), plan, ranked=True, **basis)
     common.answer(found, as_json, allow_tight=allow_tight, brief=not verbose)

@@ -67,6 +67,7 @@ def import_(
       jointopt import --pid 4711 train.sh
       jointopt import run.log node0-dcgm.txt node1-dcgm.txt --runs runs.csv
     """
+    from jointopt.core.quote import sh_word
     from jointopt.runs.table import csv_text
     from jointopt.workflows import import_ as workflow
 
@@ -81,8 +82,8 @@ def import_(
     if propose:
         from jointopt.workflows.import_gains import with_proposals
 
-        found = with_proposals(found, **basis)
-    common.answer(found, as_json, brief=not verbose)
+        found = with_proposals(found, source=sh_word(str(out or "job.yaml")), **basis)
+    common.answer(found, as_json, brief=not verbose, written=out is not None)
 
 
 def _write(path: Path, text: str, option: str) -> None:
@@ -90,3 +91,4 @@ def _write(path: Path, text: str, option: str) -> None:
 
     with common.writing(option):
         write_whole(path, text)
+    common.remark(f"Written: {path}")

@@ -38,7 +38,7 @@ def retrain(
     found = workflow.retrain(
         tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force, for_others=for_others
     )
-    click.echo(found.text(brief=not verbose))
+    click.echo(found.text(brief=not verbose, written=report is not None))
     if report is not None:
         common.write_report(found.report(), report)
     if plot is not None:

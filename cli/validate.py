@@ -51,5 +51,5 @@ def validate(
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)
-    common.answer(found, as_json, brief=not verbose)
+    common.answer(found, as_json, brief=not verbose, written=report is not None)
     launching.end_command(ctx, found.stopped, found.fault)

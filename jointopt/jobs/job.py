@@ -323,9 +323,15 @@ class Job:
         """The job in a line, for a prompt; `jointopt.jobs.jobfile.dump_job` has all of it."""
         training, cluster = self.training, self.cluster
         return (
-            f"<Job {self.name}: {self.model.name}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "
+            f"<Job {self.name}: {self.model_words}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "
             f"{training.precision}, {training.framework.name}, {cluster.num_gpus:,} x {cluster.gpu.id}>"
         )
+
+    @property
+    def model_words(self) -> str:
+        """The model, and the rank of its adapters where it trains those alone."""
+        rank = self.training.lora_dim
+        return f"{self.model.name} with LoRA of rank {rank}" if rank else self.model.name
 
     def on_site(self, pue: float | None) -> Job:
         """The job on a site of that PUE; itself for None."""

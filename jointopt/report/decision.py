@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,25 @@ import numpy as np
 from jointopt.core.errors import UsageError
 from jointopt.core.quote import our_command, sh_lines
 from jointopt.core.schema import Columns
+from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVE_COLUMNS, OBJECTIVES, RUN_OBJECTIVES
-from jointopt.physics.site import bill, facility_energy_j
+from jointopt.physics.site import bill, facility_energy_j, run_costs
 from jointopt.report.doubts import OpenSetting, above_best, reasons_of, settings_lines, wider_lines
 from jointopt.report.plans import (
     against_first,
     are_alike,
     entry_with_rates,
+    has_site_costs,
     probability_of_fitting,
     probability_text,
     run_words,
     short_plan,
 )
 from jointopt.report.tables import (
+    BRIEF_WIDTH,
     ENERGY_UNITS,
+    RUN_ENERGY_UNITS,
     TIME_UNITS,
     Block,
     Result,
@@ -46,7 +50,7 @@ from jointopt.search.pareto import below_chord
 from jointopt.surrogate.memory import FEASIBLE, NOT_TIGHT
 
 SLOWER = 0.01  # than the fastest plan of the front: most that a recommended plan of least energy may be
-WIDTH, LINES, SETTINGS = 80, 25, 3  # characters of a line, lines in all, open settings that are named
+WIDTH, LINES, SETTINGS = BRIEF_WIDTH, 25, 3  # characters of a line, lines in all, open settings that are named
 PICTURE = 60, 3, 6  # characters, fewest and most lines
 _MONEY = ("cost", "gpu_cost")
 _INDENT = "  "
@@ -230,9 +234,10 @@ class Decision(Result):
         head = [f"{job_words(self.job)}.", *plan_warnings(self.job, plan, *reasons), f"Recommended{of}: {self.reason}"]
         first = [line for sentence in head for line in narrow_lines(sentence)] + self._plan_lines(plan)
         hangs_on = self.hangs_on if {OBJECTIVES[0], RUN_OBJECTIVES[0]} & {*self.job.objectives} else ()
-        second = [*self._difference_lines(), *settings_lines(hangs_on, SETTINGS, width=WIDTH)]
+        last, second = [line for part in self._commands() for line in part], self._difference_lines()
+        room = LINES - len([*first, *second, *last]) - 3  # beside blank lines and a head
+        second += settings_lines(hangs_on, max(1, min(SETTINGS, room)), width=WIDTH)
         yield from ([first], [second])
-        last = [line for part in self._commands() for line in part]
         width, fewest, most = PICTURE
         height = min(most, LINES - len([*first, *second, *last]) - 4)  # with blank lines between, and an axis
         if count > 1 and height >= fewest and np.isfinite(front["energy_j"]).all():
@@ -241,9 +246,10 @@ class Decision(Result):
 
     def _plan_lines(self, plan: Mapping[str, Any]) -> list[str]:
         """The plan as ``--plan`` takes it, and its time with its interval, energy, power, MFU and memory."""
-        run = narrow_lines(run_words(self.job, plan), _INDENT) if self.job.is_of_run else []
+        run = run_words(self.job, plan) if self.job.is_of_run else ""
+        run = run or (cost_words(self.job, plan) if has_site_costs(self.job) else "")
         words = narrow_lines(result_words(self.job, plan), _INDENT)
-        return [*narrow_lines(short_plan(self.front, self.row), _INDENT), *run, *words]
+        return [*narrow_lines(short_plan(self.front, self.row), _INDENT), *narrow_lines(run, _INDENT), *words]
 
     def _difference_lines(self) -> list[str]:
         """What the plan gives against the reference, and what a slower one would."""
@@ -324,6 +330,36 @@ def result_words(job: Job, plan: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def cost_words(job: Job, plan: Mapping[str, Any]) -> str:
+    """The time of a plan's run with its interval, its energy and its money, then the power of the site."""
+    costs, low, high = (run_costs_at(job, plan, end) for end in ("", "_low", "_high"))
+    factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
+    span = f" (90 %: {factor * low['days']:.3g} to {factor * high['days']:.3g})" * (low["days"] < high["days"])
+    words = [f"{factor * costs['days']:.3g} {unit}{span}"]
+    if math.isfinite(costs["energy_j"]):
+        words.append(f"{quantity(costs['energy_j'], RUN_ENERGY_UNITS)} (PUE {job.cluster.pue:g})")
+    words += [f"cost {costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
+    words += [f"{plan['cluster_power_kw']:,.0f} kW"] if plan["energy_j"] is not None else []
+    return ", ".join(words)
+
+
+def run_costs_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
+    """As `run_costs`, at that ``end`` (_low, _high) of the plan's 90 % intervals and of what is assumed of hosts."""
+    if not end or plan.get(f"iteration_time_s{end}") is None:
+        return run_costs(job, plan)
+    at_end = replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_")))
+    found = run_costs(at_end, {name: plan[f"{name}{end}"] for name in OBJECTIVES})
+    if plan.get("time_to_train_s") is None:
+        return found
+    # failures take the same share of the run at both ends
+    with_failures, without = (run_costs(job, one) for one in (plan, {name: plan[name] for name in OBJECTIVES}))
+    scaled = {
+        name: found[name] and found[name] * with_failures[name] / without[name]
+        for name in ("days", "energy_j", "money")
+    }
+    return found | scaled
+
+
 def front_picture(
     front: Columns, reference: Columns, row: int, width: int, height: int, pair: Sequence[str] = OBJECTIVES
 ) -> list[str]:
@@ -371,7 +407,7 @@ def job_words(job: Job) -> str:
     """The model, the batch, the software and the cluster of a job."""
     training, cluster = job.training, job.cluster
     return (
-        f"{job.model.name}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "
+        f"{job.model_words}, {training.global_batch_size:,} x {training.seq_length:,} tokens in "
         f"{training.precision_words}, {training.software}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
     )
 

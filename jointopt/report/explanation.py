@@ -15,6 +15,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
+from jointopt.report.decision import command_lines
 from jointopt.report.doubts import OpenSetting, doubt_lines, plan_doubts, settings_lines, unlike_recorded_runs
 from jointopt.report.plans import (
     Rank,
@@ -72,12 +73,12 @@ class Shortage:
 
     def document(self) -> dict[str, Any]:
         """The GiB that are missing, and the changes that help."""
-        return {"missing_gib": self.missing_gib, "would_fit_with": list(self.changes)}
+        return {"missing_gib": self.missing_gib, "would_fit_with": [*dict.fromkeys(self.changes)]}
 
     def sentence(self) -> str:
         """The shortage in a sentence, and in another what would help."""
         needs = f"It is not expected to fit in memory (probability {probability_text(self.probability)}): {self.cause}."
-        return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
+        return needs + (f" It would fit with {', or with '.join(dict.fromkeys(self.changes))}." if self.changes else "")
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Explanation(Result):
     shortage: Shortage | None = None  # of memory; None where it is likelier to fit than not
     rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the plan's time
+    next_command: Mapping[str, str] | None = None  # that starts it, a note; None: not feasible, or no shell named it
 
     @property
     def _entry(self) -> dict[str, Any]:
@@ -209,8 +211,13 @@ class Explanation(Result):
             ]
             yield [largest_parts(self), settings_lines(self.hangs_on, most=3, whose="The plan's")]
             if has_site_costs(self.job) and math.isfinite(self.energy_j):
-                yield [site_table(self.job, ["this plan"], [self.iteration_time_s], [self.energy_j])]
-            yield ["-v: power by kernel, heat, links, energy by level, stages, and what was assumed."]
+                yield [
+                    site_table(self.job, ["this plan"], [self.iteration_time_s], [self.energy_j], tables.BRIEF_WIDTH)
+                ]
+            yield [
+                "-v: power by kernel, heat, links, energy by level, stages, and what is assumed.",
+                command_lines(self.next_command) if "to" in (self.next_command or {}) else [],
+            ]
             return
         cluster, time_s, energy_j = self.job.cluster, self.iteration_time_s, self.energy_j
         rank = self.rank.sentence() if self.rank else ""
@@ -285,7 +292,7 @@ def _totals(found: Explanation) -> Iterator[str]:
     job, cluster, plan = found.job, found.job.cluster, dict(found.plan)
     # the framework, where its recipe class is not the usual one
     recipe = "" if job.training.software == job.training.framework.name else f", {job.training.software}"
-    yield f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}{recipe}"
+    yield f"{job.name}: {job.model_words} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}{recipe}"
     limits = f" {POWER_LIMIT}={plan.pop(POWER_LIMIT):g}" if POWER_LIMIT in plan else ""
     yield f"Plan: {plan_words(plan, plan)}{limits}"
     totals = []

@@ -12,7 +12,7 @@ import numpy as np
 from jointopt.core.facts import Assumption
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping
-from jointopt.report.decision import job_words, narrow_lines
+from jointopt.report.decision import command_lines, job_words, narrow_lines
 from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, result_text
 
 if TYPE_CHECKING:
@@ -54,12 +54,13 @@ class Comparison:
 
     today: Mapping[str, tuple[float, float, float]]
     is_measured: bool  # its time; the energy where it was metered
-    violations: tuple[str, ...]
+    violations: tuple[str, ...]  # rules and constraints that it breaks, a sentence each
     proposals: tuple[ProposedPlan, ...]
     beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
+    next_command: Mapping[str, str] | None = None  # that starts the first proposal, a note; None: no job file is named
 
     def block(self, *, brief: bool = False) -> Iterator[str | Sequence[str]]:
-        """A table: today's plan, then the proposals with what they change; ``brief``: the first alone in words."""
+        """A table: today's plan, then the proposals with what they change; ``brief``: the first alone, as a command."""
         time, energy = (result_text(name, values[0]) for name, values in self.today.items())
         how = "measured" if self.is_measured else "predicted"
         yield f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"
@@ -67,9 +68,12 @@ class Comparison:
             TextColumn("", [f"{i + 1}" for i in range(len(self.proposals))]),
             *(TextColumn(name, [getattr(one, name).text() for one in self.proposals]) for name in ("time", "energy")),
         ])  # fmt: skip
-        yield from (f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals[: 1 if brief else None]))
+        shown = self.proposals[: bool(self.next_command is None) if brief else None]
+        yield from (f"{i + 1}: {one.text}" for i, one in enumerate(shown))
         yield [] if brief else self.beside
-        yield from (f"Today's plan is outside of the search space: {text}" for text in self.violations)
+        yield from (f"Today's plan could not be run: {text}" for text in self.violations)
+        yield "The fastest of them is 1." * bool(self.next_command)
+        yield command_lines(self.next_command)
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,8 +113,11 @@ class Imported(Result):
         frame = pd.DataFrame(list(self.runs))
         return frame.mask(frame.isin([""]))  # a blank cell is not known
 
-    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
-        """The job file, the plan, the rows, and what was not read; ``brief``: the job in words, and no origins."""
+    def blocks(self, *, brief: bool = False, written: bool = False) -> Iterator[Block]:
+        """The job file, the plan, the rows, and what was not read; ``brief``: the job in words, and no origins.
+
+        ``written``: the job file is written, so that nothing is said on how to.
+        """
         read = f"Read {', '.join(f'{name} ({form})' for name, form in self.formats.items())}."
         yield [read, f"{self.job.name}: {job_words(self.job)}."] if brief else [read]
         yield [] if brief else [self.job_text().splitlines()]
@@ -123,10 +130,11 @@ class Imported(Result):
             measured.append(f"Measured: {time}{energy}: {row['notes']}.")
         yield measured
         yield self.comparison.block(brief=brief) if self.comparison else []
-        effect = f"{self.without_effect:,} more options have no effect on time and energy."
+        count = self.without_effect
+        effect = f"{count:,} more option{'s have' if count != 1 else ' has'} no effect on time and energy."
         remarks = [
             *(f"{name}: {len(keys)} not known and not read: {', '.join(keys)}." for name, keys in self.unread.items()),
-            effect * bool(self.without_effect),
+            effect * bool(count),
             *(f"{remark}." for remark in (*self.remarks, *self.assumed)),
         ]
         if brief:
@@ -134,7 +142,8 @@ class Imported(Result):
             more = ["and more: -v"] * (len(lines) > _REMARKS)
             yield [[*lines[:_REMARKS], *more]]
             gains = "" if self.comparison else ", --propose says what could be gained"
-            yield [f"--out job.yaml writes the job{gains}; -v prints it, and where its fields are from."]
+            hint = "" if written else f"--out job.yaml writes the job{gains}; "
+            yield [f"{hint}-v prints {'the job' if written else 'it'}, and where its fields are from."]
             return
         yield remarks
         by_place: dict[str, list[str]] = {}

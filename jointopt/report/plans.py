@@ -377,10 +377,12 @@ def shows_site(job: Job) -> bool:
     return has_site_costs(job) or job.cluster.origin("pue") == "stated"
 
 
-def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> list[str]:
+def site_table(
+    job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: npt.ArrayLike, most: int = tables.WIDTH
+) -> list[str]:
     """Energy, carbon and money at the site's meter: a line per plan, per iteration and for the run where it is known.
 
-    ``time_s`` and ``energy_j``, (n,), are those of an iteration and of all GPUs.
+    ``time_s`` and ``energy_j``, (n,), are those of an iteration and of all GPUs; ``most`` characters are in a line of words.
     """
     cluster, iterations = job.cluster, job.training.run_iterations
     time_s, energy_j = np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64)
@@ -397,7 +399,7 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     for name, values in paid.items():
         head, _, units = SITE_FIGURES[name]
         columns.append(tables.unit_column(head, values.tolist(), units or ((1.0, cluster.currency),)))
-    return [*tables.paragraphs([f"{title}:"]), *tables.lay_out(columns)]
+    return [*tables.paragraphs([f"{title}:"], most=most), *tables.lay_out(columns)]
 
 
 _ALIKE = 1e-3

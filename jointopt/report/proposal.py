@@ -165,10 +165,6 @@ class Proposal(Result):
             self.next_command, study, fastest_iteration_words(self.joint.document()) if self.joint else "",
         )  # fmt: skip
 
-    def __repr__(self) -> str:
-        """The decision, for a prompt."""
-        return self.text(brief=True)
-
     def to_frame(self) -> pd.DataFrame:
         """The front with throughput and what the site pays, columns as in a measurement table.
 
@@ -447,7 +443,7 @@ def _title(proposal: Proposal) -> list[str]:
     job, training, cluster = proposal.job, proposal.job.training, proposal.job.cluster
     sequences = "sequence" if training.global_batch_size == 1 else "sequences"
     return [
-        f"{job.name}: {job.model.name}, {training.global_batch_size:,} {sequences} of {training.seq_length:,} tokens "
+        f"{job.name}: {job.model_words}, {training.global_batch_size:,} {sequences} of {training.seq_length:,} tokens "
         f"in {training.precision_words}, {training.software}, on {cluster.nodes} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. "
         f"Plans that no other beats in {objective_words(job.objectives)}: {len(proposal.front['pp']):,}.",

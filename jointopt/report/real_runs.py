@@ -216,7 +216,7 @@ class MeasuredResult(Result):
         ]
         return [one for one in found if math.isfinite(one.percent)]
 
-    def _short_answer(self, title: str, outlook: Sequence[str]) -> Iterator[list[str]]:
+    def _short_answer(self, title: str, outlook: Sequence[str], written: bool) -> Iterator[list[str]]:
         """The best run beside its prediction, what it gives, how far predictions are off, why that is all, its start.
 
         ``outlook``: sentences on what further runs would bring.
@@ -248,7 +248,8 @@ class MeasuredResult(Result):
             f"{STOPPED[self.stopped]} {self.reason}".strip(), *outlook,
             *(text for text in self.notes if text != self.reason),
         ]  # fmt: skip
-        last = [*command_lines(self.next_command), "All runs: -v. A page of them: --report FILE."]
+        page = "" if written else " A page of them: --report FILE."
+        last = [*command_lines(self.next_command), f"All runs: -v.{page}"]
         lines = [line for text in rest for line in narrow_lines(text)]
         yield lines[: LINES - len([*head, *last]) - 2]
         yield last
@@ -348,8 +349,11 @@ class Tuned(MeasuredResult):
         """What a sentence calls the run at a place: numbers go on from those of the same budget before."""
         return self._names[place]
 
-    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
-        """The runs in their order, * on those that no other beats, and a summary; ``brief``: the best run alone."""
+    def blocks(self, *, brief: bool = False, written: bool = False) -> Iterator[Block]:
+        """The runs in their order, * on those that no other beats, and a summary; ``brief``: the best run alone.
+
+        ``written``: a page of them is.
+        """
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
         first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans {self.how_run()}"
         legend = f"* no other run is better; Δ%: {first} beyond the least of all runs; predicted was before the run."
@@ -358,7 +362,7 @@ class Tuned(MeasuredResult):
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
         if brief:
             more = ["A larger --budget runs more of them."] * (self.stopped == "budget")
-            yield from self._short_answer(title, [" ".join([*outlook, *more])] * (self.gain_left > LITTLE))
+            yield from self._short_answer(title, [" ".join([*outlook, *more])] * (self.gain_left > LITTLE), written)
             return
         numbered = [name.removeprefix("run ") if name.startswith("run ") else "-" for name in self._names]
         left = [
@@ -444,13 +448,16 @@ class Validated(MeasuredResult):
         """What a sentence calls the run at a place."""
         return f"row {place + 1}"
 
-    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
-        """The runs in the proposal's order with the errors of predictions, and a summary; ``brief``: the best alone."""
+    def blocks(self, *, brief: bool = False, written: bool = False) -> Iterator[Block]:
+        """The runs in the proposal's order with the errors of predictions, and a summary; ``brief``: the best alone.
+
+        ``written``: a page of them is.
+        """
         runs = self.runs
         plans = f"{len(runs)} proposed plan{'s' * (len(runs) != 1)} (surrogate {self.surrogate})"
         title = f"{self.job.name}: {plans}, {self.how_run()}."
         if brief:
-            yield from self._short_answer(title, [])
+            yield from self._short_answer(title, [], written)
             return
         legend = ["err: the prediction against the measurement; in: within the 90 % interval."]
         legend += ["= the fastest plan at the GPU's own clock."] * any(run.reference for run in runs)

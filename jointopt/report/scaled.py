@@ -6,20 +6,18 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.quote import sh_command, sh_lines
+from jointopt.core.quote import sh_command
 from jointopt.core.schema import LOG_COLUMNS
 from jointopt.core.short_repr import ShortRepr
 from jointopt.core.units import Z_90
-from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
-from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
 from jointopt.report.decision import (
@@ -28,10 +26,12 @@ from jointopt.report.decision import (
     WIDTH,
     Difference,
     command_lines,
+    cost_words,
     difference_lines,
     job_words,
     narrow_lines,
     plan_warnings,
+    run_costs_at,
 )
 from jointopt.report.doubts import OpenSetting, above_best, settings_lines, wider_lines
 from jointopt.report.plans import (
@@ -114,6 +114,7 @@ class Scaled(Result):
     open_settings: tuple[str, ...] = ()  # what the job leaves open, with what is assumed
     source: str = ""  # how a shell names the job; blank: not known
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the time of `chosen`
+    next_command: Mapping[str, str] | None = None  # that starts `chosen`, and a note; None: no shell named the job
 
     @property
     def chosen(self) -> Pick:
@@ -161,23 +162,15 @@ class Scaled(Result):
         return flat_frame(rows)
 
     @property
-    def next_command(self) -> dict[str, str] | None:
-        """The command that searches the cluster that is picked, and a note on it; None where no shell named the job."""
-        if not self.source:
-            return None
-        pick, job = self.chosen, self.sizes[self.chosen.size].job
+    def job_words(self) -> str:
+        """How a shell names the job on the cluster that is picked."""
+        job = self.sizes[self.chosen.size].job
         of_kind = ("gpu.id", "price_per_gpu_hour") if len({size.job.cluster.gpu.id for size in self.sizes}) > 1 else ()
         names = (*of_kind, "nodes", "gpus_per_node")
         changes = {f"cluster.{name.removesuffix('.id')}": attrgetter(name)(job.cluster) for name in names}
         changes |= {"training.global_batch_size": job.training.global_batch_size} if self.weak else {}
-        if (days := pick.limits.get("deadline_days")) and (iterations := job.training.run_iterations):
-            changes |= {"constraints.iteration_time_s": float(f"{24 * HOUR_S * days / iterations:.5g}")}
-        changes |= {"constraints.cluster_power_kw": kw} if (kw := pick.limits.get("site_kw")) else {}
         known = (("--set", f"{key}={value}") for key, value in changes.items() if value is not None)
-        words = sh_command(itertools.chain.from_iterable(known))
-        tight = " --allow-tight" * (not self.sizes[pick.size].feasible)
-        command = sh_lines(f"jointopt propose {self.source} {words}{tight}")
-        return {"note": "What searches that cluster and starts its plan (-v: all figures):", "command": command}
+        return f"{self.source} {sh_command(itertools.chain.from_iterable(known))}"
 
     def blocks(self, *, brief: bool = False) -> Iterator[Block]:
         """A line per cluster, the parts of its time, the front over clusters, the pick, and what was left out.
@@ -246,52 +239,32 @@ def _short_answer(found: Scaled) -> Iterator[list[str]]:
         f"Picked of {len(found.sizes)} cluster{'s' * (len(found.sizes) != 1)}: {size.name}, {why}",
     ]  # fmt: skip
     first = [line for sentence in head for line in narrow_lines(sentence)]
-    first += narrow_lines(plan_words(plan, _SHOWN), "  ") + narrow_lines(_run_words(size.job, plan), "  ")
+    first += narrow_lines(plan_words(plan, _SHOWN), "  ") + narrow_lines(cost_words(size.job, plan), "  ")
     first += narrow_lines(keeps, "  ") + _against_lines(found, pick)
     last = [*narrow_lines(_ASK) * (not limits), *command_lines(found.next_command)]
     room = LINES - len([*first, *last, *short]) - _BESIDE  # for settings and rows of the table
-    first += settings_lines(found.hangs_on, max(1, min(SETTINGS, room - 3)), whose="Its", width=WIDTH)
+    named = max(1, min(SETTINGS, room - 2 - min(6, len(found.sizes))))
+    first += settings_lines(found.hangs_on, named, whose="Its", width=WIDTH)
     yield first
     yield [*_short_table(found, pick, LINES - len([*first, *last, *short]) - _BESIDE), *short]
     yield last
 
 
-def _run_words(job: Job, plan: Mapping[str, Any]) -> str:
-    """The time, the energy and the money of a plan's run with its interval, and its power."""
-    costs, low, high = (run_costs_at(job, plan, end) for end in ("", "_low", "_high"))
-    factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
-    span = f" (90 %: {factor * low['days']:.3g} to {factor * high['days']:.3g})" * (low["days"] < high["days"])
-    words = [f"{factor * costs['days']:.3g} {unit}{span}"]
-    if math.isfinite(costs["energy_j"]):
-        words.append(f"{tables.quantity(costs['energy_j'], tables.RUN_ENERGY_UNITS)} (PUE {job.cluster.pue:g})")
-    words += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
-    if plan["energy_j"] is not None:
-        words.append(f"{plan['cluster_power_kw']:,.0f} kW, {plan['avg_power_w']:.0f} W per GPU")
-    return ", ".join(words)
-
-
 def _against_lines(found: Scaled, pick: Pick) -> list[str]:
-    """What the pick takes against the fastest plan of its cluster; of that, against the smallest cluster."""
+    """What the pick takes against the fastest plan of its cluster; none where it is that (the table has the others)."""
     size, plan, fastest = found.sizes[pick.size], pick.plan, found.sizes[pick.size].plans[0]
-    if plan is not fastest and plan["iteration_time_s"] > fastest["iteration_time_s"]:
-        known = [Difference(name, *against_first(plan, name)) for name in COMPARED]
-        known = [one for one in known if math.isfinite(one.percent)]
-        return [*narrow_lines(f"Against the fastest plan of {size.name}"), *difference_lines(known)] if known else []
-    smallest = min((one for one in found.sizes if one.feasible), default=size, key=lambda one: one.job.cluster.num_gpus)
-    if smallest is size:
+    if plan is fastest or plan["iteration_time_s"] <= fastest["iteration_time_s"]:
         return []
-    now, before = run_costs(size.job, plan), run_costs(smallest.job, smallest.plans[0])
-    names = {"time": "days", "energy": "energy_j", "money": "money"}
-    known = [Difference(name, 100.0 * ((now[key] or math.nan) / (before[key] or math.nan) - 1.0))
-             for name, key in names.items()]  # fmt: skip
+    known = [Difference(name, *against_first(plan, name)) for name in COMPARED]
     known = [one for one in known if math.isfinite(one.percent)]
-    return [*narrow_lines(f"Against the fastest plan of {smallest.name}"), *difference_lines(known)]
+    return [*narrow_lines(f"Against the fastest plan of {size.name}"), *difference_lines(known)] if known else []
 
 
 def _short_table(found: Scaled, pick: Pick, most: int) -> list[str]:
     """A line per cluster, at most so many: its fastest plan or the picked one (=), and what its run takes."""
     sizes = {at: size for at, size in enumerate(found.sizes) if size.plans}
-    kept = np.linspace(0, len(sizes) - 1, min(max(most, 2), len(sizes))).round().astype(int)
+    rows = len(sizes) if len(sizes) <= most else max(most - 1, 2)  # a line says how many are left out
+    kept = np.linspace(0, len(sizes) - 1, min(rows, len(sizes))).round().astype(int)
     own = list(sizes).index(pick.size)
     kept[np.abs(kept - own).argmin()] = own
     shown = [list(sizes)[row] for row in kept.tolist()]
@@ -305,7 +278,9 @@ def _short_table(found: Scaled, pick: Pick, most: int) -> list[str]:
         tables.figure_column("cluster_power_kw", plans),
         tables.figure_column("efficiency", [sizes[at] for at in shown]),
     ]
-    return tables.lay_out(tables.fit_columns(tables.known_columns(columns), WIDTH))
+    left_out = len(sizes) - len(shown)
+    more = [f"and {left_out} more cluster{'s' * (left_out != 1)}: -v"] * (left_out > 0)
+    return [*tables.lay_out(tables.fit_columns(tables.known_columns(columns), WIDTH)), *more]
 
 
 def _run_columns(jobs: Sequence[Job], plans: Sequence[Mapping[str, Any]]) -> list[TextColumn]:
@@ -324,30 +299,13 @@ def _pick_words(size: Size, pick: Pick) -> str:
     held = " at the high end of its interval" * pick.at_high_end
     words = (
         f"Under {limits}{held}, least {pick.objective}: {size.name}, {plan_words(plan, _SHOWN)}: "
-        f"{_run_words(job, plan)}."
+        f"{cost_words(job, plan)}."
     )
     sure = kept_probability(job, pick)
     if math.isnan(sure):
         return words
     advice = "; --at-high-end picks a plan that keeps it at the high end." if sure < 0.95 else "."
     return f"{words} It keeps that with probability {probability_text(sure)}{advice}"
-
-
-def run_costs_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
-    """As `run_costs`, at that ``end`` (_low, _high) of the plan's 90 % intervals and of what is assumed of hosts."""
-    if not end or plan.get(f"iteration_time_s{end}") is None:
-        return run_costs(job, plan)
-    at_end = replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_")))
-    found = run_costs(at_end, {name: plan[f"{name}{end}"] for name in OBJECTIVES})
-    if plan.get("time_to_train_s") is None:
-        return found
-    # failures take the same share of the run at both ends
-    with_failures, without = (run_costs(job, one) for one in (plan, {name: plan[name] for name in OBJECTIVES}))
-    scaled = {
-        name: found[name] and found[name] * with_failures[name] / without[name]
-        for name in ("days", "energy_j", "money")
-    }
-    return found | scaled
 
 
 def kept_probability(job: Job, pick: Pick) -> float:

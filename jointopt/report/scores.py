@@ -216,13 +216,14 @@ class Retrained(Result):
         found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
         return found | pick(self, "forgotten remarks")
 
-    def blocks(self, *, brief: bool = False) -> Iterator[Block]:
+    def blocks(self, *, brief: bool = False, written: bool = False) -> Iterator[Block]:
         """Remarks, errors by source, and the comparison with the surrogate that was replaced.
 
         ``brief``: what was learned, the sources with the largest errors, what would teach most, and what uses it.
+        ``written``: a page of them is.
         """
         if brief:
-            yield from self._short_answer()
+            yield from self._short_answer(written)
             return
         yield [paragraphs((line for remark in self.remarks for line in remark.split("\n")), "    ")]
         names = [str(name) for name in self.sources.columns if name != "source"]
@@ -293,16 +294,13 @@ class Retrained(Result):
     @property
     def next_command(self) -> dict[str, str]:
         """The command that predicts with it, and a note on that."""
-        return {
-            "note": "What predicts with it:",
-            "command": our_command("propose", "job.yaml", surrogate=str(self.out)),
-        }
+        return {"note": "What predicts with it:", "command": our_command("propose", "JOB", surrogate=str(self.out))}
 
-    def _short_answer(self) -> Iterator[list[str]]:
+    def _short_answer(self, written: bool) -> Iterator[list[str]]:
         """What was learned, errors by source, what would teach most, and the command that predicts with it."""
         first = [line for sentence in [*self.lesson, *self._replaced()] for line in narrow_lines(sentence)]
         left = [line for sentence in self.lessons_left for line in narrow_lines(sentence)]
-        last = [*command_lines(self.next_command), "All errors: -v. A page: --report FILE."]
+        last = [*command_lines(self.next_command), "All errors: -v." + " A page: --report FILE." * (not written)]
         yield first
         columns = self.error_columns()
         room = max(1, LINES - len([*first, *left, *last]) - 5)  # beside heads and blank lines

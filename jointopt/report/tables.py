@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
+BRIEF_WIDTH = 80  # of a short answer
 _NARROWEST = 60
 
 Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
@@ -285,11 +287,11 @@ class Result(ABC):
         Returns
         -------
         str
-            Lines of at most 100 characters.
+            Lines of at most 100 characters; 80 where ``brief``.
         """
         # the blocks as a text, a blank line between them: sentences are wrapped; blocks without a line are left out
-        blocks = self.blocks(**options)
-        laid = ([line for part in block for line in (paragraphs([part]) if isinstance(part, str) else part)]
+        blocks, most = self.blocks(**options), BRIEF_WIDTH if options.get("brief") else WIDTH
+        laid = ([line for part in block for line in (paragraphs([part], most=most) if isinstance(part, str) else part)]
                 for block in blocks)  # fmt: skip
         return "\n\n".join("\n".join(lines) for lines in laid if lines)
 
@@ -321,12 +323,16 @@ class Result(ABC):
         return flat_frame(self.to_dict()[self.rows])
 
     def __repr__(self) -> str:
-        """The first lines of the text, for a prompt."""
-        return prompt_text(self.text())
+        """The text as the command prints it by default, for a prompt: ``brief`` where there is such, and what fits."""
+        return prompt_text(self._default_text())
 
     def _repr_html_(self) -> str:
         """The answer as a notebook shows it."""
-        return f"<pre>{html_text(self.text())}</pre>"
+        return f"<pre>{html_text(self._default_text())}</pre>"
+
+    def _default_text(self) -> str:
+        has_brief = "brief" in inspect.signature(self.blocks).parameters
+        return self.text(brief=True) if has_brief else self.text()
 
     def markdown(self) -> str:
         """The rows of the answer as a table in Markdown."""

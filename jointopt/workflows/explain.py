@@ -12,6 +12,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import is_of_trial, parse_plan, plan_assumptions
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 def explain(
     job: JobLike, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: TableLike | None = None, calibration: CalibrationLike | None = None,
-    storage: str | None = None, machine: MachineLike | None = None, ranked: bool = False,
+    storage: str | None = None, machine: MachineLike | None = None, ranked: bool = False, source: str = "", given: str = "",
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
@@ -66,6 +67,10 @@ def explain(
         Links, products and memory of the nodes, as ``jointopt doctor --probe`` measures them.
     ranked : bool, optional
         State which rank the layout has among all, for which they are enumerated.
+    source : str, optional
+        How a shell names the job, for the next command.
+    given : str, optional
+        How it names the plan.
 
     Returns
     -------
@@ -107,8 +112,9 @@ def explain(
     if ranked and not (broken or exceeded):
         with suppress(InfeasibleError):  # no layout is feasible that it could be compared with
             rank = layout_rank(model, parsed.layouts, ready)
+    feasible = not (broken or exceeded or short)
     return Explanation(
-        job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
+        job=model.job, plan=record, feasible=feasible, violations=tuple(broken),
         exceeded=exceeded, shortage=short, **results, time_s=parts.time_s,
         hangs_on=() if broken else settings_of_plan(model, parsed.layouts, clocks), energy_by_part_j=parts.energy_j,
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
@@ -130,6 +136,7 @@ def explain(
         in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
         fit_probability=float(model.fit_probability(physics)[0]), rank=rank,
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
+        next_command=start_command(model.job, record, source, given) if given and feasible else None,
     )  # fmt: skip
 
 

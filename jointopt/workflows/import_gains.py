@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.units import Z_90
+from jointopt.core.quote import sh_command
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.text import format_plan
 from jointopt.report.alternatives import published_plan_lines
-from jointopt.report.explanation import Explanation
 from jointopt.report.imported import Comparison, Gain, Imported, ProposedPlan
+from jointopt.report.plans import COMPARED, against_first
 from jointopt.report.proposal import Proposal, rows_along_front
 from jointopt.report.tables import plan_entries
 
@@ -22,21 +23,18 @@ if TYPE_CHECKING:
 PROPOSALS = 6  # beside today's plan
 
 
-def with_proposals(imported: Imported, **options: Any) -> Imported:
+def with_proposals(imported: Imported, *, source: str = "", **options: Any) -> Imported:
     """The import with the plans that `propose` finds beside the one that runs, and what each is expected to gain.
 
-    ``options`` as those of `propose`; the measured rows move its predictions.
+    ``source``: the job file, as a shell names it. ``options`` as those of `propose`; the measured rows move its
+    predictions.
     """
-    from jointopt.workflows.explain import explain
     from jointopt.workflows.propose import propose
 
     if imported.runs:
         options["measured"] = _with(options.get("measured"), imported.frame())
-    proposal = propose(imported.job, **options)
-    basis = ("surrogate", "measured", "calibration", "storage", "machine")
-    own = {key: value for key, value in options.items() if key in basis}
-    today = explain(imported.job, imported.plan, **own)
-    return dataclasses.replace(imported, comparison=comparison_of(proposal, today, imported.runs))
+    proposal = propose(imported.job, baseline=imported.plan_text, **options)
+    return dataclasses.replace(imported, comparison=comparison_of(proposal, imported.runs, source))
 
 
 def _with(earlier: Any, rows: pd.DataFrame) -> pd.DataFrame:
@@ -45,31 +43,18 @@ def _with(earlier: Any, rows: pd.DataFrame) -> pd.DataFrame:
     return rows if earlier is None else pd.concat([earlier.table, rows], ignore_index=True)
 
 
-def comparison_of(proposal: Proposal, today: Explanation, rows: Sequence[Mapping[str, Any]]) -> Comparison:
-    """The front of a proposal, thinned, beside a plan that was measured in ``rows`` (the first counts) or not."""
-    known = {name: (getattr(today, name), *today.intervals[name]) for name in OBJECTIVES}
+def comparison_of(proposal: Proposal, rows: Sequence[Mapping[str, Any]], source: str) -> Comparison:
+    """The front of a proposal, thinned, beside its baseline, measured in ``rows`` (the first counts) or not."""
+    (today,) = plan_entries(proposal.reference)
+    known = {name: tuple(today.get(f"{name}{end}") or math.nan for end in ("", "_low", "_high")) for name in OBJECTIVES}
     row = next((row for row in rows if row["status"] == "ok"), {})
     known |= {name: (float(row[name]),) * 3 for name in OBJECTIVES if math.isfinite(row.get(name, math.nan))}
     front, proposed = proposal.front, []
     index = rows_along_front(front, PROPOSALS).tolist()
     for i, plan in zip(index, plan_entries(front, index), strict=True):
-        gains = (gain_of(plan, known, name) for name in OBJECTIVES)
+        gains = (Gain(*(percent / 100.0 for percent in against_first(plan, name))) for name in COMPARED)
         proposed.append(ProposedPlan(plan, format_plan(front, front["stage_clock_mhz"], i), *gains))
     lines = tuple(published_plan_lines(proposal.beside, proposal.feasible_layouts))
-    return Comparison(known, bool(row), tuple(today.violations), tuple(proposed), lines)
-
-
-def gain_of(plan: Mapping[str, Any], today: Mapping[str, tuple[float, float, float]], name: str) -> Gain:
-    """The gain of a plan from (value, low, high) of today's plan; a measured one has low equal to high.
-
-    Where today's plan is predicted too, half of each interval's width (of the logarithm) is taken as common.
-    """
-    value, low, high = today[name]
-    here = [plan[name], plan[f"{name}_low"], plan[f"{name}_high"]]
-    if not all(isinstance(x, float | int) and x and math.isfinite(x) for x in (value, low, high, *here)):
-        return Gain(math.nan, math.nan, math.nan)
-    share = 1.0 if low == high else 0.5
-    widths = (share * math.log(here[2] / here[1]), share * math.log(high / low))
-    sd = math.hypot(*widths) / (2 * Z_90)
-    ratio = here[0] / value
-    return Gain(ratio - 1.0, ratio * math.exp(-Z_90 * sd) - 1.0, ratio * math.exp(Z_90 * sd) - 1.0)
+    fastest = proposed[0]
+    start = start_command(proposal.job, fastest.plan, source, sh_command(["--plan", fastest.text])) if source else None
+    return Comparison(known, bool(row), tuple(proposal.reference_breaks), tuple(proposed), lines, start)

@@ -12,14 +12,17 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.progress import steps
+from jointopt.core.quote import sh_command
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping, sized_jobs
-from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
+from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.physics.training_runs import RUN_COLUMNS
-from jointopt.report.scaled import Pick, Scaled, Size, run_costs_at
+from jointopt.report.decision import run_costs_at
+from jointopt.report.scaled import Pick, Scaled, Size
 from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
@@ -149,8 +152,14 @@ def scale(
     pick = _pick(found, every, limits, at_high_end) if limits else None
     scaled = Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open, source)
     chosen = scaled.chosen
-    plan = parse_plan({name: value for name, value in chosen.plan.items() if name in PLAN_KEYS}, sizes[chosen.size].job)
-    return replace(scaled, hangs_on=settings_of_plan(found[chosen.size].model, plan.layouts, plan.stage_clock_mhz))
+    job, record = sizes[chosen.size].job, {name: value for name, value in chosen.plan.items() if name in PLAN_KEYS}
+    plan = parse_plan(record, job)
+    words = sh_command(["--plan", format_plan(plan.layouts, plan.stage_clock_mhz)])
+    words += " --allow-tight" * (not sizes[chosen.size].feasible)
+    return replace(
+        scaled, hangs_on=settings_of_plan(found[chosen.size].model, plan.layouts, plan.stage_clock_mhz),
+        next_command=start_command(job, record, scaled.job_words, words) if source else None,
+    )  # fmt: skip
 
 
 def _search_cluster(model: JobModel) -> _ClusterFront:

@@ -18,7 +18,7 @@ REPLAY = ("job.yaml", "--launcher", "replay", "--table", "runs.csv")
 LIMITED = ("--gpus", "8..64", "--run-tokens", "1e12", "--deadline-days", "60")
 # by command: what answers which plan, how it is started, what it saves, how sure that is, what to state to be surer
 ANSWERED = {
-    ("scale", JOB, *LIMITED): ("Picked of", "jointopt propose", "Against", "with probability", "--set KEY=VALUE"),
+    ("scale", JOB, *LIMITED): ("Picked of", "jointopt export", "Against", "with probability", "--set KEY=VALUE"),
     ("compare", JOB, *PLANS): ("Best of", "jointopt export", "against A", "90 % interval", "--set KEY=VALUE"),
     ("tune", *REPLAY, "--budget", "3"):
         ("Best measured", "jointopt export", "than run 1", "in their 90 % interval", "-v"),

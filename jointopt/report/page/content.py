@@ -69,7 +69,7 @@ def content(
     words = plan_words(front[row], set(front[row]) & set(LAYOUT_COLUMNS) | {"stage_clock_mhz"})
     layouts, space, joint = len(figures.by_layout(front)), document.get("space") or {}, document.get("joint")
     lead = (
-        f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
+        f"{job.model_words}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
         f"{training.precision} with {training.software}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
         f"layout{'s' * (layouts != 1)} that no other plan beats in {objective_words(job.objectives)}."
