@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Floats, Ints
 
 FALSE_ALARMS = 0.01  # per run of `_LEAST_ROWS` iterations or more
 _LEAST_ROWS = 1000
@@ -189,10 +189,9 @@ def slowest_alone(together: list[Episode], excess: Floats, clock_mhz: Floats | N
     return ranks[0] if math.log(clocks[ranks[1]] / clocks[ranks[0]]) >= _HALF * times[ranks[0]] else None
 
 
-def busiest_s(time_s: Floats, slow: Bools, excess: Floats) -> float:
-    """Seconds of the busiest rank where those that are not ``slow`` (ranks,) take what their peers take.
-
-    ``time_s``, ``excess`` (ranks,): mean seconds of an iteration, and logarithms over the peers. It is what an
-    iteration takes of a pipeline with many micro-batches.
-    """
-    return float(np.nanmax(np.where(slow, time_s, time_s / np.exp(excess))))
+def usual_s(time_s: Floats, episodes: Iterable[Episode]) -> Floats:
+    """Seconds (n, ranks) that ranks would take if none were slow: ``time_s``, while one is slow as its peers take."""
+    usual = time_s.copy()
+    for one in episodes:
+        usual[one.since : one.until, one.rank] /= math.exp(one.excess)
+    return usual

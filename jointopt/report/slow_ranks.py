@@ -33,7 +33,7 @@ class SlowRank:
     stage: int | None
     kind: str  # heat, power, clock, link, host, experts or unknown
     since_iteration: int
-    cost_s: float  # of each iteration
+    cost_s: float  # by which it alone would make each iteration longer
     slower: float  # than its peers, as a share of their time
     until_iteration: int | None  # None: it still is
     noticed_iteration: int  # after which the log tells it
@@ -115,7 +115,7 @@ class Watched(Result):
 
     @property
     def cost_s(self) -> float:
-        """Seconds of each iteration that what is slow now costs: the worst, for others wait no longer for the rest."""
+        """Seconds of each iteration that all that is slow now costs together: the worst's, for the rest wait for it."""
         return max((one.cost_s for one in self.slow if one.until_iteration is None), default=0.0)
 
     @property
@@ -177,12 +177,15 @@ class Watched(Result):
     def _costs(self) -> Iterator[str]:
         if not self.cost_s:
             return
-        text = f"It costs {quantity(self.cost_s, TIME_UNITS)} of each iteration"
+        several = sum(one.until_iteration is None for one in self.slow) > 1
+        which = "Together they cost" if several else "It costs"
+        text = f"{which} {quantity(self.cost_s, TIME_UNITS)} of each iteration"
         if math.isfinite(self.share):
             text += f" ({100 * self.share:.1f} %)"
         if math.isfinite(self.gpu_hours_per_day):
             text += f", {figure(round(self.gpu_hours_per_day, 1))} GPU-hours a day"
-        yield from _lines(f"{text}{self._money()}.")
+        end = " Each row says what it would cost alone; that does not add up." if several else ""
+        yield from _lines(f"{text}{self._money()}.{end}")
 
     def _money(self) -> str:
         """Energy and money of a day, where the job tells power and prices."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
+from jointopt.runs.cells import quoted_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,6 +89,14 @@ def read_rank_rows(text: str) -> pd.DataFrame:
     if missing := [name for name in NEEDED if name not in frame]:
         raise TableError(f"The table of ranks has no column {missing[0]}; expected {', '.join(NEEDED)}, and perhaps "
                          f"{', '.join(KNOWN[1:])}, throttle.")  # fmt: skip
+    of_header = frame["iteration"].astype(str).str.strip() == "iteration"  # of files joined
+    for name in frame.columns.intersection(["time_s", "iteration_time_s"]):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        wrong = ~of_header & frame[name].notna() & ~((numbers > 0.0) & np.isfinite(numbers))
+        for row in np.flatnonzero(wrong)[:1].tolist():
+            got = quoted_cell(frame, row, name)
+            raise TableError(f"Row {row + 1} of the table of ranks has {name} {got}; expected seconds above 0, or a "
+                             "blank where they are not known.")  # fmt: skip
     return frame
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +27,14 @@ from jointopt.physics import stragglers
 from jointopt.physics.stragglers import Episode
 from jointopt.report.slow_ranks import Rebalanced, SlowRank, Watched
 from jointopt.runs.rank_times import RankTimes, is_rank_rows, read_rank_rows
+from jointopt.surrogate.data_doubts import REFUSED
 from jointopt.workflows.answers import as_paths
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_BYTES = 2**30
+_log = logging.getLogger(__name__)
 _EXPECTED = "a training log, or rows of ranks (iteration, rank, time_s) as CSV or as a JSON document per line"
 _LINK_EXCESS = 0.022  # of the ranks' work, below which what ranks differ by may be the reason
 
@@ -91,10 +94,20 @@ def watch(
     node = times.per_rank("node")
     size = gpus_per_node or (job.cluster.gpus_per_node if job else settings.get("gpus_per_node"))
     node = times.rank // size if node is None and size and times.rank[0] >= 0 else node
+    if job is not None and times.rank[0] >= 0 and len(times.rank) != job.cluster.num_gpus:
+        raise UsageError(
+            f"--job has {job.cluster.num_gpus:,} GPUs and the logs have {len(times.rank):,} ranks; expected the job of "
+            "this run."
+        )
     found = SlowRanks(times, stage, node, int(stated.get("tp", 1)) * int(stated.get("cp", 1)))
     slow = tuple(found.slow())
+    source = ", ".join(path.name for path in paths)
+    ratio = found.time_over_prediction(job, plan or stated) if job else 1.0
+    if max(ratio, 1.0 / ratio) > REFUSED:
+        _log.warning("%s: iterations take %.3g times what is predicted of the job; are the times in seconds, and of this "
+                     "job?", source, ratio)  # fmt: skip
     return Watched(
-        source=", ".join(path.name for path in paths), ranks=len(times.rank) if times.rank[0] >= 0 else 0,
+        source=source, ranks=len(times.rank) if times.rank[0] >= 0 else 0,
         first_iteration=int(times.iteration[0]), last_iteration=int(times.iteration[-1]),
         iteration_time_s=found.iteration_time_s, slow=slow, job=job, assumed=assumed,
         rebalanced=found.rebalanced(slow, job, plan) if rebalance and job is not None and plan is not None else None,
@@ -210,12 +223,29 @@ class SlowRanks:
         """Slow ranks, and slow links where no rank beside them is."""
         time_s = self.times.columns["time_s"]
         excess = stragglers.log_excess(time_s, self.stage)
-        units = [[one] for one in stragglers.slow_episodes(excess, self.stage)]
+        every = stragglers.slow_episodes(excess, self.stage)
+        units = [[one] for one in every]
         if self.together > 1:
-            units = stragglers.slow_units([one for unit in units for one in unit], self.times.rank // self.together)
+            units = stragglers.slow_units(every, self.times.rank // self.together)
         units, nodes = self._whole_nodes(units)
-        found = [self._slow_rank(unit, excess, whole) for unit, whole in zip(units, nodes, strict=True)]
+        usual_s = stragglers.usual_s(time_s, every)
+        found = [
+            self._slow_rank(unit, excess, self._cost_s(unit, every, usual_s), whole)
+            for unit, whole in zip(units, nodes, strict=True)
+        ]
         return sorted([*found, *self._slow_links(found)], key=lambda one: (-one.cost_s, one.since_iteration))
+
+    def time_over_prediction(self, job: Job, plan: str | Mapping[str, Any]) -> float:
+        """Seconds of an iteration, or of the busiest rank's work where these are not known, over those predicted of
+        ``plan``, whose blanks have defaults; 1 where it cannot be predicted.
+        """
+        from jointopt.workflows.predict_plans import predict_plans_of_job
+
+        known = self.times.columns.get("iteration_time_s", self.times.columns["time_s"])
+        with suppress(JointOptError):
+            predicted = predict_plans_of_job(job, [plan], surrogate="none")["predicted_iteration_time_s"]
+            return float(np.nanmax(stragglers.known_median(known)) / predicted[0])
+        return 1.0
 
     def rebalanced(self, slow: Sequence[SlowRank], job: Job, plan: str | Mapping[str, Any]) -> Rebalanced | None:
         """The clocks of those that wait for the rank that costs most now; None where no rank is slow."""
@@ -241,14 +271,14 @@ class SlowRanks:
         rest = [unit for unit in units if not taken & set(unit)]
         return [*whole, *rest], [True] * len(whole) + [False] * len(rest)
 
-    def _slow_rank(self, unit: list[Episode], excess: Floats, whole_node: bool) -> SlowRank:
+    def _slow_rank(self, unit: list[Episode], excess: Floats, cost_s: float, whole_node: bool) -> SlowRank:
         clocks, alone = self.times.columns.get("clock_mhz"), None
         if len(unit) > 1 and not whole_node:
             alone = stragglers.slowest_alone(unit, excess, clocks)
         first = next((one for one in unit if one.rank == alone), unit[0])
         kind = stragglers.kind_of(first, excess, self.stage, self.times.columns, whole_node=whole_node)
         members = [first] if alone is not None else unit
-        return self._entry(first, kind, self._cost_s(unit), members)
+        return self._entry(first, kind, cost_s, members)
 
     def _entry(self, one: Episode, kind: str, cost_s: float, members: Sequence[Episode]) -> SlowRank:
         number, rows = self.times.iteration, len(self.times.iteration)
@@ -262,21 +292,20 @@ class SlowRanks:
             ranks=tuple(int(self.times.rank[other.rank]) for other in members if known),
         )  # fmt: skip
 
-    def _cost_s(self, unit: Sequence[Episode]) -> float:
-        """Seconds by which iterations became longer with these; where they were slow all along, or other ranks too,
-        by which the busiest rank is busier.
+    def _cost_s(self, unit: Sequence[Episode], every: Sequence[Episode], usual_s: Floats) -> float:
+        """Seconds by which these alone make iterations longer: as measured where nothing else of ``every`` was slow and
+        a time before is known, else by which the busiest rank is busier.
         """
         first, rows = unit[0].since, slice(unit[0].since, unit[0].until)
+        start = first - stragglers.FIRST
         known = self.times.columns.get("iteration_time_s")
-        if known is not None and first >= stragglers.FIRST:
-            before = known[first - stragglers.FIRST : first]
-            return max(float(np.nanmedian(known[rows]) - np.nanmedian(before)), 0.0)
-        mean = np.nanmean(self.times.columns["time_s"][rows], axis=0)
-        excess, slow = np.zeros(len(mean)), np.zeros(len(mean), bool)
-        for one in unit:
-            excess[one.rank], slow[one.rank] = one.excess, True
-        with_them = stragglers.busiest_s(mean, slow, excess)
-        return max(with_them - stragglers.busiest_s(mean, ~slow, excess), 0.0)
+        others = any(one.since < unit[0].until and one.until > start for one in every if one not in unit)
+        if known is not None and start >= 0 and not others:
+            return max(float(np.nanmedian(known[rows]) - np.nanmedian(known[start:first])), 0.0)
+        busiest_s = np.nanmax(stragglers.known_median(usual_s[rows]))
+        own = [one.rank for one in unit]
+        slow_s = np.nanmax(stragglers.known_median(self.times.columns["time_s"][rows][:, own]))
+        return max(float(slow_s - busiest_s), 0.0)
 
     def _slow_links(self, found: Sequence[SlowRank]) -> list[SlowRank]:
         """The link to the next stage that is slowest beside its peers, while no rank is slow: for both others wait.

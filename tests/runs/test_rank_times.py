@@ -33,7 +33,8 @@ def test_json_lines_are_the_same_rows_and_an_iteration_that_ran_again_counts_onc
     ("text", "words"),
     [("iteration,rank,seconds\n1,0,1\n", "no column time_s"), ("iteration,rank,time_s\n", "no iteration"),
      ("iteration,rank,time_s\n1,x,1\n", "no iteration"),
-     ("iteration,rank,time_s\n1,0,1\n1,1,-2\n", "no time_s above 0 for rank 1")],
+     ("iteration,rank,time_s\n1,0,1\n1,1,\n", "no time_s above 0 for rank 1"),
+     *((f"iteration,rank,time_s\n1,0,1\n1,1,{cell}\n", "Row 2 .* has time_s .*above 0") for cell in (-2, 0, "x"))],
 )  # fmt: skip
 def test_rows_without_what_is_needed_are_refused_in_one_sentence(text: str, words: str) -> None:
     with pytest.raises(TableError, match=words):

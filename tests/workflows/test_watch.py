@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from jointopt.core.errors import UsageError
@@ -17,6 +18,12 @@ def rows_of(run: Run, folder: Path, *dropped: str) -> Path:
     file = folder / "ranks.csv"
     run.frame().drop(columns=[*dropped]).to_csv(file, index=False)
     return file
+
+
+def save_rows(time_s: np.ndarray, file: Path, iteration_time: bool = False) -> None:
+    rows = pd.DataFrame(time_s).rename_axis("iteration").melt(var_name="rank", value_name="time_s", ignore_index=False)
+    rows["iteration_time_s"] = rows.groupby("iteration")["time_s"].max() if iteration_time else np.nan
+    rows.to_csv(file)
 
 
 @pytest.mark.parametrize("kind", [*COMPUTE_KINDS, "link"])
@@ -95,6 +102,33 @@ def test_a_log_of_throughput_needs_the_job_for_times(tmp_path: Path) -> None:
     assert one.cost_s == pytest.approx(128 * 8192 / 8 * (1 / 5500 - 1 / 6000), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("slower", "alone_s", "iteration_time"),
+    [({3: 1.1, 4: 1.1, 5: 1.1, 6: 1.1}, [0.02] * 4, False), ({2: 1.1, 5: 1.05}, [0.02, 0.01], False),
+     ({2: 1.1, 5: 1.05}, [0.02, 0.01], True), ({2: 1.1}, [0.02], True)],
+)  # fmt: skip
+def test_ranks_slow_together_cost_what_mending_all_gives_back_and_each_what_it_would_alone(
+    tmp_path: Path, slower: dict[int, float], alone_s: list[float], iteration_time: bool
+) -> None:
+    time_s = 0.2 * np.exp(np.random.default_rng(0).normal(0, 0.002, (120, 8)))
+    for rank, factor in slower.items():
+        time_s[50 + 5 * rank :, rank] *= factor
+    save_rows(time_s, tmp_path / "ranks.csv", iteration_time)
+    found = watch(tmp_path / "ranks.csv")
+    assert [one.cost_s for one in found.slow] == pytest.approx(alone_s, abs=0.001)
+    assert found.cost_s == pytest.approx(0.02, abs=0.001)
+    assert ("does not add up" in found.text()) == (len(slower) > 1)
+
+
+@pytest.mark.parametrize(("factor", "doubt"), [(1.0, False), (1e3, True), (1e-3, True)])
+def test_times_far_off_what_is_predicted_of_the_job_raise_a_doubt_of_their_unit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, factor: float, doubt: bool
+) -> None:
+    save_rows(np.full((30, 8), 13.0 * factor), tmp_path / "ranks.csv")
+    watch(tmp_path / "ranks.csv", job=load_job("llama-3-8b-1x8-h100"))
+    assert ("are the times in seconds" in caplog.text) == doubt
+
+
 def test_ranks_without_a_stage_are_taken_as_alike_and_that_is_named(tmp_path: Path) -> None:
     run = Run(6, "power", dp=8, pp=1)
     found = watch(rows_of(run, tmp_path, "to_next_s", "to_previous_s"), job=load_job("llama-3-8b-1x8-h100"))
@@ -113,3 +147,5 @@ def test_logs_that_tell_no_times_are_refused_in_one_sentence(tmp_path: Path) -> 
         watch(tmp_path / "missing.log")
     with pytest.raises(UsageError, match="has 16 ranks and the logs have 8"):
         watch(rows_of(Run(0), tmp_path), "dp=16")
+    with pytest.raises(UsageError, match="has 32 GPUs and the logs have 8"):
+        watch(rows_of(Run(0), tmp_path), job=load_job("llama-3-70b-4x8-h200"))
