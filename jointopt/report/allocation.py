@@ -13,6 +13,7 @@ from jointopt.report.plans import plan_words
 from jointopt.report.tables import Block, Result, TextColumn, figure, format_values, lay_out, paragraphs, pick
 
 _WIDTH, _ROWS, _CLEAR_GAP = 80, 10, 1e-6
+_LITTLE = 1.006  # times the tokens/s of simpler ways: all that an optimum gains between equal jobs
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class Allocation(Result):
         head = {"head": ["job", "GPUs", "kW", "95 %", "% of its tokens/s", "clocks in MHz", "plan"],
                 "caption": "What each job gets"}  # fmt: skip
         rows = [
-            [one.name, one.gpus, f"{one.power_kw:.4g}", f"{one.power_kw_high:.4g}", f"{100 * one.relative:.1f}",
-             _clocks(one), plan_words(one.plan, ()) if one.plan else "-"]
+            [one.name, one.gpus, figure(one.power_kw), figure(one.power_kw_high), f"{100 * one.relative:.1f}",
+             _clocks(one), plan_words(one.plan, one.plan) if one.plan else "-"]
             for one in self.found.jobs
         ]  # fmt: skip
         shown = {
@@ -144,10 +145,11 @@ class Allocation(Result):
         """The sums, the jobs (``verbose``: all), and what the optimum is worth."""
         best, jobs = self.found, self.found.jobs
         met = f"; {best.deadlines_met} of {self.deadlines} deadlines kept" if self.deadlines else ""
+        whose = "its" if len(jobs) == 1 else "their"
         gap = f" (proved to {100 * self.gap:.2g} %)" if self.gap > _CLEAR_GAP else ""
         yield _lines(
             f"{len(jobs)} job{'s' * (len(jobs) != 1)} under {figure(self.site_kw)} kW: "
-            f"{100 * best.relative_throughput:.2f} % of their tokens/s without a limit{gap}{met}.",
+            f"{100 * best.relative_throughput:.2f} % of {whose} tokens/s without a limit{gap}{met}.",
             f"Power {figure(round(best.power_kw, 2))} kW, below {figure(round(best.power_kw_high, 2))} kW with 95 %; "
             f"without a limit below {figure(round(self.unlimited_kw, 2))} kW.",
         )
@@ -155,15 +157,15 @@ class Allocation(Result):
         columns = [
             TextColumn("job", [one.name[:30] for one in shown], left=True),
             TextColumn("GPUs", [f"{one.gpus:,}" for one in shown]),
-            TextColumn("kW", format_values((one.power_kw for one in shown), ".4g")),
-            TextColumn("95 %", format_values((one.power_kw_high for one in shown), ".4g")),
+            TextColumn("kW", [figure(one.power_kw) for one in shown]),
+            TextColumn("95 %", [figure(one.power_kw_high) for one in shown]),
             TextColumn("%", format_values((100.0 * one.relative for one in shown), ".1f")),
             TextColumn("clocks in MHz", [_clocks(one) for one in shown], left=True),
         ]
         more = len(jobs) - len(shown)
         yield [[*lay_out(columns), *([f"... {more:,} more (-v)"] if more else [])]]
         if verbose:
-            yield [[f"{one.name}: {plan_words(one.plan, ())}" for one in jobs if one.plan]]
+            yield [[f"{one.name}: {plan_words(one.plan, one.plan)}" for one in jobs if one.plan]]
         used = [f"{name} {figure(round(high, 1))} of {figure(kw)} kW" for name, kw, high in self.limit_use[1:]]
         yield _lines(*([f"Limits: {'; '.join(used)}."] if used else []), *self._worth())
 
@@ -174,9 +176,11 @@ class Allocation(Result):
             + (f" ({way.deadlines_met} in time)" if self.deadlines else "")
             for name, way in ways.items()
         ]
-        yield (
-            f"Beside it: {', '.join(parts)}. Between equal jobs the optimum gains only .1 to .6 %; deadlines, "
-            "priorities and kinds of GPU make the difference, and how many GPUs run."
+        best = self.found.relative_throughput
+        is_little = all(best <= _LITTLE * way.relative_throughput for way in ways.values())
+        yield f"Beside it: {', '.join(parts)}." + (len(self.found.jobs) > 1 and is_little and not self.deadlines) * (
+            " Between equal jobs the optimum gains only .1 to .6 %; deadlines, priorities and kinds of GPU make the "
+            "difference, and how many GPUs run."
         )
         if self.more_gpus:
             yield (

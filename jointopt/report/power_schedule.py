@@ -230,8 +230,8 @@ class PowerSchedule(Result):
         ]
         columns += [
             TextColumn(_HEADS[kind], [figure(float(strictest(one[kind] for one in run))) for run in shown]),
-            TextColumn("kW", format_values((run[0]["power_kw"] for run in shown), ".4g")),
-            TextColumn("95 %", format_values((run[0]["power_kw_high"] for run in shown), ".4g")),
+            TextColumn("kW", [figure(run[0]["power_kw"]) for run in shown]),
+            TextColumn("95 %", [figure(run[0]["power_kw_high"]) for run in shown]),
             TextColumn("tok/s", format_values(rates, ",.0f")),
             TextColumn("clocks in MHz", [_words(run[0]) for run in shown], left=True),
         ]

@@ -28,7 +28,7 @@ from jointopt.workflows.ladder import idle_power_kw, power_options
 if TYPE_CHECKING:
     from jointopt.workflows.answers import CalibrationLike, MachineLike, TableLike
 
-MOST_OPTIONS = 60  # of a job at one size: steps of about 1 % of its power
+_MOST_OPTIONS, _LEAST_OPTIONS = 60_000, 60  # of all jobs, for which the solver takes a second or two; of each of them
 _MISSED = 2.0  # value of a deadline beside that of all tokens, which is 1
 
 
@@ -96,6 +96,7 @@ def fleet(
     named = _named(jobs)
     source = Path(fleet_file) if isinstance(fleet_file, str) else fleet_file
     asked = FleetFile() if source is None else read_fleet_file(source, named)
+    most = max(_MOST_OPTIONS // len(named), _LEAST_OPTIONS)
     priced: dict[str, Columns] = {}  # plans by the job's text, as many jobs may be alike
 
     def plans_of(job: Job) -> Columns:
@@ -103,7 +104,7 @@ def fleet(
         if key not in priced:
             need_power(job)
             model = model_of(job, surrogate, measured, calibration, storage, machine)
-            priced[key] = power_options(model, MOST_OPTIONS, allow_tight=allow_tight)
+            priced[key] = power_options(model, most, allow_tight=allow_tight)
         return priced[key]
 
     every = [
@@ -117,8 +118,8 @@ def fleet(
     if len(over):
         limit = limits[over[0]]
         raise InfeasibleError(
-            f"The {limit.name} cannot keep {figure(limit.kw)} kW: {figure(float(idle_kw[over[0]]) - limit.kw)} kW are "
-            f"missing, since its jobs draw up to {figure(float(idle_kw[over[0]]))} kW while all of them pause; take "
+            f"Limit {limit.name} cannot keep {figure(limit.kw)} kW: {figure(float(idle_kw[over[0]]) - limit.kw)} kW "
+            f"are missing, since its jobs draw up to {figure(float(idle_kw[over[0]]))} kW while all of them pause; take "
             "jobs away, or raise the limit."
         )
     rows, gap = budget.best()

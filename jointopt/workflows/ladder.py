@@ -128,15 +128,18 @@ def every_clock(problem: Problem) -> Columns:
 
 
 def power_options(model: JobModel, most: int, *, allow_tight: bool = False) -> Columns:
-    """At most so many plans of a job, of which none is as fast as another at less power of the site's high end.
+    """At most so many plans of a job, the fastest first; none is as fast as another at less of the site's high end.
 
-    Of all layouts of the front of time and energy, at every clock: with all of `propose`'s figures, the fastest first.
+    Of all layouts of the front of time and energy, at every clock and with clocks of single stages moved beyond that:
+    with all of `propose`'s figures.
     """
     quiet = Stopwatch(quiet=True)
     ready = prepare_search(model, quiet, allow_tight=allow_tight)
     front = exact_step(model.job, ready.problem, quiet).front
     rows = np.unique(front["layout_index"])
-    tried = every_clock(ready.problem.of_layouts(rows))
+    problem = ready.problem.of_layouts(rows)
+    moved = [two_step_front(problem, layout, LOCAL_EVALUATIONS) for layout in range(len(rows))]
+    tried = concat([every_clock(problem), *moved])
     tried = concat_plans([front, tried | {"layout_index": rows[tried["layout_index"]]}])
     tried = take(tried, tried["violation"] <= 0.0)
     tried = take(tried, front_order(tried["iteration_time_s"], tried["avg_power_w"]))

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -16,6 +18,7 @@ from jointopt.core.errors import InfeasibleError, JobError, UsageError
 from jointopt.jobs.jobfile import load_job
 from jointopt.report.allocation import Allocation
 from jointopt.workflows.fleet import fleet
+from jointopt.workflows.follow import follow
 
 SMALL, LARGE = "llama-3-8b-1x8-h100", "opt-350m-2x4-a100"
 FEW = {"search.tp": 1, "search.pp": [1, 2], "search.vpp": 1, "search.cp": 1, "search.micro_batch_size": 1}
@@ -45,6 +48,21 @@ def test_no_choice_of_the_jobs_options_within_the_limit_is_better() -> None:
         assert other.relative_throughput <= found.found.relative_throughput * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("site_kw", [4.0, 4.7, 5.0])
+def test_one_job_makes_no_fewer_tokens_than_a_plan_of_its_front_that_follows_the_same_limit(site_kw: float) -> None:
+    job, found = JOBS[LARGE], shared(LARGE, site_kw=site_kw)
+    limit = pd.DataFrame({"time_s": [0.0, 3600.0], "limit_kw": [site_kw, np.nan]})
+    one = follow(job, signal=limit, surrogate="none")
+    assert found.found.jobs[0].tokens_per_s >= one.tokens / 3600.0 * (1 - 1e-9)
+    assert found.gap < 1e-6
+
+
+def test_that_jobs_are_alike_is_said_of_several_of_which_the_best_shares_gain_little() -> None:
+    assert "Between equal jobs" not in shared(LARGE, site_kw=4.7).text()
+    assert "1 job under 4.7 kW" in shared(LARGE, site_kw=4.7).text()
+    assert "Between equal jobs" in shared(LARGE, LARGE, site_kw=9.4).text().replace("\n  ", " ")
+
+
 def test_a_deadline_goes_before_throughput_and_a_priority_weighs_it() -> None:
     plain = shared(SMALL, LARGE, site_kw=11.0)
     rate = max(one.tokens_per_s for one in shared(SMALL, site_kw=50.0).found.jobs)
@@ -70,7 +88,7 @@ def test_a_rack_holds_the_share_of_a_jobs_nodes_in_it() -> None:
 
 
 def test_where_even_pauses_draw_more_than_a_limit_the_missing_kw_are_said() -> None:
-    with pytest.raises(InfeasibleError, match=r"The site cannot keep 1 kW: .* kW are missing"):
+    with pytest.raises(InfeasibleError, match=r"Limit site cannot keep 1 kW: .* kW are missing"):
         shared(SMALL, LARGE, site_kw=1.0)
 
 
