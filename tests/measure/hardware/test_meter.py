@@ -179,6 +179,15 @@ def test_a_sample_is_in_joules_watts_degrees_shares_and_megahertz(clock) -> None
     assert first[1:] == pytest.approx((690.0, 64.0, 0.97, 1980.0))
 
 
+def test_a_slow_gpu_draws_by_its_lowered_clock_and_cools_with_a_lag(clock, driver) -> None:
+    gpus = Gpus()
+    assert gpus.sample(0)[1:3] == pytest.approx((690.0, 64.0))
+    (driver.folder / "unsteady").write_text("0 8")
+    (driver.folder / "slow-0").write_text("990 4")
+    clock.sleep(8.0)
+    assert gpus.sample(0)[1:3] == pytest.approx((165.0, 38.25 + 26.25 * math.exp(-1.0)), abs=1.0)
+
+
 def test_power_is_taken_from_a_source_that_the_driver_has(driver) -> None:
     assert Gpus()._power[0]() == pytest.approx(690_000)
 
