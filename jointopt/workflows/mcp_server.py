@@ -18,6 +18,7 @@ from jointopt.core.errors import JointOptError, UsageError, nearest_hint
 from jointopt.core.input_files import only_in
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_file, load_job, parse_job, shipped_jobs, with_changes
+from jointopt.jobs.reading import quoted_value
 from jointopt.report.listing import listing
 from jointopt.report.schemas import schema_of
 from jointopt.report.tables import Result, plain
@@ -76,7 +77,7 @@ class _Tool(Tool):
                     reasons[one["msg"].removeprefix("Input should be ")] = None
             if name not in arguments:
                 raise ToolError(f"{self.name} needs the argument {name!r}.") from error
-            got = f"{arguments[str(name)]!r:.60}"
+            got = quoted_value(arguments[str(name)])
             raise ToolError(f"{name} of {self.name} must be {' or '.join(reasons)}; got {got}.") from error
         return await super().run(arguments, context, convert_result)
 
