@@ -446,7 +446,7 @@ def check_out(folder: Path | None, names: Sequence[str]) -> None:
 def write_report(made: ProposalReport | Page, out: Path, option: str = "--report") -> None:
     """Writes a report; says where it is."""
     with writing(option):
-        made.write(out)
+        getattr(made, "page", made).write(out)  # whose error has no place yet
     remark(f"Written: {out}")
 
 

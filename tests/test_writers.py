@@ -44,6 +44,7 @@ WRITERS = {
     "jointopt/search/studies/display.py": {"our_command"},
     "jointopt/search/studies/measured.py": {"our_command"},
     "jointopt/workflows/campaign/campaign.py": {"sh_command"},
+    "jointopt/workflows/mcp_server.py": {"sh_command"},
     "jointopt/workflows/propose.py": {"sh_word"},
     "jointopt/workflows/retrain.py": {"sh_command"},
 }  # fmt: skip

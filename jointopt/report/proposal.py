@@ -20,6 +20,7 @@ from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing, objective_words
 from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
+from jointopt.jobs.reading import is_whole, quoted_value
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.alternatives import (
@@ -300,8 +301,11 @@ class Proposal(Result):
         """The plan of a row of the front, from 0, or those of a slice; IndexError beyond it."""
         if isinstance(row, slice):
             return [ProposedPlan(self, one) for one in range(len(self))[row]]
-        if not isinstance(row, int | np.integer) or not -len(self) <= row < len(self):
-            raise IndexError(f"The front has plans 0 to {len(self) - 1}; got {row!r}.")
+        if not is_whole(row):
+            got = quoted_value(row)
+            raise UsageError(f"A plan of the front is taken by its number, 0 to {len(self) - 1}; got {got}.")
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"The front has plans 0 to {len(self) - 1}; got {row}.")
         return ProposedPlan(self, int(row) % len(self))
 
     @property

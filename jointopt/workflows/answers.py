@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from jointopt.core.errors import PlanError, UsageError, naming_table
+from jointopt.core.errors import PlanError, UsageError, naming_table, nearest_hint
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT, Columns, num_gpus
 from jointopt.jobs.calibration import Calibration, load_calibration
@@ -21,7 +21,7 @@ from jointopt.jobs.catalog.kernels import kernel_constants, recipes_of
 from jointopt.jobs.clocks import refused_limits
 from jointopt.jobs.cluster import MEASURED, Machine, load_machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.jobfile import load_job, load_jobs
+from jointopt.jobs.jobfile import JOB_KEYS, load_job, load_jobs
 from jointopt.jobs.plans.rules import is_split
 from jointopt.jobs.reading import is_number, is_whole, quoted_value
 from jointopt.physics import cooling
@@ -174,9 +174,14 @@ def accepts_paths(verb: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(verb)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
     @functools.wraps(verb)
     def run(*args: P.args, **options: P.kwargs) -> R:
+        if not open_ended and (unknown := next((name for name in options if name not in defaults), None)):
+            of_job = f"; it is a key of the job: jointopt.job(..., {unknown}=...)" if unknown in JOB_KEYS else ""
+            hint = of_job or nearest_hint(unknown, defaults)
+            raise UsageError(f"{verb.__name__} takes no argument {unknown!r}{hint}.")
         given = signature.bind(*args, **options)
         table = given.arguments.get("table")
         for name in _READERS.keys() & given.arguments.keys():

@@ -65,7 +65,9 @@ def export(
         found = made(saving=_saving(model, record))
     if short := shortage_of(model, model.cost_model(parsed.layouts), record):
         if not allow_tight:
-            raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")
+            raise InfeasibleError(
+                f"{short.sentence()} Nothing is written; allow_tight (--allow-tight) writes it all the same."
+            )
         _log.warning("%s", short.sentence())
     for note in found.export.notes:
         _log.warning("%s", note)

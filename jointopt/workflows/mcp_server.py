@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +18,11 @@ from pydantic import ValidationError
 
 from jointopt.core.errors import JointOptError, UsageError, nearest_hint
 from jointopt.core.input_files import only_in
+from jointopt.core.quote import sh_command
+from jointopt.frameworks.exported import start_command
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_file, load_job, parse_job, shipped_jobs, with_changes
+from jointopt.jobs.reading import quoted_value
 from jointopt.report.listing import listing
 from jointopt.report.schemas import schema_of
 from jointopt.report.tables import Result, plain
@@ -36,7 +41,9 @@ INSTRUCTIONS = (
     "jointopt chooses the parallel layout and the GPU clocks of an LLM training job. Start with `propose`; its answer "
     "names a recommended plan, how much better it is with 90 % intervals, and the settings it hangs on: ask the user "
     "for those, or state them in `changes`. `job` is a job file's path, the name of a shipped job, or a mapping as in "
-    "a job file. Plans are words such as 'dp=8 tp=4 pp=2 micro_batch_size=1 clock_mhz=1600'."
+    "a job file. `next` has the shell command that goes on from an answer; in it job.yaml stands for a job given as a "
+    "mapping (`job_file` of the answer of `propose`). Plans are words such as "
+    "'dp=8 tp=4 pp=2 micro_batch_size=1 clock_mhz=1600'."
 )
 JobGiven = str | dict[str, Any]
 PlanGiven = str | dict[str, Any]
@@ -76,7 +83,7 @@ class _Tool(Tool):
                     reasons[one["msg"].removeprefix("Input should be ")] = None
             if name not in arguments:
                 raise ToolError(f"{self.name} needs the argument {name!r}.") from error
-            got = f"{arguments[str(name)]!r:.60}"
+            got = quoted_value(arguments[str(name)])
             raise ToolError(f"{name} of {self.name} must be {' or '.join(reasons)}; got {got}.") from error
         return await super().run(arguments, context, convert_result)
 
@@ -113,30 +120,40 @@ class Tools:
         """
         if baseline and not (set(baseline) & set("={")):  # a file, and no plan in words
             baseline = str(self._inside(baseline))
-        found = propose(self._job(job, changes), baseline=baseline)
+        found = propose(self._job(job, changes), baseline=baseline, source=_job_words(job, changes))
         document = found.to_dict()
         numbers = sorted({*range(0, len(found), max(1, len(found) // PLANS)), found.decision.row})
         plans = [{"number": row + 1, "plan": repr(found[row]), **_figures(document["front"][row])} for row in numbers]
-        keys = ("job_file", "decision", "hangs_on", "doubts", "assumed", "joint", "space")
+        keys = ("job_file", "decision", "hangs_on", "doubts", "assumed", "joint", "space", "next")
         answer = {key: document[key] for key in keys} | {"text": found.text(brief=True), "plans": plans}
         answer["joint"] = {key: value for key, value in (answer["joint"] or {}).items() if key != "two_step_front"}
         return answer | {"plans_in_all": len(found)}
 
     def explain(self, job: JobGiven, plan: PlanGiven, changes: dict[str, Any] | None = None) -> dict[str, Any]:
         """Take one plan apart: time, energy and memory by part and stage, and why it is or is not feasible."""
-        return explain(self._job(job, changes), plan).to_dict()
+        of = self._job(job, changes)
+        found = explain(of, plan)
+        start = start_command(of, found.plan, _job_words(job, changes), _plan_words(plan)) if found.feasible else None
+        return found.to_dict() | {"text": found.text(brief=True), "next": start}
 
     def compare(self, job: JobGiven, plans: list[PlanGiven], changes: dict[str, Any] | None = None) -> dict[str, Any]:
         """Two to eight plans side by side, each against the first, and what makes the difference."""
-        return compare(self._job(job, changes), plans).to_dict()
+        words = {"source": _job_words(job, changes), "given": [_plan_words(plan) for plan in plans]}
+        found = compare(self._job(job, changes), plans, **words)
+        row, why = found.best
+        answer = found.to_dict() | {"decision": {"plan_number": row + 1, "because": why}}
+        return answer | {"text": found.text(brief=True), "next": found.next_command}
 
     def scale(
         self, job: JobGiven, gpus: list[int], changes: dict[str, Any] | None = None, deadline_days: float | None = None,
         budget: float | None = None, site_kw: float | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The job on other numbers of GPUs: time, energy and cost; limits pick one."""
-        found = scale(self._job(job, changes), gpus, deadline_days=deadline_days, budget=budget, site_kw=site_kw)
-        answer = {key: value for key, value in found.to_dict().items() if key != "front"} | {"text": found.text()}
+        limits = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
+        found = scale(self._job(job, changes), gpus, source=_job_words(job, changes), **limits)  # type: ignore[arg-type]
+        found = replace(found, pick=found.chosen) if any(size.plans for size in found.sizes) else found
+        answer = {key: value for key, value in found.to_dict().items() if key != "front"}
+        answer |= {"text": found.text(brief=True), "next": found.next_command if found.pick else None}
         for size in answer["sizes"]:
             size["plans"] = size["plans"][:1]  # the fastest; the others stand in the text
         return answer
@@ -190,14 +207,21 @@ class Tools:
         return _whole(watch(files, plan, job=of, gpus_per_node=gpus_per_node, rebalance=rebalance))
 
     def export(
-        self, job: JobGiven, plan: PlanGiven, target: str = "", changes: dict[str, Any] | None = None, out: str = ""
+        self,
+        job: JobGiven,
+        plan: PlanGiven,
+        target: str = "",
+        changes: dict[str, Any] | None = None,
+        out: str = "",
+        allow_tight: bool = False,
     ) -> dict[str, Any]:
         """What starts a plan: words and files for a target; nothing is run.
 
         `target`: megatron, megatron-bridge, torchtitan, deepspeed, nanotron, accelerate, slurm or kubernetes; by
-        default what runs the job's framework. `out` writes the files into the folder, where the server may.
+        default what runs the job's framework. `allow_tight`: also a plan that is not expected to fit in memory. `out`
+        writes the files into the folder, where the server may.
         """
-        found = export(self._job(job, changes), plan, target)
+        found = export(self._job(job, changes), plan, target, allow_tight=allow_tight)
         document = found.to_dict() | {"text": found.text()}
         if out:
             if not self._writes:
@@ -242,6 +266,19 @@ class Tools:
                 raise ToolError(str(error)) from error
 
         return run
+
+
+def _job_words(given: JobGiven, changes: Mapping[str, Any] | None) -> str:
+    """How a shell names the job; job.yaml stands for a mapping."""
+    words = [given if isinstance(given, str) else "job.yaml"]
+    for key, value in (changes or {}).items():
+        words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return sh_command(words)
+
+
+def _plan_words(plan: PlanGiven) -> str:
+    """How a shell names the plan."""
+    return sh_command(["--plan", plan if isinstance(plan, str) else json.dumps(plan)])
 
 
 def _whole(found: Result) -> dict[str, Any]:

@@ -145,6 +145,8 @@ def propose(
     >>> [proposal.recommended.plan[name] for name in ("dp", "tp", "pp")]
     [8, 1, 1]
     """
+    if study is not None and not study.strip():
+        raise UsageError("study is blank; expected a name, or leave it out for the job's own.")
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
         model = model_of(job, surrogate, measured, calibration, storage, machine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from jointopt.frameworks.exported import start_command
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping, sized_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
+from jointopt.jobs.reading import is_whole, quoted_value
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.physics.training_runs import RUN_COLUMNS
@@ -53,7 +54,7 @@ class _ClusterFront:
 
 @accepts_paths
 def scale(
-    jobs: Sequence[Job] | Job | str | Path, gpus: Sequence[int] | int = (), *, weak: bool = False,
+    jobs: Sequence[Job] | Job | str | Path, gpus: Sequence[int] | int | None = None, *, weak: bool = False,
     deadline_days: float | None = None, budget: float | None = None, site_kw: float | None = None,
     at_high_end: bool = False, surrogate: str = "default", measured: TableLike | None = None,
     calibration: CalibrationLike | None = None, storage: str | None = None, machine: MachineLike | None = None,
@@ -68,7 +69,7 @@ def scale(
     jobs : Job, or sequence of Job
         One job, or one for each cluster.
     gpus : int or sequence of int, optional
-        Numbers of GPUs at which one job is looked at in place of its own.
+        Numbers of GPUs at which one job is looked at in place of its own, which is meant by default.
     weak : bool, optional
         The batch grows with the GPUs.
     deadline_days : float, optional
@@ -113,7 +114,7 @@ def scale(
     jobs = cast("Sequence[Job] | Job", jobs)
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
-    gpus = [gpus] if isinstance(gpus, int) else list(dict.fromkeys(gpus))
+    gpus = _gpu_counts(gpus)
     if isinstance(jobs, Job):
         jobs = sized_jobs(job_mapping(jobs), jobs.name, Path(), gpus, weak=weak) if gpus else [jobs]
     elif gpus:
@@ -160,6 +161,19 @@ def scale(
         scaled, hangs_on=settings_of_plan(found[chosen.size].model, plan.layouts, plan.stage_clock_mhz),
         next_command=start_command(job, record, scaled.job_words, words) if source else None,
     )  # fmt: skip
+
+
+def _gpu_counts(gpus: Any) -> list[int]:
+    """The numbers of GPUs, none where they are left out; UsageError for what is no list of numbers above 0."""
+    if gpus is None:
+        return []
+    counts = list(gpus) if isinstance(gpus, Iterable) and not isinstance(gpus, str) else [gpus]
+    if not counts or not all(is_whole(count) and count > 0 for count in counts):
+        raise UsageError(
+            "gpus must be numbers of GPUs above 0, such as [8, 16], or be left out for the job's own; "
+            f"got {quoted_value(gpus)}."
+        )
+    return list(dict.fromkeys(map(int, counts)))
 
 
 def _search_cluster(model: JobModel) -> _ClusterFront:

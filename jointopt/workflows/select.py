@@ -14,6 +14,7 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import SITE_ENERGY
 from jointopt.jobs.plans.text import plan_records
+from jointopt.jobs.reading import is_number, quoted_value
 from jointopt.physics.cost_model import with_unit
 from jointopt.physics.throughput import with_rates
 from jointopt.report.plans import short_plan
@@ -113,11 +114,12 @@ def select_from(
 def _limits(*bounds: float | None) -> dict[str, float]:
     """The limits that are given, in the order of `_NAMES`; UsageError for one that is no bound."""
     given = dict(zip(_NAMES, bounds, strict=True))
-    limits = {name: float(value) for name, value in given.items() if value is not None}
+    limits = {name: value for name, value in given.items() if value is not None}
     for name, value in limits.items():
-        if not 0 < value <= _HIGHEST:
-            raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
-    return limits
+        if not is_number(value) or not 0 < value <= _HIGHEST:
+            got = quoted_value(value)
+            raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {got}.")
+    return {name: float(value) for name, value in limits.items()}
 
 
 def _select(

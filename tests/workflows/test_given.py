@@ -99,6 +99,13 @@ def test_other_things_than_objects_and_files_are_refused_in_one_sentence(call, w
     (lambda: jointopt.scale([3]), "jobs must be Jobs (`jointopt.load_jobs`); got a list with int."),
     (lambda: jointopt.retrain(tables=3, out="x"), "tables must be the path of a file, or a list of them; got int."),
     (lambda: jointopt.load_job(JOB, 3), "changes must be a mapping such as {'cluster.nodes': 4}; got int."),
+    (lambda: jointopt.scale(JOB, []), "gpus must be numbers of GPUs above 0, such as [8, 16], or be left out"),
+    (lambda: jointopt.scale(JOB, [0]), "for the job's own; got [0]."),
+    (lambda: jointopt.scale(JOB, "abc"), "for the job's own; got 'abc'."),
+    (lambda: jointopt.explain(JOB, " "), "The plan is blank; expected words such as dp=4 tp=2."),
+    (lambda: jointopt.propose(JOB, study=""), "study is blank; expected a name"),
+    (lambda: jointopt.propose(JOB, objectives=["time"]), "a key of the job: jointopt.job(..., objectives=...)."),
+    (lambda: jointopt.propose(JOB, sead=1), "propose takes no argument 'sead' (did you mean 'seed'?)."),
     (lambda: jointopt.tune(JOB, 3, 1), "launcher must be the name of a launcher, or one; got int."),
 ])  # fmt: skip
 def test_an_argument_of_another_type_is_refused_by_its_name(call, words):

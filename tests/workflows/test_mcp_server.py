@@ -173,3 +173,17 @@ def test_an_argument_that_a_tool_does_not_take_is_refused_by_its_name(
     assert sentence in found
     assert "\n" not in found
     assert call(tmp_path, "export", job=JOB).endswith("export needs the argument 'plan'.")
+
+
+@pytest.mark.parametrize(("tool", "given", "decided"), [
+    ("propose", {}, "decision"), ("explain", {"plan": PLAN}, "feasible"),
+    ("compare", {"plans": [PLAN, "dp=8"]}, "decision"), ("scale", {"gpus": [4, 8]}, "pick"),
+])  # fmt: skip
+def test_an_answer_has_its_decision_a_short_text_and_a_command_that_goes_on(
+    tmp_path: Path, tool: str, given: dict[str, Any], decided: str
+) -> None:
+    found = call(tmp_path, tool, job="opt-350m-2x4-a100", changes={"training.global_batch_size": 256}, **given)
+    assert found[decided]
+    assert " opt-350m-2x4-a100 --set training.global_batch_size=256 " in found["next"]["command"].replace("\\\n ", "")
+    assert len(found["text"].splitlines()) <= 25
+    assert "proposal." not in found["text"]

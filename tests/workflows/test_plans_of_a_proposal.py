@@ -48,6 +48,15 @@ def test_a_deadline_chooses_the_leanest_plan_within_it(proposal: Proposal) -> No
     assert proposal.select().objective == "knee"
 
 
+def test_what_is_no_number_or_place_is_refused(proposal: Proposal) -> None:
+    with pytest.raises(UsageError, match=r"max_iteration_time_s must be a number above 0, .*; got 'x'"):
+        proposal.select(deadline="x")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"taken by its number, 0 to .*; got 'x'"):
+        proposal["x"]  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"/nowhere/x\.html: .*; expected a folder that exists"):
+        proposal.report().write("/nowhere/x.html")
+
+
 def test_one_job_is_scaled_to_several_sizes(proposal: Proposal) -> None:
     found = jointopt.scale(proposal.job, gpus=[4, 8], surrogate="none").to_dict()["sizes"]
     assert [size["num_gpus"] for size in found] == [4, 8]

@@ -223,6 +223,8 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
             if not (key and value):
                 raise PlanError(f"A plan is written as words such as dp=4 tp=2 clock_mhz=1410; got {word!r}.")
             pairs.append((key, value))
+        if not pairs:
+            raise PlanError("The plan is blank; expected words such as dp=4 tp=2.")
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
     if any(key == POWER_PROFILE and value for key, value in pairs):
         raise PlanError("What a power_profile does is measured and never predicted; give the plan without it.")

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.atomic_write import write_whole
+from jointopt.core.atomic_write import write_failure, write_whole
+from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
 from jointopt.core.short_repr import ShortRepr
 from jointopt.core.units import GIB
@@ -194,7 +195,10 @@ class ProposalReport(ShortRepr):
         path : str or Path
             Is written over where it exists.
         """
-        self.page.write(path)
+        try:
+            self.page.write(path)
+        except OSError as error:
+            raise UsageError(f"{path}: {write_failure(error)}.") from error
 
     def write_trace(self, path: str | Path) -> None:
         """Writes the passes for Perfetto: a process per plan, a thread per stage, a counter of power."""
