@@ -23,8 +23,8 @@ from jointopt.cli.plan import option as plan_option
 @common.verbose
 @click.pass_context
 def explain(
-    ctx: click.Context, /, job: str | None, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
-    allow_tight: bool, verbose: bool, **shape: Any,
+    ctx: click.Context, /, job: str | None, plan: Plan, pue: float | None, changes: dict[str, Any],
+    basis: dict[str, Any], as_json: bool, allow_tight: bool, verbose: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 

@@ -40,7 +40,8 @@ def export(intent: Intent, version: str) -> Export:
         "same_network": True, "use_cpu": False,
     }  # fmt: skip
     gaps.left_to_the_script()
-    gaps.notes.append(f"{PROGRAM} is your script, with {intent['micro_batch_size']} sequences in a batch of a rank.")
+    size = intent["micro_batch_size"]
+    gaps.notes.append(f"{PROGRAM} is your script, with {size} sequence{'s' * (size != 1)} in a batch of a rank.")
     several = ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500")
     launcher = ("accelerate", "launch", "--config_file", FILE, *(several if cluster.nodes > 1 else ()),
                 "--gradient_accumulation_steps", str(intent.micro_batches))  # fmt: skip

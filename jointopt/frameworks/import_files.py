@@ -467,7 +467,8 @@ def _missing_message(
     unseen = [*dict.fromkeys(name for one in files for name in _missing_configs(one, files))]
     more = f", or {listed_words(unseen)} too, which may state more" if unseen else ""
     do = "do" if len(sources) > 1 else "does"
-    return f"{listed_words(sources)} {do} not state {listed_words(wanted)}; give them{more}."
+    them = "it" if len(wanted) == 1 and len(open_) < 2 else "them"
+    return f"{listed_words(sources)} {do} not state {listed_words(wanted)}; give {them}{more}."
 
 
 # which files count more: a log, then what DeepSpeed takes from its own file, the command line, and configs

@@ -73,12 +73,12 @@ class Shortage:
 
     def document(self) -> dict[str, Any]:
         """The GiB that are missing, and the changes that help."""
-        return {"missing_gib": self.missing_gib, "would_fit_with": [*dict.fromkeys(self.changes)]}
+        return {"missing_gib": self.missing_gib, "would_fit_with": list(self.changes)}
 
     def sentence(self) -> str:
         """The shortage in a sentence, and in another what would help."""
         needs = f"It is not expected to fit in memory (probability {probability_text(self.probability)}): {self.cause}."
-        return needs + (f" It would fit with {', or with '.join(dict.fromkeys(self.changes))}." if self.changes else "")
+        return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
 
 
 @dataclass(frozen=True)

@@ -382,7 +382,8 @@ def site_table(
 ) -> list[str]:
     """Energy, carbon and money at the site's meter: a line per plan, per iteration and for the run where it is known.
 
-    ``time_s`` and ``energy_j``, (n,), are those of an iteration and of all GPUs; ``most`` characters are in a line of words.
+    ``time_s`` and ``energy_j``, (n,), are those of an iteration and of all GPUs.
+    A line of words has ``most`` characters.
     """
     cluster, iterations = job.cluster, job.training.run_iterations
     time_s, energy_j = np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64)

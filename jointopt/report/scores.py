@@ -177,11 +177,12 @@ class Retrained(Result):
     def _cards(self) -> list[tuple[str, str, str]]:
         """The error now and by the physics alone, how sure that is, from how many rows, and what few runs give."""
         mean = {name: f"{value:.1%}" for name, value in self._mean.items() if value == value}
+        sources = f"of {len(self.learned)} source{'s' * (len(self.learned) != 1)}"
         cards = {
             "Off by": (mean.get("group out", "not known"), "median, of models left out"),
             "Physics alone": (mean.get("physics"), "on the same runs"),
             "In their 90 % interval": (mean.get(f"group out{_COVERED}"), "of models left out"),
-            "Learned from": (f"{sum(self.learned.values()):,} rows", f"of {len(self.learned)} sources"),
+            "Learned from": (f"{sum(self.learned.values()):,} rows", sources),
             "Another cluster": (mean.get("+3 runs"), f"with 3 measured runs; {mean.get('source out')} without"),
         }
         return [(label, value, note) for label, (value, note) in cards.items() if value]

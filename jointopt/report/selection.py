@@ -177,7 +177,8 @@ class Selection(Result):
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             yield [site_table(job, marks, *(self.plans[name][rows] for name in OBJECTIVES))]
         own = "" if self.number or self.job_name in shipped_jobs() else " (with your job file)"
-        command = sh_lines(self.next_command).split("\n")
+        in_python = self.number and not self.place
+        command = [self.next_command] if in_python else sh_lines(self.next_command).split("\n")
         yield [[f"Next: take it apart{own}", *(f"  {line}" for line in command)]]
 
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 def explain(
     job: JobLike, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: TableLike | None = None, calibration: CalibrationLike | None = None,
-    storage: str | None = None, machine: MachineLike | None = None, ranked: bool = False, source: str = "", given: str = "",
+    storage: str | None = None, machine: MachineLike | None = None, ranked: bool = False,
+    source: str = "", given: str = "",
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 

@@ -82,6 +82,8 @@ def baseline_plan(job: Job, given: str, storage: str | None = None) -> str | Map
         if row and row[2]:
             return read_plan_file(Path(row[1]), int(row[2]))
         stored = plan_of_study(given, storage)
+        if stored is None and len(given.split()) == 1:
+            raise UsageError(f"{given} is no file; expected words such as dp=4 tp=2, or the file of a run or a plan.")
         return given if stored is None else stored[0]
     if path.suffix.lower() == ".json":
         document = read_json(path)

@@ -72,8 +72,7 @@ def _plan_changes(plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Changes that take less memory, those that cost least first."""
     micro, dp, tp, pp = (int(plan[name]) for name in ("micro_batch_size", "dp", "tp", "pp"))
     if micro > 1:
-        yield {"micro_batch_size": micro // 2}
-        yield {"micro_batch_size": 1}
+        yield from ({"micro_batch_size": size} for size in dict.fromkeys((micro // 2, 1)))
     yield from ({"zero_stage": stage} for stage in range(int(plan["zero_stage"]) + 1, 4))
     yield from ({"recompute": level} for level in ("selective", "full") if level != plan["recompute"])
     if dp % 2 == 0:

@@ -16,9 +16,12 @@ JOB = "llama-3-8b-1x8-h100"
 PLANS = ("--plan", "dp=8 zero_stage=3", "--plan", "dp=4 tp=2 zero_stage=2", "--plan", "dp=2 tp=4 zero_stage=1")
 REPLAY = ("job.yaml", "--launcher", "replay", "--table", "runs.csv")
 LIMITED = ("--gpus", "8..64", "--run-tokens", "1e12", "--deadline-days", "60")
+PAID = ("--run-tokens", "1e12", "--price-per-gpu-hour", "2", "--price-per-kwh", "0.1", "--storage", "none",
+        "--set", "training.lora_dim=16", "--set", "training.framework=nemo")  # fmt: skip
 # by command: what answers which plan, how it is started, what it saves, how sure that is, what to state to be surer
 ANSWERED = {
     ("scale", JOB, *LIMITED): ("Picked of", "jointopt export", "Against", "with probability", "--set KEY=VALUE"),
+    ("explain", JOB, *PLANS[2:4]): ("Feasible", "jointopt export", "90 % interval", "--set KEY=VALUE"),
     ("compare", JOB, *PLANS): ("Best of", "jointopt export", "against A", "90 % interval", "--set KEY=VALUE"),
     ("tune", *REPLAY, "--budget", "3"):
         ("Best measured", "jointopt export", "than run 1", "in their 90 % interval", "-v"),
@@ -110,4 +113,12 @@ def test_propose_answers_all_five_questions_on_the_first_screen(monkeypatch: pyt
     text = shown(monkeypatch, "propose", JOB)
     assert fits_a_screen(text)
     for words in ("Recommended", "jointopt export", "Against the fastest plan", "(90 %:", "--set KEY=VALUE states one"):
+        assert words in text
+
+
+def test_a_proposal_for_the_least_money_says_what_the_run_costs_and_what_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = " ".join(shown(monkeypatch, "propose", JOB, *PAID).split())
+    for words in ("least money", "with LoRA of rank 16", " days (90 %: ", ", cost "):
         assert words in text

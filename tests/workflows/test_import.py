@@ -84,7 +84,7 @@ def test_what_megatron_sets_by_itself_is_no_other_model_or_plan(tmp_path: Path) 
 
 
 def test_what_is_missing_is_named_with_its_option(files: dict[str, Path]) -> None:
-    with pytest.raises(JobError, match=r"^train\.sh does not state the GPU \(--gpu\); give them\.$"):
+    with pytest.raises(JobError, match=r"^train\.sh does not state the GPU \(--gpu\); give it\.$"):
         import_([files["train.sh"]])
     with pytest.raises(JobError, match=r"the model \(--model\), .*the sequence length \(--seq-length\)"):
         import_([files["run.log"]], gpu=GPU)

@@ -83,8 +83,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"cluster": {"num_gpus": 12}}, {}, r"The run has 12 GPUs, which are no 2 nodes of 8; give --nodes and"),
     ({"cluster": {"num_gpus": 12, "nodes": 5}}, {}, r"The run has 12 GPUs, which are no 5 nodes of 2; give --nodes"),
-    ({"cluster": {}}, {}, r"a\.sh does not state the number of nodes \(--nodes\); give them"),
-    ({"cluster": {}}, {"gpus_per_node": 8}, r"a\.sh does not state the number of nodes \(--nodes\); give them"),
+    ({"cluster": {}}, {}, r"a\.sh does not state the number of nodes \(--nodes\); give it"),
+    ({"cluster": {}}, {"gpus_per_node": 8}, r"a\.sh does not state the number of nodes \(--nodes\); give it"),
     (
         {"cluster": {}, "model": {}},
         {"gpu": None},
