@@ -104,8 +104,8 @@ def watch(
     source = ", ".join(path.name for path in paths)
     ratio = found.time_over_prediction(job, plan or stated) if job else 1.0
     if max(ratio, 1.0 / ratio) > REFUSED:
-        _log.warning("%s: iterations take %.3g times what is predicted of the job; are the times in seconds, and of this "
-                     "job?", source, ratio)  # fmt: skip
+        _log.warning("%s: iterations take %.3g times what is predicted of the job; are the times in seconds, and of "
+                     "this job?", source, ratio)  # fmt: skip
     return Watched(
         source=source, ranks=len(times.rank) if times.rank[0] >= 0 else 0,
         first_iteration=int(times.iteration[0]), last_iteration=int(times.iteration[-1]),
@@ -293,19 +293,23 @@ class SlowRanks:
         )  # fmt: skip
 
     def _cost_s(self, unit: Sequence[Episode], every: Sequence[Episode], usual_s: Floats) -> float:
-        """Seconds by which these alone make iterations longer: as measured where nothing else of ``every`` was slow and
-        a time before is known, else by which the busiest rank is busier.
+        """Seconds by which these alone make iterations longer: of those by which iterations became longer, with all of
+        ``every`` that were slow too, as much as these have more work than the slowest of all. Where that is not known,
+        or these were slow from the start, seconds by which the busiest rank is busier.
         """
-        first, rows = unit[0].since, slice(unit[0].since, unit[0].until)
-        start = first - stragglers.FIRST
-        known = self.times.columns.get("iteration_time_s")
-        others = any(one.since < unit[0].until and one.until > start for one in every if one not in unit)
-        if known is not None and start >= 0 and not others:
-            return max(float(np.nanmedian(known[rows]) - np.nanmedian(known[start:first])), 0.0)
-        busiest_s = np.nanmax(stragglers.known_median(usual_s[rows]))
-        own = [one.rank for one in unit]
-        slow_s = np.nanmax(stragglers.known_median(self.times.columns["time_s"][rows][:, own]))
-        return max(float(slow_s - busiest_s), 0.0)
+        first, end, own = unit[0].since, unit[0].until, [one.rank for one in unit]
+        time_s, known = self.times.columns["time_s"], self.times.columns.get("iteration_time_s")
+        healthy = np.ones(len(time_s), bool)
+        for one in every:
+            healthy[one.since : one.until] = False
+        before = np.flatnonzero(healthy[:first])[-stragglers.FIRST :]
+        if known is not None and len(before) == stragglers.FIRST:
+            rows = slice(max(one.since for one in every if one.since < end <= one.until), end)
+            more_s = np.nan_to_num(stragglers.known_median((time_s - usual_s)[rows]))
+            longer_s = float(np.nanmedian(known[rows]) - np.nanmedian(known[before]))
+            return max(longer_s * float(more_s[own].max() / more_s.max()), 0.0)
+        slow_s, healthy_s = stragglers.known_median(time_s[first:end]), stragglers.known_median(usual_s[first:end])
+        return max(float(np.nanmax(slow_s[own]) - np.nanmax(healthy_s)), 0.0)
 
     def _slow_links(self, found: Sequence[SlowRank]) -> list[SlowRank]:
         """The link to the next stage that is slowest beside its peers, while no rank is slow: for both others wait.

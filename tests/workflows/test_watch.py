@@ -120,6 +120,16 @@ def test_ranks_slow_together_cost_what_mending_all_gives_back_and_each_what_it_w
     assert ("does not add up" in found.text()) == (len(slower) > 1)
 
 
+def test_ranks_of_a_pipeline_slow_together_cost_what_its_iterations_became_longer_by(tmp_path: Path) -> None:
+    run = Run(3, "host", slower=0.1, dp=4, pp=4, gpus_per_node=2)  # of a stage that is not the busiest
+    frame = run.frame()
+    seconds = frame.groupby("iteration")["iteration_time_s"].first().to_numpy()
+    frame.to_csv(tmp_path / "ranks.csv", index=False)
+    found = watch(tmp_path / "ranks.csv", "dp=4 pp=4")  # whose nodes are not known
+    assert {one.rank for one in found.slow} == run.slow_ranks
+    assert found.cost_s == pytest.approx(np.median(seconds[60:]) - np.median(seconds[40:60]), abs=0.003)
+
+
 @pytest.mark.parametrize(("factor", "doubt"), [(1.0, False), (1e3, True), (1e-3, True)])
 def test_times_far_off_what_is_predicted_of_the_job_raise_a_doubt_of_their_unit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, factor: float, doubt: bool
