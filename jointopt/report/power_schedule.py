@@ -19,7 +19,6 @@ from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.report.effective_time import days
 from jointopt.report.page.power_page import LIMIT, power_page, stepped_figure
 from jointopt.report.page.render import Page
-from jointopt.report.plans import plan_words
 from jointopt.report.tables import (
     COUNT_UNITS,
     RUN_ENERGY_UNITS,
@@ -34,7 +33,7 @@ from jointopt.report.tables import (
 )
 from jointopt.runs.site_signal import SiteSignal
 
-_WIDTH, _ROWS = 80, 7
+_WIDTH, _LINES, _ROWS, _LEAST_ROWS = 80, 23, 7, 4  # of the text: two lines more are a table's first and last
 _HEADS = {"limit_kw": "limit", "reduce_percent": "% less", "price_per_kwh": "price", "carbon_g_per_kwh": "g/kWh"}
 _SIGNALS = {  # of signals that have a figure of their own on the page: its heading, and the unit
     "reduce_percent": ("Reduction that is asked for", "%"), "price_per_kwh": ("Price of electricity", "per kWh"),
@@ -59,6 +58,7 @@ class PowerSchedule(Result):
     )
     job: Job
     plan: Mapping[str, Any]
+    plan_text: str  # as --plan takes it
     signal: SiteSignal
     aim: str
     steps: tuple[dict[str, Any], ...]
@@ -163,25 +163,31 @@ class PowerSchedule(Result):
             name = self.cost_unit[0].upper() + self.cost_unit[1:]
             cards.insert(1, (name, figure(self.cost), f"{figure(self.plan_cost)} at the plan's own clocks"))
         return power_page(
-            f"{self.job.name}: power over time", f"Plan {plan_words(self.plan, ())}. Aim: {self.aim}.",
+            f"{self.job.name}: power over time", f"Plan {self.plan_text}. Aim: {self.aim}.",
             " ".join([*itertools.islice(self._totals(), 2), *more]), cards, figures, self.text(verbose=True),
             [*self.signal.remarks, *map(str, self.assumed if self.pauses else ())],
         )  # fmt: skip
 
     def blocks(self, *, verbose: bool = False) -> Iterator[Block]:
         """What is lost and paid, the power as a picture, and the steps; ``verbose``: all of them."""
-        share, lasts = 100.0 * self.tokens / self.plan_tokens, f"{self.seconds.sum() / _HOUR_S:.4g} h"
+        share, lasts_s = 100.0 * self.tokens / self.plan_tokens, float(self.seconds.sum())
+        lasts = f"{lasts_s / _HOUR_S:.4g} h" if lasts_s >= _HOUR_S else days(lasts_s)
         gap = f" (within {100 * self.gap:.2g} %)" if self.gap > _CLEAR_GAP else ""
-        yield _lines(
-            f"{self.job.name}: {share:.2f} % of the tokens that the plan makes in {lasts} of {self.signal.source}.",
-            f"Plan: {plan_words(self.plan, ('stage_clock_mhz',))}",
-            f"Aim: {self.aim}{gap}.",
-        )
-        yield _lines(*self._totals())
-        if float(np.ptp(self._column("power_kw"))) > _FLAT * self.own_kw:
-            yield [self._picture()]
-        yield [self._table(verbose)]
-        yield _lines(*self._remarks())
+        parts = [
+            _lines(
+                f"{self.job.name}: {share:.2f} % of the tokens that the plan makes in {lasts} of {self.signal.source}.",
+                f"Plan: {self.plan_text}",
+                f"Aim: {self.aim}{gap}.",
+            ),
+            _lines(*self._totals()),
+        ]
+        picture = self._picture() if float(np.ptp(self._column("power_kw"))) > _FLAT * self.own_kw else []
+        remarks = _lines(*self._remarks())
+        left = _LINES - sum(len(some) + bool(some) for some in (*parts, picture, remarks))
+        yield from parts
+        yield [picture]
+        yield [self._table(len(self.steps) if verbose else min(max(left, _LEAST_ROWS), _ROWS))]
+        yield remarks
 
     def _totals(self) -> Iterator[str]:
         if abs(self.lost_s) >= 1.0:
@@ -216,18 +222,17 @@ class PowerSchedule(Result):
             for line, label in enumerate(labels)
         ]
 
-    def _table(self, verbose: bool) -> list[str]:
-        """The steps, equal ones in a row as one, with the strictest limit or the mean of a price; at most `_ROWS`."""
+    def _table(self, most: int) -> list[str]:
+        """The steps, equal ones in a row as one, with the strictest limit or the mean of a price; the first so many."""
         runs = [list(run) for _, run in itertools.groupby(self.steps, _rung_of)]
-        shown, kind = runs if verbose else runs[:_ROWS], self.signal.kind
+        shown, kind = runs[:most], self.signal.kind
         strictest = {"limit_kw": min, "reduce_percent": max}.get(kind, lambda some: float(np.mean(list(some))))
         start_s = self.steps[0]["from_s"]
-        hours = ([(run[at][end] - start_s) / _HOUR_S for run in shown] for at, end in ((0, "from_s"), (-1, "to_s")))
+        unit_s, head, form = (_HOUR_S, "hour", ".2f") if self.seconds.sum() >= _HOUR_S else (1.0, "second", ".4g")
+        times = ([(run[at][end] - start_s) / unit_s for run in shown] for at, end in ((0, "from_s"), (-1, "to_s")))
         made = [sum(one["tokens_per_s"] * (one["to_s"] - one["from_s"]) for one in run) for run in shown]
         rates = [tokens / (run[-1]["to_s"] - run[0]["from_s"]) for tokens, run in zip(made, shown, strict=True)]
-        columns = [
-            TextColumn(name, format_values(some, ".2f")) for name, some in zip(("hour", "to"), hours, strict=True)
-        ]
+        columns = [TextColumn(name, format_values(some, form)) for name, some in zip((head, "to"), times, strict=True)]
         columns += [
             TextColumn(_HEADS[kind], [figure(float(strictest(one[kind] for one in run))) for run in shown]),
             TextColumn("kW", [figure(run[0]["power_kw"]) for run in shown]),
@@ -239,6 +244,13 @@ class PowerSchedule(Result):
         return [*lay_out(columns), *([f"... {more:,} more (-v; --json has each step)"] if more else [])]
 
     def _remarks(self) -> Iterator[str]:
+        asked_s = self.seconds * [one.get("reduce_percent", 0.0) > 0.0 for one in self.steps]
+        if asked_s.any():
+            less = 1.0 - float(asked_s @ self._column("power_kw") / asked_s.sum()) / self.own_kw
+            yield (
+                f"Reductions are kept at the high end (95 %): the mean falls by {figure(round(100.0 * less, 1))} %; "
+                "runs measured on this cluster narrow that."
+            )
         yield from self.signal.remarks
         if self.pauses and self.assumed:
             known = {"restart_s", "storage_gbytes_per_s"}

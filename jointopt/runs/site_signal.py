@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ KINDS = {  # the columns of a signal, of which it has one: the least and the gre
 }
 _STRICTEST = {"limit_kw": np.fmin, "reduce_percent": np.fmax}
 _MOST_STEPS = 20_000
+_WHOLE_PERCENT, _DEAR_KWH, _SHORT_STEP_S, _SHORT_S = 1.0, 5.0, 10.0, 3600.0  # beyond them the unit is in doubt
 _REGULAR, _LIKE, _LONG = 0.8, 0.01, 1.5  # share of steps that are as long as the median, how alike, how much longer
 
 
@@ -63,7 +65,7 @@ class SiteSignal:
             got = f"{kind} must be a number from {low:g}{most}; got {values[wrong[0]]:g}"
             raise TableError(f"{source}, row {wrong[0] + 1}: {got}.")
         filled, remarks = _filled(kind, time_s, values[:-1], source)
-        return cls(source, kind, time_s, filled, remarks)
+        return cls(source, kind, time_s, filled, (*remarks, *_doubts(kind, time_s, values, source)))
 
 
 def read_signal(path: Path) -> SiteSignal:
@@ -115,6 +117,19 @@ def _filled(kind: str, time_s: Floats, values: Floats, source: str) -> tuple[Flo
             f"{row + 1}: {time_s[row + 1] - time_s[row]:,.6g} s), as if rows were missing; {word} holds."
         )
     return filled, tuple(remarks)
+
+
+def _doubts(kind: str, time_s: Floats, values: Floats, source: str) -> Iterator[str]:
+    """Sentences on what looks as if it were in another unit, and on a value that no step has."""
+    asked, seconds = values[:-1][values[:-1] > 0.0], np.diff(time_s)
+    if not np.isnan(values[-1]):
+        yield f"{source}: the last row is the end of the signal; its {kind} of {values[-1]:.6g} holds for no step."
+    if kind == "reduce_percent" and asked.size and asked.max() <= _WHOLE_PERCENT:
+        yield f"{source}: reduce_percent is at most {asked.max():.6g}, as if it were a share; 25 is a quarter."
+    if kind == "price_per_kwh" and np.nanmedian(values) > _DEAR_KWH:
+        yield f"{source}: price_per_kwh is {np.nanmedian(values):.6g} in the median, as if it were the price of a MWh."
+    if np.median(seconds) < _SHORT_STEP_S and seconds.sum() < _SHORT_S:
+        yield f"{source}: most steps last {np.median(seconds):.6g} s or less, as if time_s were in minutes or hours."
 
 
 def _gaps(seconds: Floats) -> Bools:

@@ -119,8 +119,8 @@ def fleet(
         limit = limits[over[0]]
         raise InfeasibleError(
             f"Limit {limit.name} cannot keep {figure(limit.kw)} kW: {figure(float(idle_kw[over[0]]) - limit.kw)} kW "
-            f"are missing, since its jobs draw up to {figure(float(idle_kw[over[0]]))} kW while all of them pause; take "
-            "jobs away, or raise the limit."
+            f"are missing, since its jobs draw up to {figure(float(idle_kw[over[0]]))} kW while all of them pause; "
+            "take jobs away, or raise the limit."
         )
     rows, gap = budget.best()
     fastest = budget.first + np.array([one.tokens_per_s.argmax() for one in every], np.int64)

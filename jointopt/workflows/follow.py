@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,8 @@ def follow(
     if found is None:
         raise InfeasibleError(_refusal(dispatch, least))
     return PowerSchedule(
-        job=model.job, plan=plan_records(own, own["stage_clock_mhz"], [0])[0], signal=asked, aim=aim,
+        job=model.job, plan=plan_records(own, own["stage_clock_mhz"], [0])[0], plan_text=short_plan(own, 0),
+        signal=replace(asked, remarks=(*asked.remarks, *_doubts(dispatch, found))), aim=aim,
         steps=_entries(found, rungs, every, ladders, asked, steps), own_kw=own_kw, own_tokens_per_s=own_tokens_per_s,
         cost=None if is_limit else found.totals[0] / scale,
         plan_cost=None if is_limit else float((seconds * asked.values).sum()) / HOUR_S * own_kw / scale,
@@ -210,6 +212,17 @@ def _refusal(dispatch: Dispatch, least: float | None) -> str:
         f"At most {figure(made)} tokens can be made, {figure(least - made)} fewer than asked for; ask for fewer, or "
         "raise the limits."
     )
+
+
+def _doubts(dispatch: Dispatch, found: Schedule) -> Iterator[str]:
+    """A sentence where only the ramp is why no step runs."""
+    pauses = dispatch.rungs.layout == PAUSED
+    free = replace(dispatch, ramp_kw_per_min=np.inf).best(1.0, 0.0)
+    if np.isfinite(dispatch.ramp_kw_per_min) and pauses[found.rung].all() and free and not pauses[free.rung].all():
+        yield (
+            f"All is paused because of the ramp of {dispatch.ramp_kw_per_min:g} kW per minute; without one the run "
+            "would go on; allow a steeper ramp."
+        )
 
 
 def _other_ladders(model: JobModel, ladder: Ladder, front: Columns, most: int) -> list[Ladder]:

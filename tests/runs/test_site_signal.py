@@ -43,14 +43,24 @@ FILLED = {
     "time_s,limit_kw\n0,4\n300,\n600,3\n900,": ([4, 3, 3], "limit_kw is blank in 1 row (row 2); the stricter one"),
     "time_s,reduce_percent\n0,4\n300,\n600,3\n900,": ([4, 4, 3], "the stricter one of its neighbours holds"),
     "time_s,price_per_kwh\n0,4\n300,NaN\n600,3\n900,": ([4, 4, 3], "the value before holds"),
-    "time_s,limit_kw\n0,9\n1,9\n2,9\n3,9\n99,5\n100,9\n101,": ([9, 9, 9, 5, 5, 9], "1 step is longer than the others"),
-    "time_s,price_per_kwh\n0,9\n1,9\n2,9\n3,9\n99,5\n100,9\n101,": ([9, 9, 9, 9, 5, 9], ""),
+    "time_s,limit_kw\n0,9\n10,9\n20,9\n30,9\n990,5\n1000,9\n1010,": (
+        [9, 9, 9, 5, 5, 9],
+        "1 step is longer than the others",
+    ),
+    "time_s,price_per_kwh\n0,4\n10,4\n20,4\n30,4\n990,5\n1000,4\n1010,": ([4, 4, 4, 4, 5, 4], ""),
     "time_s,limit_kw\n0,9\n50,8\n200,inf\n210,": ([9, 8, np.inf], ""),  # steps as long as they like
+    "time_s,limit_kw\n0,4\n300,3\n600,2": ([4, 3], "the last row is the end of the signal; its limit_kw of 2 holds"),
+    "time_s,reduce_percent\n0,0.25\n300,0\n600,": ([0.25, 0], "reduce_percent is at most 0.25, as if it were a share"),
+    "time_s,reduce_percent\n0,25\n300,1\n600,": ([25, 1], ""),
+    "time_s,price_per_kwh\n0,80\n300,95\n600,": ([80, 95], "87.5 in the median, as if it were the price of a MWh"),
+    "time_s,limit_kw\n0,4\n1,3\n2,4\n24,": ([4, 3, 4], "steps last 1 s or less, as if time_s were in minutes or hours"),
 }
 
 
 @pytest.mark.parametrize("text", FILLED, ids=[f"{one[0]}" for one in FILLED.values()])
-def test_a_blank_or_a_gap_is_the_stricter_of_its_neighbours_and_is_named(tmp_path: Path, text: str) -> None:
+def test_what_is_blank_a_gap_or_in_doubt_is_named_and_the_stricter_of_its_neighbours_holds(
+    tmp_path: Path, text: str
+) -> None:
     file = tmp_path / "s.csv"
     file.write_text(text)
     found, (values, remark) = read_signal(file), FILLED[text]

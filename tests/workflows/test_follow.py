@@ -21,6 +21,7 @@ from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.core.units import KWH, Z_90
 from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.site import cluster_power_kw
 from jointopt.report.power_schedule import PowerSchedule
 from jointopt.surrogate.job_model import JobModel
@@ -73,6 +74,16 @@ def test_a_reduction_is_of_the_mean_power_at_the_plans_own_clocks() -> None:
     found = schedule("reduce_percent", [0.0, 20.0])
     assert found.steps[1]["limit_kw"] == pytest.approx(0.8 * own("cluster_power_kw"))
     assert 0.7 * own("cluster_power_kw") < found.steps[1]["power_kw_high"] <= 0.8 * own("cluster_power_kw")
+
+
+def test_the_plan_that_is_printed_is_the_plan_itself_and_how_far_the_mean_falls_stands_below_a_reduction() -> None:
+    found = schedule("reduce_percent", [25.0, 0.0])
+    assert parse_plan(found.plan_text, MODEL.job).record == found.plan
+    assert found.plan_text in " ".join(found.text().split())
+    less = 1.0 - found.steps[0]["power_kw"] / own("cluster_power_kw")
+    assert less > 0.25
+    assert f"the mean falls by {100 * less:.1f} %" in " ".join(found.text().split())
+    assert "the mean falls" not in schedule("limit_kw", [25.0, 40.0]).text()
 
 
 def test_a_limit_is_exceeded_in_at_most_5_percent_of_runs_whose_power_is_drawn_from_the_intervals() -> None:
@@ -144,6 +155,13 @@ def test_clocks_stay_for_the_dwell_time_and_power_keeps_the_ramp() -> None:
     slow = schedule("limit_kw", limits, step_s=300.0, ramp_kw_per_min=1.0)
     assert np.abs(np.diff([one["power_kw"] for one in slow.steps])).max() <= 5.0 + 1e-9
     assert max(still.tokens, slow.tokens) < schedule("limit_kw", limits, step_s=300.0).tokens
+
+
+def test_where_only_a_ramp_leaves_nothing_but_a_pause_that_is_said() -> None:
+    limits: dict[str, Any] = {"kind": "limit_kw", "values": [40.0, 13.0, 40.0], "step_s": 600.0}
+    assert any("because of the ramp of 0.01" in one for one in schedule(**limits, ramp_kw_per_min=0.01).signal.remarks)
+    assert not schedule(**limits, ramp_kw_per_min=10.0).signal.remarks
+    assert not schedule("limit_kw", [13.0], ramp_kw_per_min=0.01).signal.remarks
 
 
 def test_another_layout_is_changed_to_only_where_that_makes_more_tokens() -> None:
