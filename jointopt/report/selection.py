@@ -175,7 +175,8 @@ class Selection(Result):
         ]  # fmt: skip
         yield [_limit_table(self, others), *_remarks(self)]
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
-            yield [site_table(job, marks, *(self.plans[name][rows] for name in OBJECTIVES))]
+            time_s, energy_j = (self.plans[name][rows] for name in OBJECTIVES)
+            yield [site_table(job, marks, time_s, energy_j)]
         own = "" if self.number or self.job_name in shipped_jobs() else " (with your job file)"
         in_python = self.number and not self.place
         command = [self.next_command] if in_python else sh_lines(self.next_command).split("\n")

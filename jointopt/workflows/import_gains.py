@@ -46,7 +46,10 @@ def _with(earlier: Any, rows: pd.DataFrame) -> pd.DataFrame:
 def comparison_of(proposal: Proposal, rows: Sequence[Mapping[str, Any]], source: str) -> Comparison:
     """The front of a proposal, thinned, beside its baseline, measured in ``rows`` (the first counts) or not."""
     (today,) = plan_entries(proposal.reference)
-    known = {name: tuple(today.get(f"{name}{end}") or math.nan for end in ("", "_low", "_high")) for name in OBJECTIVES}
+    known: dict[str, tuple[float, float, float]] = {}
+    for name in OBJECTIVES:
+        value, low, high = (today.get(f"{name}{end}") or math.nan for end in ("", "_low", "_high"))
+        known[name] = (value, low, high)
     row = next((row for row in rows if row["status"] == "ok"), {})
     known |= {name: (float(row[name]),) * 3 for name in OBJECTIVES if math.isfinite(row.get(name, math.nan))}
     front, proposed = proposal.front, []
