@@ -138,8 +138,8 @@ class Tools:
 
     def compare(self, job: JobGiven, plans: list[PlanGiven], changes: dict[str, Any] | None = None) -> dict[str, Any]:
         """Two to eight plans side by side, each against the first, and what makes the difference."""
-        words = {"source": _job_words(job, changes), "given": [_plan_words(plan) for plan in plans]}
-        found = compare(self._job(job, changes), plans, **words)
+        given = [_plan_words(plan) for plan in plans]
+        found = compare(self._job(job, changes), plans, source=_job_words(job, changes), given=given)
         row, why = found.best
         answer = found.to_dict() | {"decision": {"plan_number": row + 1, "because": why}}
         return answer | {"text": found.text(brief=True), "next": found.next_command}
