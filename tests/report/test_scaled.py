@@ -12,7 +12,8 @@ from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.site import run_costs
-from jointopt.report.scaled import Pick, Scaled, Size, part_table, run_costs_at, size_table
+from jointopt.report.decision import run_costs_at
+from jointopt.report.scaled import Pick, Scaled, Size, part_table, size_table
 
 FASTEST: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "iteration_time_s": 2.0, "iteration_time_s_low": 1.7,

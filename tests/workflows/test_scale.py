@@ -12,7 +12,8 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.jobs.jobfile import load_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.scaled import Scaled, run_costs_at
+from jointopt.report.decision import run_costs_at
+from jointopt.report.scaled import Scaled
 from jointopt.workflows.explain import explain
 from jointopt.workflows.scale import scale
 
