@@ -154,10 +154,11 @@ class Guardian:
 
     def answer(self, timeout_s: float | None) -> dict[str, Any] | None:
         """The next answer; None where it lasts longer, {} where the guardian is gone."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        until, ready = None if timeout_s is None else time.monotonic() + timeout_s, select.poll()
+        ready.register(self._answers, select.POLLIN)  # select() knows no descriptor above 1,023
         while b"\n" not in self._text:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([self._answers], [], [], left)[0]:
+            left_ms = None if until is None else 1e3 * max(0.0, until - time.monotonic())
+            if not ready.poll(left_ms):
                 return None
             more = os.read(self._answers, 65_536)
             if not more:
