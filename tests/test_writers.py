@@ -13,6 +13,7 @@ from tests.test_house import ROOT, trees
 # writers of text for a shell, a batch system, a framework, a spreadsheet or a browser, with the functions that they use
 WRITERS = {
     "cli/common.py": {"sh_command", "sh_word"},
+    "cli/import_.py": {"sh_word"},
     "cli/plan.py": {"our_command", "sh_command"},
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
@@ -32,7 +33,7 @@ WRITERS = {
     "jointopt/report/page/render.py": {"html_text"},
     "jointopt/report/proposal.py": {"html_text", "our_command"},
     "jointopt/report/decision.py": {"our_command", "sh_lines"},
-    "jointopt/report/scaled.py": {"sh_command", "sh_lines"},
+    "jointopt/report/scaled.py": {"sh_command"},
     "jointopt/report/scores.py": {"our_command"},
     "jointopt/report/page/content.py": {"our_command"},
     "jointopt/report/selection.py": {"our_command", "sh_lines"},
@@ -44,9 +45,11 @@ WRITERS = {
     "jointopt/search/studies/display.py": {"our_command"},
     "jointopt/search/studies/measured.py": {"our_command"},
     "jointopt/workflows/campaign/campaign.py": {"sh_command"},
+    "jointopt/workflows/import_gains.py": {"sh_command"},
     "jointopt/workflows/mcp_server.py": {"sh_command"},
     "jointopt/workflows/propose.py": {"sh_word"},
     "jointopt/workflows/retrain.py": {"sh_command"},
+    "jointopt/workflows/scale.py": {"sh_command"},
 }  # fmt: skip
 # files of our own (JSON, a job's YAML, pages made by templates that escape) and of text that the writers above made
 FILES = {

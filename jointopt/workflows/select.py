@@ -117,7 +117,7 @@ def _limits(*bounds: float | None) -> dict[str, float]:
     limits = {name: value for name, value in given.items() if value is not None}
     for name, value in limits.items():
         if not is_number(value) or not 0 < value <= _HIGHEST:
-            got = quoted_value(value)
+            got = f"{value:g}" if is_number(value) else quoted_value(value)
             raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {got}.")
     return {name: float(value) for name, value in limits.items()}
 

@@ -124,7 +124,7 @@ def test_a_proposal_in_80_columns_says_in_words_which_settings_of_the_software_m
     assert abs(settings[0].time_change_percent) > 5.0
     assert settings[0].states.removeprefix("--set ") in head
     assert "(not as usual" in head
-    assert "hangs on open settings; --set KEY=VALUE states one:" in head
+    assert "hangs on open settings (estimates; --set KEY=VALUE):" in head
 
 
 def test_where_power_is_bounded_settings_move_the_recommended_plan_and_no_other_layout() -> None:
