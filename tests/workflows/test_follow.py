@@ -186,10 +186,12 @@ def test_a_time_below_zero_is_refused() -> None:
         schedule("limit_kw", [40.0], dwell_s=-1.0)
 
 
-def test_the_command_prints_the_contracts_document_and_a_text_of_25_lines_of_80_characters(tmp_path: Path) -> None:
-    file = tmp_path / "limits.csv"
-    file.write_text("time_s,limit_kw\n" + "".join(f"{300 * n},{40 - n % 20}\n" for n in range(100)))
-    words = ["follow", NAME, "--plan", PLAN, "--signal", str(file), "--surrogate", "none", "--storage", "none"]
+def test_the_command_prints_the_contracts_document_and_a_text_of_25_lines_of_80_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("limits.csv").write_text("time_s,limit_kw\n" + "".join(f"{300 * n},{40 - n % 20}\n" for n in range(100)))
+    words = ["follow", NAME, "--plan", PLAN, "--signal", "limits.csv", "--surrogate", "none", "--storage", "none"]
     found = json.loads(CliRunner().invoke(command, [*words, "--quiet", "--json"]).stdout)
     assert found.keys() >= {"schedule", "tokens", "energy_j", "lost_tokens"}
     names = {"from_s", "to_s", "stage_clock_mhz", "power_kw", "power_kw_high", "tokens_per_s"}
