@@ -89,6 +89,11 @@ class Gpu(ShortRepr):
         return self.clock_min_mhz or 0.0, self.clock_max_mhz or math.inf
 
     @property
+    def rest_w(self) -> float:
+        """Power in W of one GPU at rest, as stated or by its power law; NaN where neither is known."""
+        return self.idle_w if self.idle_w is not None else self.power.static_w if self.power else math.nan
+
+    @property
     def power_limit_span_w(self) -> tuple[float, float]:
         """(least, most) W that a power limit lies between.
 

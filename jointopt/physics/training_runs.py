@@ -65,12 +65,6 @@ class TrainingRuns:
         """From a failure to training again in s, its detection included."""
         return float(self.stated.detection_s or 0.0) + float(self.stated.restart_s or 0.0)
 
-    @property
-    def idle_w(self) -> float:
-        """Power in W of one GPU at rest; NaN where nothing is known of it."""
-        gpu = self.job.cluster.gpu
-        return np.nan if gpu.power is None else gpu.idle_w if gpu.idle_w is not None else gpu.power.static_w
-
     def run(self, policy: str, at: int | Ints, time_s: float | Floats, energy_j: float | Floats) -> renewal.Run:
         """The run of one layout, or of several (n,), under a policy, from time and energy of an iteration.
 
@@ -91,7 +85,7 @@ class TrainingRuns:
         objective, cluster = self.job.run_objective, self.job.cluster
         if objective == "time_to_train_s":
             return 1.0
-        costs = [np.asarray(self.idle_w * cluster.num_gpus), np.divide(energy_j, time_s)]
+        costs = [np.asarray(cluster.gpu.rest_w * cluster.num_gpus), np.divide(energy_j, time_s)]
         if objective == "money":
             per_j, per_s = (cluster.price_per_kwh or 0.0) / KWH, (cluster.price_per_gpu_hour or 0.0) / HOUR_S
             costs = [facility_energy_j(cluster, 1.0, each) * per_j + per_s * cluster.num_gpus for each in costs]
@@ -141,8 +135,8 @@ class TrainingRuns:
             found = self.expected(run, played, spread=False)
             longest_s = np.maximum(np.add(run.interval_s, run.checkpoint_s), run.restart_s)
             taken_s = np.where(longest_s > MOST_TRIES * self.failure_s, np.inf, found.time_s)[()]
-            energy_j = found.energy_j(run.work_s, training_w, self.idle_w * cluster.num_gpus)
-            energy_j = energy_j + spares * cluster.gpus_per_node * self.idle_w * taken_s
+            energy_j = found.energy_j(run.work_s, training_w, cluster.gpu.rest_w * cluster.num_gpus)
+            energy_j = energy_j + spares * cluster.gpus_per_node * cluster.gpu.rest_w * taken_s
             ratio = run.work_s / taken_s
         nodes_s = taken_s * (cluster.nodes + spares)
         money = nodes_s * cluster.gpus_per_node * (cluster.price_per_gpu_hour or 0.0) / HOUR_S

@@ -86,8 +86,7 @@ def idle_power_kw(job: Job, plans: Columns) -> tuple[float, float]:
 
     GPUs are as unsure as in the last of the job's plans.
     """
-    gpu = job.cluster.gpu
-    idle_w = gpu.idle_w if gpu.idle_w is not None else gpu.power.static_w if gpu.power else np.nan
+    idle_w = job.cluster.gpu.rest_w
     high_w = idle_w * float(plans["avg_power_w_high"][-1] / plans["avg_power_w"][-1])
     sites = (job.cluster, idle_w), (with_host_at(job.cluster, "high"), high_w)
     mean_kw, high_kw = (float(cluster_power_kw(cluster, watts)) for cluster, watts in sites)
